@@ -1,0 +1,77 @@
+"""broadcast: the drafter's hidden states, each row written once.
+
+    out[r] = hidden[row_map[r]]   where row_map[r] >= 0
+             mask_hidden          where row_map[r] == MASK_ROW
+             0                    where row_map[r] == PAD_ROW
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from peagle_kernels.geometry import MASK_ROW
+
+COLUMNS_PER_PROGRAM = 2048
+
+
+def broadcast(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
+    """Assemble the drafter's input rows.
+
+    Args:
+        out: [num_rows, width], every element is written.
+        hidden: [num_staging_rows, width] captured hidden states after the head's ``fc``.
+        mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
+        row_map: [num_rows] int32, as ``expand`` fills it.
+    """
+    if out.is_cuda or _interpreted():
+        broadcast_triton(out, hidden, mask_hidden, row_map)
+    else:
+        broadcast_torch(out, hidden, mask_hidden, row_map)
+
+
+def _interpreted() -> bool:
+    return not isinstance(_broadcast_kernel, triton.runtime.JITFunction)
+
+
+def broadcast_torch(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
+    """The meaning of ``broadcast`` in plain torch, and its CPU path."""
+    torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
+    special = (row_map < 0).nonzero().flatten()  # on a CPU, nonzero waits for nothing
+    out[special] = torch.where((row_map[special] == MASK_ROW)[:, None], mask_hidden, 0)
+
+
+def broadcast_triton(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
+    """One launch of ``_broadcast_kernel``; same meaning as ``broadcast_torch``."""
+    num_rows, width = out.shape
+    _broadcast_kernel[(num_rows, triton.cdiv(width, COLUMNS_PER_PROGRAM))](
+        out,
+        out.stride(0),
+        hidden,
+        hidden.stride(0),
+        mask_hidden,
+        row_map,
+        width,
+        MASK_ROW=MASK_ROW,
+        COLUMNS=COLUMNS_PER_PROGRAM,
+    )
+
+
+@triton.jit
+def _broadcast_kernel(
+    out_ptr,  # [num_rows, width]
+    out_stride,
+    hidden_ptr,  # [num_staging_rows, width]
+    hidden_stride,
+    mask_hidden_ptr,  # [width]
+    row_map_ptr,  # [num_rows]
+    width,
+    MASK_ROW: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    in_range = column < width
+    source = tl.load(row_map_ptr + row).to(tl.int64)
+    captured = tl.load(hidden_ptr + source * hidden_stride + column, mask=in_range & (source >= 0), other=0.0)
+    learned = tl.load(mask_hidden_ptr + column, mask=in_range & (source == MASK_ROW), other=0.0)
+    tl.store(out_ptr + row * out_stride + column, tl.where(source >= 0, captured, learned), mask=in_range)

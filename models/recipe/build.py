@@ -1,0 +1,105 @@
+"""Rebuild every tiny model from nothing: ``python models/recipe/build.py --out models``.
+
+Stages run as processes of one thread each, ``--jobs`` at a time, in the order of their needs. A finished model is
+moved into the output folder at once, so that folder always holds models that load.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from plan import STAGES, run_stage
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def publish(folder: Path, place: Path) -> None:
+    """Put ``folder`` at ``place``; what was there is replaced by two renames."""
+    fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(folder, fresh)
+    if place.exists():
+        place.rename(old)
+    fresh.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def last_words(log: Path) -> str:
+    """The newest progress line of a stage."""
+    lines = log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:110]
+
+
+def start(name: str, work: Path) -> subprocess.Popen:
+    command = [sys.executable, str(HERE / "build.py"), "--work", str(work), "--stage", name]
+    with (work / f"{name}.log").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT})
+
+
+def finish(name: str, work: Path, out: Path, minutes: float) -> None:
+    figures = work / f"{name}.json"
+    figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": round(minutes, 1)}, indent=2))
+    if (work / name).is_dir():
+        publish(work / name, out / name)
+
+
+def build(names: list[str], work: Path, out: Path, jobs: int) -> None:
+    """Run the stages ``names``; a stage waits for those of its needs that are among them."""
+    waiting, running, done, report = list(names), {}, set(), 0.0
+    while waiting or running:
+        for name in waiting:
+            if len(running) < jobs and not set(STAGES[name].needs) & set(names) - done:
+                running[name] = (start(name, work), time.time())
+                print(f"start   {name}", flush=True)
+        waiting = [name for name in waiting if name not in running]
+        time.sleep(1)
+        for name, (process, began) in list(running.items()):
+            if process.poll() is None:
+                continue
+            if process.returncode:
+                raise SystemExit(f"stage {name} failed, its log says:\n{(work / f'{name}.log').read_text()[-3000:]}")
+            minutes = (time.time() - began) / 60
+            finish(name, work, out, minutes)
+            print(f"done    {name} in {minutes:.1f} min ({len(done) + 1} of {len(names)})", flush=True)
+            done.add(name)
+            del running[name]
+        if time.time() - report > 15:
+            report = time.time()
+            for name in running:
+                print(f"        {name}: {last_words(work / f'{name}.log')}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=HERE.parent, help="folder that receives the models")
+    parser.add_argument("--work", type=Path, help="folder for logs and training text (default: OUT/.build)")
+    parser.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"of: {', '.join(STAGES)}")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
+    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    work = (args.work or args.out / ".build").resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    if args.stage:
+        (work / f"{args.stage}.json").write_text(json.dumps(run_stage(args.stage, work)))
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    build(args.only or list(STAGES), work, args.out.resolve(), args.jobs)
+    evaluate = [sys.executable, str(HERE / "evaluate.py"), "--models", str(args.out), "--work", str(work)]
+    if not args.only:
+        subprocess.run(evaluate, check=True, env={**os.environ, **ENVIRONMENT})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Write the tables of README.md from RESULTS.json, between their markers."""
+
+from pathlib import Path
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def results_table(results: dict) -> str:
+    """Markdown: one row an arm, acceptance per draft position in its last column."""
+    lines = ["| target | head | K | AL | tokens/s, batch 1 | acceptance per position |", "|---|---|---|---|---|---|"]
+    for row in results["arms"]:
+        per_position = " ".join(f"{share:.2f}" for share in row.get("acceptance", []))
+        lines.append(
+            f"| {row['target']} | {row['head'] or 'none'} | {row['k'] or ''} | {row['al']:.2f} "
+            f"| {row['tokens_per_second']:.0f} | {per_position} |"
+        )
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    protocol = results["protocol"]
+    lines += [
+        "",
+        f"{protocol['prompts']} held-out chat prompts, at most {protocol['max_tokens']} tokens each, greedy, "
+        f"{protocol['dtype']}, one request at a time, one thread; {versions}. Tokens per second are for information: "
+        "they depend on the machine and on what else it does.",
+    ]
+    return "\n".join(lines)
+
+
+def sizes_table(models: Path) -> str:
+    """Markdown: size of every safetensors file."""
+    files = sorted(models.glob("tiny-*/model.safetensors"))
+    lines = ["| model | MB |", "|---|---|"]
+    lines += [f"| {file.parent.name} | {file.stat().st_size / 1e6:.2f} |" for file in files]
+    lines.append(f"| all | {sum(file.stat().st_size for file in files) / 1e6:.2f} |")
+    return "\n".join(lines)
+
+
+def write_table(results: dict, models: Path) -> None:
+    """Replace the text between the markers of ``models / README.md``, where that file exists."""
+    readme = models / "README.md"
+    if not readme.exists():
+        return
+    head, rest = readme.read_text().split(BEGIN)
+    tail = rest.split(END)[1]
+    readme.write_text(f"{head}{BEGIN}\n{results_table(results)}\n\n{sizes_table(models)}\n{END}{tail}")

@@ -1,0 +1,129 @@
+"""Train a tiny target (Llama or Qwen3) on the standard library, three quarters of it in the chat template."""
+
+import random
+import time
+from pathlib import Path
+
+import torch
+from corpus import pieces
+from tokens import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, USER_ID, VOCAB_SIZE, load_tokenizer
+from tqdm import tqdm
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+CHAT_SHARE = 0.75
+ROWS = ((0.6, 16, 256), (0.3, 8, 512), (0.1, 4, 1024))  # (share of the steps, rows, tokens a row): 4,096 tokens a step
+SHARED = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "pad_token_id": PAD_ID,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": END_ID,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.02,
+}
+SHAPES = {
+    "llama": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    },
+    "qwen3": {
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+    },
+}
+CLASSES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+
+
+def token_stream(tokenizer, seed: int) -> torch.Tensor:
+    """[tokens] one epoch: every training piece once, as a chat exchange or as plain text, in random order."""
+    rng = random.Random(seed)
+    ids: list[int] = []
+    for piece in pieces(held_out=False, seed=seed):
+        prompt, answer = tokenizer([piece.prompt, piece.answer], add_special_tokens=False)["input_ids"]
+        if rng.random() < CHAT_SHARE:
+            ids += [BOS_ID, USER_ID, *prompt, END_ID, ASSISTANT_ID, *answer, END_ID]
+        else:
+            ids += [BOS_ID, *prompt, *answer, END_ID]
+    return torch.tensor(ids)
+
+
+def batches(tokenizer, steps: int, seed: int):
+    """Yield [rows, tokens + 1] batches, ``steps`` of them; a new epoch is shuffled and divided anew."""
+    epoch, stream, at = 0, torch.empty(0, dtype=torch.long), 0
+    for share, rows, length in ROWS:
+        for _ in range(round(steps * share)):
+            need = rows * length + 1
+            if at + need > len(stream):
+                stream, at, epoch = token_stream(tokenizer, seed + epoch), 0, epoch + 1
+            window = stream[at : at + need]
+            at += need - 1
+            yield torch.stack([window[r * length : (r + 1) * length + 1] for r in range(rows)])
+
+
+def make_optimizers(model: torch.nn.Module, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings, output matrix and norms."""
+    matrices, others = [], []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            inner = weight.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+            (matrices if inner else others).append(weight)
+    return [
+        torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=adam_lr, weight_decay=0.0, betas=(0.9, 0.98)),
+    ]
+
+
+def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int) -> None:
+    """Linear warm-up over 3% of the steps, then linear decay to 2% of the peak."""
+    factor = min((step + 1) / (0.03 * steps + 1), max(0.02, 1 - step / steps))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group.setdefault("peak_lr", group["lr"])
+            group["lr"] = group["peak_lr"] * factor
+
+
+def train_target(kind: str, tokenizer_folder: Path, folder: Path, steps: int, seed: int) -> dict:
+    """Train a ``kind`` target for ``steps`` steps of 4,096 tokens and save it in bf16; returns figures of the run."""
+    torch.manual_seed(seed)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    config_class, model_class = CLASSES[kind]
+    model = model_class(config_class(**SHARED, **SHAPES[kind]))
+    optimizers = make_optimizers(model, muon_lr=0.02, adam_lr=4e-3)
+    began, smooth = time.time(), None
+    progress = tqdm(total=steps, desc=f"target {kind}", unit="step", mininterval=5)
+    for step, batch in enumerate(batches(tokenizer, steps, seed)):
+        set_rate(optimizers, step, steps)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        smooth = loss.item() if smooth is None else 0.97 * smooth + 0.03 * loss.item()
+        progress.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+        progress.update()
+    progress.close()
+    model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tokenizer_folder / name).read_bytes())
+    return {
+        "kind": kind,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "steps": steps,
+        "tokens": steps * 4096,
+        "loss": round(smooth, 4),
+        "seconds": round(time.time() - began),
+        "seed": seed,
+    }

@@ -1,0 +1,26 @@
+"""broadcast: kernel and twin against one line of Python a row."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle_kernels import broadcast_torch, broadcast_triton
+from peagle_kernels.geometry import MASK_ROW, PAD_ROW
+
+
+@pytest.mark.parametrize("fn", [broadcast_torch, broadcast_triton])
+@settings(max_examples=40, deadline=None)
+@given(
+    row_map=st.lists(st.integers(PAD_ROW, 6), min_size=1, max_size=20),
+    width=st.sampled_from([1, 7, 64, 2048, 2050]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
+    hidden = torch.randn(7, width).to(dtype)
+    mask_hidden = torch.randn(width).to(dtype)
+    out = torch.full((len(row_map), width), float("nan"), dtype=dtype)
+    fn(out, hidden, mask_hidden, torch.tensor(row_map, dtype=torch.int32))
+    for row, source in enumerate(row_map):
+        expected = hidden[source] if source >= 0 else mask_hidden if source == MASK_ROW else torch.zeros(width)
+        assert torch.equal(out[row], expected.to(dtype))

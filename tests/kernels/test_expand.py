@@ -1,0 +1,122 @@
+"""expand: its torch twin against a per-request simulation, its kernel against the twin."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from peagle_kernels import expand_torch, expand_triton
+from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
+from tests.kernels.batches import MASK_TOKEN, POISON, Case, Request, build, cases
+
+OUTPUTS = ("input_ids", "positions", "row_map", "seq_lens", "sample_indices", "sample_positions", "sample_req")
+
+
+def run(fn, case: Case):
+    out = case.poisoned_buffers()
+    fn(case.target, case.aux, case.groups, case.layout, case.step, out)
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_twin_equals_the_story_told_per_request(case: Case):
+    """The twin against the design's words: loops over requests and positions, no shared code."""
+    out, step = run(expand_torch, case), case.step
+    k = step.num_speculative_tokens
+    drafted = max(k, 1)
+    row0 = first = 0
+    for b, (req, length) in enumerate(zip(case.requests, case.draft_lengths, strict=False)):
+        p_last = req.p0 + req.n - 1 - req.rejected
+        seq_len = max(length, min(p_last + drafted, step.max_model_len))
+        assert out.seq_lens[b] == seq_len
+        state = int(case.target.idx_mapping[b])
+        row_of = {}
+        for r in range(length):
+            position, row = seq_len - length + r, row0 + r
+            row_of[position] = row
+            token, source, writes = 0, PAD_ROW, False
+            if req.p0 <= position <= p_last:
+                j = position - req.p0
+                source = j + (b * case.layout.staging_length if case.layout.static_length else first)
+                token = int(case.target.input_ids[first + j + 1]) if position < p_last else next_token(case, b)
+                writes = True
+            elif p_last < position < p_last + drafted:
+                token, source, writes = MASK_TOKEN, MASK_ROW, True
+            assert (out.input_ids[row], out.row_map[row], out.positions[row]) == (token, source, position)
+            for g, (table, size) in enumerate(zip(case.groups.block_tables, case.groups.block_sizes, strict=True)):
+                slot = PAD_SLOT
+                if writes and position < step.max_model_len and state >= 0:
+                    block = int(table[b, position // size])
+                    slot = block * size + position % size if block else PAD_SLOT
+                assert out.slot_mappings[g, row] == slot
+        for i in range(k):
+            sample = b * k + i
+            last = seq_len - 1
+            assert out.sample_indices[sample] == row_of[min(p_last + i, last)]
+            assert out.sample_positions[sample] == p_last + 1 + i
+            assert out.sample_req[sample] == state
+        row0, first = row0 + length, first + req.n
+
+
+def next_token(case: Case, b: int) -> int:
+    state = max(int(case.target.idx_mapping[b]), 0)
+    tokens = case.target.last_sampled if case.requests[b].samples else case.target.next_prefill_tokens
+    return int(tokens[state])
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_kernel_equals_twin_and_writes_every_element(case: Case):
+    twin, kernel = run(expand_torch, case), run(expand_triton, case)
+    for name in (*OUTPUTS, "slot_mappings", "staging", "query_start_loc"):
+        torch.testing.assert_close(getattr(kernel, name), getattr(twin, name), rtol=0, atol=0, msg=name)
+    layout, k = case.layout, case.step.num_speculative_tokens
+    written = {
+        "input_ids": layout.num_rows,
+        "positions": layout.num_rows,
+        "row_map": layout.num_rows,
+        "seq_lens": layout.num_reqs_padded,
+        "sample_indices": layout.num_reqs_padded * k,
+        "sample_positions": layout.num_reqs_padded * k,
+        "sample_req": layout.num_reqs_padded * k,
+    }
+    for name, count in written.items():
+        values = getattr(kernel, name)
+        assert (values[:count] != POISON).all(), f"{name}: an element was not written"
+        assert (values[count:] == POISON).all(), f"{name}: written past its end"
+    assert (kernel.slot_mappings[:, : layout.num_rows] != POISON).all()
+    assert (kernel.slot_mappings[:, layout.num_rows :] == POISON).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_valid_rows_find_their_hidden_state_in_staging(case: Case):
+    out = run(expand_torch, case)
+    if not case.aux:
+        return
+    captured = torch.cat([h[: case.target.num_rows] for h in case.aux], dim=-1)
+    row0 = first = 0
+    for req, length in zip(case.requests, case.draft_lengths, strict=False):
+        for row in range(row0, row0 + length):
+            if out.row_map[row] >= 0:
+                expected = captured[first + int(out.positions[row]) - req.p0]
+                assert torch.equal(out.staging[out.row_map[row].long()], expected)
+        row0, first = row0 + length, first + req.n
+
+
+@pytest.mark.parametrize("fn", [expand_torch, expand_triton])
+def test_worked_example_of_the_geometry(fn):
+    """The example in ``geometry``'s docstring, word for word."""
+    case = build(
+        [Request(p0=10, n=4, rejected=2, samples=True, is_dummy=False)],
+        k=3, max_k=3, static=False, max_model_len=64, block_sizes=[16], widths=[8], seed=1,
+    )  # fmt: skip
+    out = run(fn, case)
+    x11 = int(case.target.input_ids[1])
+    bonus = next_token(case, 0)
+    assert out.input_ids[:6].tolist() == [0, 0, x11, bonus, MASK_TOKEN, MASK_TOKEN]
+    assert out.positions[:6].tolist() == [8, 9, 10, 11, 12, 13]
+    assert out.row_map[:6].tolist() == [PAD_ROW, PAD_ROW, 0, 1, MASK_ROW, MASK_ROW]
+    assert out.sample_indices[:3].tolist() == [3, 4, 5]
+    assert out.seq_lens[0] == 14
+    assert (out.slot_mappings[0, :2] == PAD_SLOT).all()
