@@ -1,8 +1,8 @@
 """broadcast: the drafter's hidden states, each row written once.
 
-    out[r] = hidden[row_map[r]]   where row_map[r] >= 0
-             mask_hidden          where row_map[r] == MASK_ROW
-             0                    where row_map[r] == PAD_ROW
+out[r] = hidden[row_map[r]]   where row_map[r] >= 0
+         mask_hidden          where row_map[r] == MASK_ROW
+         0                    where row_map[r] == PAD_ROW
 """
 
 import torch

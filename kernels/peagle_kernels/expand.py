@@ -246,10 +246,184 @@ def _window(
     p_last = p0 + num_valid - 1
     window_end = tl.minimum(p_last + tl.maximum(num_speculative_tokens, 1), max_model_len)
     seq_len = tl.maximum(length, window_end)
-    return start, draft_start, length, p0, num_valid, p_last, seq_len, seq_len - length
+    return start, draft_start, length, p0, p_last, seq_len, seq_len - length
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_reqs_padded", "num_rows", "row_programs", "req_programs", "search_steps"])
+@triton.jit
+def _fill_rows(
+    block,
+    target_ids_ptr,
+    target_positions_ptr,
+    query_start_loc_ptr,
+    num_rejected_ptr,
+    num_sampled_ptr,
+    idx_mapping_ptr,
+    last_sampled_ptr,
+    next_prefill_ptr,
+    block_tables,
+    block_table_strides,
+    block_sizes,
+    draft_start_loc_ptr,
+    out_ids_ptr,
+    out_positions_ptr,
+    out_row_map_ptr,
+    out_slots_ptr,
+    out_slots_stride,
+    num_reqs,
+    num_reqs_padded,
+    num_rows,
+    static_length,
+    staging_length,
+    num_speculative_tokens,
+    max_model_len,
+    mask_token_id,
+    search_steps,
+    IS_STATIC: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    MASK_ROW: tl.constexpr,
+    PAD_ROW: tl.constexpr,
+    PAD_SLOT: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A block of draft rows: tokens, positions, row map and slots."""
+    row = block * ROWS + tl.arange(0, ROWS)
+    in_range = row < num_rows
+    if IS_STATIC:
+        req = row // static_length
+    else:
+        # The last request that starts at or before this row.
+        req = tl.zeros([ROWS], dtype=tl.int32)
+        high = tl.zeros([ROWS], dtype=tl.int32) + num_reqs_padded - 1
+        for _ in range(search_steps):
+            middle = (req + high + 1) // 2
+            below = tl.load(draft_start_loc_ptr + middle) <= row
+            req = tl.where(below, middle, req)
+            high = tl.where(below, high, middle - 1)
+    live = in_range & (req < num_reqs)
+    start, draft_start, length, p0, p_last, _seq_len, base = _window(
+        req,
+        live,
+        target_positions_ptr,
+        query_start_loc_ptr,
+        num_rejected_ptr,
+        draft_start_loc_ptr,
+        num_speculative_tokens,
+        max_model_len,
+    )
+    live = live & (row - draft_start < length)
+    position = base + row - draft_start
+    offset = position - p0
+    is_valid = live & (offset >= 0) & (position <= p_last)
+    is_mask = live & (position > p_last) & (position < p_last + tl.maximum(num_speculative_tokens, 1))
+
+    idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1)
+    is_bonus = is_valid & (position == p_last)
+    sampled = tl.load(num_sampled_ptr + req, mask=is_bonus, other=0) > 0
+    state = tl.maximum(idx, 0)
+    bonus = tl.load(last_sampled_ptr + state, mask=is_bonus & sampled, other=0).to(tl.int32)
+    prefill = tl.load(next_prefill_ptr + state, mask=is_bonus & ~sampled, other=0).to(tl.int32)
+    shifted = tl.load(target_ids_ptr + start + offset + 1, mask=is_valid & ~is_bonus, other=0).to(tl.int32)
+    token = tl.where(is_mask, mask_token_id, bonus + prefill + shifted)
+    tl.store(out_ids_ptr + row, token, mask=in_range)
+    tl.store(out_positions_ptr + row, tl.where(live, position, 0), mask=in_range)
+
+    staging_start = req * staging_length if IS_STATIC else start
+    source = tl.where(is_valid, staging_start + offset, tl.where(is_mask, MASK_ROW, PAD_ROW))
+    tl.store(out_row_map_ptr + row, source.to(tl.int32), mask=in_range)
+
+    writes_kv = (is_valid | is_mask) & (position < max_model_len) & (idx >= 0)
+    for group in tl.static_range(NUM_GROUPS):
+        block_size = block_sizes[group]
+        entry = block_tables[group] + req.to(tl.int64) * block_table_strides[group] + position // block_size
+        kv_block = tl.load(entry, mask=writes_kv, other=0).to(tl.int64)
+        slot = tl.where(writes_kv & (kv_block > 0), kv_block * block_size + position % block_size, PAD_SLOT)
+        tl.store(out_slots_ptr + group * out_slots_stride + row, slot, mask=in_range)
+
+
+@triton.jit
+def _fill_requests(
+    block,
+    target_positions_ptr,
+    query_start_loc_ptr,
+    num_rejected_ptr,
+    idx_mapping_ptr,
+    draft_start_loc_ptr,
+    out_seq_lens_ptr,
+    out_sample_indices_ptr,
+    out_sample_positions_ptr,
+    out_sample_req_ptr,
+    num_reqs,
+    num_reqs_padded,
+    num_speculative_tokens,
+    max_model_len,
+    REQS: tl.constexpr,
+):
+    """A block of requests: sequence lengths and what to sample."""
+    req = block * REQS + tl.arange(0, REQS)
+    in_range = req < num_reqs_padded
+    live = req < num_reqs
+    _start, draft_start, length, _p0, p_last, seq_len, base = _window(
+        req,
+        live,
+        target_positions_ptr,
+        query_start_loc_ptr,
+        num_rejected_ptr,
+        draft_start_loc_ptr,
+        num_speculative_tokens,
+        max_model_len,
+    )
+    tl.store(out_seq_lens_ptr + req, tl.where(live, seq_len, 0).to(tl.int32), mask=in_range)
+    idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1).to(tl.int64)
+    for i in range(num_speculative_tokens):
+        sample = req * num_speculative_tokens + i
+        index = draft_start + tl.minimum(p_last + i - base, length - 1)
+        tl.store(out_sample_indices_ptr + sample, tl.where(live, index, 0).to(tl.int64), mask=in_range)
+        tl.store(out_sample_positions_ptr + sample, tl.where(live, p_last + 1 + i, 0), mask=in_range)
+        tl.store(out_sample_req_ptr + sample, idx, mask=in_range)
+
+
+@triton.jit
+def _stage(
+    staging_row,
+    query_start_loc_ptr,
+    num_rejected_ptr,
+    aux,
+    aux_strides,
+    staging_ptr,
+    staging_stride,
+    num_reqs,
+    staging_length,
+    IS_STATIC: tl.constexpr,
+    AUX_WIDTHS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One staging row: the captured hidden states of one target row, side by side."""
+    source_row = staging_row
+    is_valid = True
+    if IS_STATIC:
+        req = staging_row // staging_length
+        live = req < num_reqs
+        start = tl.load(query_start_loc_ptr + req, mask=live, other=0)
+        end = tl.load(query_start_loc_ptr + req + 1, mask=live, other=0)
+        rejected = tl.load(num_rejected_ptr + req, mask=live, other=0)
+        j = staging_row - req * staging_length
+        is_valid = j < end - start - rejected
+        source_row = start + j
+    first_column = 0
+    for part in tl.static_range(len(AUX_WIDTHS)):
+        width = AUX_WIDTHS[part]
+        source = aux[part] + tl.cast(source_row, tl.int64) * aux_strides[part]
+        target = staging_ptr + tl.cast(staging_row, tl.int64) * staging_stride + first_column
+        for column_start in range(0, width, COLUMNS):
+            column = column_start + tl.arange(0, COLUMNS)
+            values = tl.load(source + column, mask=(column < width) & is_valid, other=0.0)
+            tl.store(target + column, values, mask=column < width)
+        first_column += width
+
+
+@triton.jit(
+    do_not_specialize=["num_reqs", "num_reqs_padded", "num_rows", "row_programs", "req_programs", "search_steps"]
+)
 def _expand_kernel(
     target_ids_ptr,  # [num_target_rows]
     target_positions_ptr,  # [num_target_rows]
@@ -299,103 +473,71 @@ def _expand_kernel(
 ):
     pid = tl.program_id(0)
     if pid < row_programs:
-        # A block of draft rows.
-        row = pid * ROWS + tl.arange(0, ROWS)
-        in_range = row < num_rows
-        if IS_STATIC:
-            req = row // static_length
-        else:
-            # The last request that starts at or before this row.
-            req = tl.zeros([ROWS], dtype=tl.int32)
-            high = tl.zeros([ROWS], dtype=tl.int32) + num_reqs_padded - 1
-            for _ in range(search_steps):
-                middle = (req + high + 1) // 2
-                below = tl.load(draft_start_loc_ptr + middle) <= row
-                req = tl.where(below, middle, req)
-                high = tl.where(below, high, middle - 1)
-        live = in_range & (req < num_reqs)
-        start, draft_start, length, p0, num_valid, p_last, seq_len, base = _window(
-            req,
-            live,
+        _fill_rows(
+            pid,
+            target_ids_ptr,
             target_positions_ptr,
             query_start_loc_ptr,
             num_rejected_ptr,
+            num_sampled_ptr,
+            idx_mapping_ptr,
+            last_sampled_ptr,
+            next_prefill_ptr,
+            block_tables,
+            block_table_strides,
+            block_sizes,
             draft_start_loc_ptr,
+            out_ids_ptr,
+            out_positions_ptr,
+            out_row_map_ptr,
+            out_slots_ptr,
+            out_slots_stride,
+            num_reqs,
+            num_reqs_padded,
+            num_rows,
+            static_length,
+            staging_length,
             num_speculative_tokens,
             max_model_len,
+            mask_token_id,
+            search_steps,
+            IS_STATIC,
+            NUM_GROUPS,
+            MASK_ROW,
+            PAD_ROW,
+            PAD_SLOT,
+            ROWS,
         )
-        live = live & (row - draft_start < length)
-        position = base + row - draft_start
-        offset = position - p0
-        is_valid = live & (offset >= 0) & (position <= p_last)
-        is_mask = live & (position > p_last) & (position < p_last + tl.maximum(num_speculative_tokens, 1))
-
-        idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1)
-        is_bonus = is_valid & (position == p_last)
-        sampled = tl.load(num_sampled_ptr + req, mask=is_bonus, other=0) > 0
-        state = tl.maximum(idx, 0)
-        bonus = tl.load(last_sampled_ptr + state, mask=is_bonus & sampled, other=0).to(tl.int32)
-        prefill = tl.load(next_prefill_ptr + state, mask=is_bonus & ~sampled, other=0).to(tl.int32)
-        shifted = tl.load(target_ids_ptr + start + offset + 1, mask=is_valid & ~is_bonus, other=0).to(tl.int32)
-        token = tl.where(is_mask, mask_token_id, bonus + prefill + shifted)
-        tl.store(out_ids_ptr + row, token, mask=in_range)
-        tl.store(out_positions_ptr + row, tl.where(live, position, 0), mask=in_range)
-
-        staging_start = req * staging_length if IS_STATIC else start
-        source = tl.where(is_valid, staging_start + offset, tl.where(is_mask, MASK_ROW, PAD_ROW))
-        tl.store(out_row_map_ptr + row, source.to(tl.int32), mask=in_range)
-
-        writes_kv = (is_valid | is_mask) & (position < max_model_len) & (idx >= 0)
-        for group in tl.static_range(NUM_GROUPS):
-            block_size = block_sizes[group]
-            entry = block_tables[group] + req.to(tl.int64) * block_table_strides[group] + position // block_size
-            block = tl.load(entry, mask=writes_kv, other=0).to(tl.int64)
-            slot = tl.where(writes_kv & (block > 0), block * block_size + position % block_size, PAD_SLOT)
-            tl.store(out_slots_ptr + group * out_slots_stride + row, slot, mask=in_range)
     elif pid < row_programs + req_programs:
-        # A block of requests.
-        req = (pid - row_programs) * REQS + tl.arange(0, REQS)
-        in_range = req < num_reqs_padded
-        live = req < num_reqs
-        start, draft_start, length, p0, num_valid, p_last, seq_len, base = _window(
-            req,
-            live,
+        _fill_requests(
+            pid - row_programs,
             target_positions_ptr,
             query_start_loc_ptr,
             num_rejected_ptr,
+            idx_mapping_ptr,
             draft_start_loc_ptr,
+            out_seq_lens_ptr,
+            out_sample_indices_ptr,
+            out_sample_positions_ptr,
+            out_sample_req_ptr,
+            num_reqs,
+            num_reqs_padded,
             num_speculative_tokens,
             max_model_len,
+            REQS,
         )
-        tl.store(out_seq_lens_ptr + req, tl.where(live, seq_len, 0).to(tl.int32), mask=in_range)
-        idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1).to(tl.int64)
-        for i in range(num_speculative_tokens):
-            sample = req * num_speculative_tokens + i
-            index = draft_start + tl.minimum(p_last + i - base, length - 1)
-            tl.store(out_sample_indices_ptr + sample, tl.where(live, index, 0).to(tl.int64), mask=in_range)
-            tl.store(out_sample_positions_ptr + sample, tl.where(live, p_last + 1 + i, 0), mask=in_range)
-            tl.store(out_sample_req_ptr + sample, idx, mask=in_range)
     else:
-        # One staging row: the aux rows of one target row side by side.
-        staging_row = pid - row_programs - req_programs
-        source_row = staging_row
-        is_valid = True
-        if IS_STATIC:
-            req = staging_row // staging_length
-            live = req < num_reqs
-            start = tl.load(query_start_loc_ptr + req, mask=live, other=0)
-            end = tl.load(query_start_loc_ptr + req + 1, mask=live, other=0)
-            rejected = tl.load(num_rejected_ptr + req, mask=live, other=0)
-            j = staging_row - req * staging_length
-            is_valid = j < end - start - rejected
-            source_row = start + j
-        first_column = 0
-        for part in tl.static_range(len(AUX_WIDTHS)):
-            width: tl.constexpr = AUX_WIDTHS[part]
-            source = aux[part] + tl.cast(source_row, tl.int64) * aux_strides[part]
-            target = staging_ptr + tl.cast(staging_row, tl.int64) * staging_stride + first_column
-            for column_start in range(0, width, COLUMNS):
-                column = column_start + tl.arange(0, COLUMNS)
-                values = tl.load(source + column, mask=(column < width) & is_valid, other=0.0)
-                tl.store(target + column, values, mask=column < width)
-            first_column += width
+        _stage(
+            pid - row_programs - req_programs,
+            query_start_loc_ptr,
+            num_rejected_ptr,
+            aux,
+            aux_strides,
+            staging_ptr,
+            staging_stride,
+            num_reqs,
+            staging_length,
+            IS_STATIC,
+            AUX_WIDTHS,
+            COLUMNS,
+        )

@@ -1,0 +1,74 @@
+"""Every place where vLLM is touched, one file a seam. ``docs/seams.md`` is the ledger.
+
+Seams are installed by post-import hooks, so loading the plugin imports no vLLM module, and each
+passes every configuration that is not P-EAGLE on to the original.
+"""
+
+import functools
+import importlib
+from typing import TYPE_CHECKING
+
+import wrapt
+
+from peagle_vllm.core.config import RefusedError
+
+if TYPE_CHECKING:
+    from peagle_vllm.seams.ledger import Seam
+
+# Module of vLLM -> the seams that wait for its import. Order is the order of installation.
+_HOOKS = {
+    "vllm.config.vllm": ("validation", "gate", "capture_range"),
+    "vllm.v1.worker.gpu.spec_decode": ("speculator",),
+    "vllm.v1.worker.gpu.model_runner": ("speculator",),
+    "vllm.v1.spec_decode.eagle": ("proposer",),
+    "vllm.v1.worker.gpu_model_runner": ("drafter_limit",),
+    "vllm.utils.cpu_triton_utils": ("cpu_sampling",),
+}
+
+serving_peagle = False
+"""Whether this process drafts with P-EAGLE. Seams without a configuration at hand ask it."""
+
+_installed = False
+
+
+def install_all() -> None:
+    """Hook every seam to the import of its vLLM module; at once where that is imported already."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for module_name, names in _HOOKS.items():
+        for name in names:
+            wrapt.register_post_import_hook(functools.partial(_install, name), module_name)
+
+
+def _install(name: str, module: object) -> None:
+    importlib.import_module(f"peagle_vllm.seams.{name}").install(module)
+
+
+def all_seams() -> "tuple[Seam, ...]":
+    """The ledger: every seam's declaration, in the order of installation."""
+    names = dict.fromkeys(name for names in _HOOKS.values() for name in names)
+    return tuple(importlib.import_module(f"peagle_vllm.seams.{name}").SEAM for name in names)
+
+
+@functools.cache
+def refuse_if_moved() -> None:
+    """Raise ``RefusedError`` if this vLLM is unknown or a seam no longer fits it."""
+    from peagle_vllm.seams import fingerprint, version
+
+    install = version.find_vllm()
+    if install is None:
+        return
+    report = fingerprint.check(install.root)
+    if not report.supported:
+        raise RefusedError(
+            f"P-EAGLE refused: vLLM {report.version} is not among the versions this peagle-vllm knows "
+            f"({', '.join(version.SUPPORTED)}); install one of them, or run `peagle-vllm doctor`"
+        )
+    moved = [result.seam.name for result in report.results if result.status == "moved"]
+    if moved:
+        raise RefusedError(
+            f"P-EAGLE refused: vLLM {report.version} differs from what peagle-vllm was checked against at the "
+            f"seam{'s' if len(moved) > 1 else ''} {', '.join(moved)}; run `peagle-vllm doctor` for the details"
+        )

@@ -1,0 +1,31 @@
+"""vLLM's CPU build samples garbage at temperature > 0 with any speculation."""
+
+from types import ModuleType
+
+import peagle_vllm.seams as seams
+from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.patching import wrap
+
+SEAM = Seam(
+    name="CPU sampling",
+    runner="CPU",
+    why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
+    "temperatures, top-k and top-p never reach the verified rows.",
+    waits_for="_expand_kernel_impl writing into the tensor it was given",
+    delete_when="vLLM's CPU build samples right at temperature > 0 with speculation (tests/sampling shows it)",
+    touches=(Touch("vllm.utils.cpu_triton_utils", "_expand_kernel_impl", "wrapped"),),
+)
+
+
+def install(module: ModuleType) -> None:
+    def make(original):
+        def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):
+            if not seams.serving_peagle:
+                return original(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS)
+            counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+            values = input_val.masked_fill(input_val == replace_from, replace_to)
+            output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
+
+        return _expand_kernel_impl
+
+    wrap(module, "_expand_kernel_impl", make)

@@ -1,0 +1,30 @@
+"""On V1, one request next to max_model_len stops drafting for the whole batch."""
+
+from types import ModuleType
+
+from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.patching import wrap
+
+SEAM = Seam(
+    name="drafter limit",
+    runner="V1",
+    why="The V1 runner drafts for nobody while any request is within K tokens of max_model_len. The geometry "
+    "handles the end of a sequence, so P-EAGLE drafts on.",
+    waits_for="nothing: vLLM has deprecated the V1 runner",
+    delete_when="vLLM drops the V1 model runner",
+    touches=(Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._input_fits_in_drafter", "wrapped"),),
+)
+
+
+def install(module: ModuleType) -> None:
+    def make(original):
+        def _input_fits_in_drafter(self, common_attn_metadata):
+            if not getattr(self.drafter, "drafts_up_to_max_model_len", False) or common_attn_metadata is None:
+                return original(self, common_attn_metadata)
+            # A shorter limit that the user set for the drafter holds.
+            own_limit = self.effective_drafter_max_model_len < self.max_model_len
+            return original(self, common_attn_metadata) if own_limit else True
+
+        return _input_fits_in_drafter
+
+    wrap(module.GPUModelRunner, "_input_fits_in_drafter", make)

@@ -1,0 +1,92 @@
+"""The ledger as a page: ``python -m peagle_vllm.seams.render > docs/seams.md``."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+from peagle_vllm.seams import all_seams
+from peagle_vllm.seams.fingerprint import Recorded, load_recorded
+from peagle_vllm.seams.ledger import Seam, Touch
+
+_HEAD = """\
+<!-- Written by `python -m peagle_vllm.seams.render > docs/seams.md`; edit the seams, not this page. -->
+# The ledger: where vLLM is touched
+
+Everything of vLLM that this package wraps, replaces, inherits or calls although vLLM promises
+nothing about it, one seam a file in `src/peagle_vllm/seams/`. The source of each touched definition
+is fingerprinted. Where it differs from what was recorded, P-EAGLE is refused in one line that names
+the seam; every other configuration runs on untouched.
+
+## A new vLLM is out
+
+1. `pip download vllm==X --no-deps`
+2. `peagle-vllm doctor --vllm vllm-X*.whl` names every touch that moved.
+3. Look at each of them, in both versions, and mend the seam.
+4. `python -m peagle_vllm.seams.record --vllm vllm-X*.whl`; add a new minor version to `SUPPORTED` in
+   `src/peagle_vllm/seams/version.py`, and to the extras in `pyproject.toml`.
+5. `python -m peagle_vllm.seams.render > docs/seams.md`, then `make test`.
+
+A touch is compared whole, comments, docstrings and formatting aside. Of one marked ° only the
+signature counts: parameters; for a class, its fields and the signatures of its methods.
+"""
+
+
+def render(seams: Iterable[Seam], recorded: Recorded) -> str:
+    """Markdown: how to adopt a release, an overview, one table a seam."""
+    seams = tuple(seams)
+    return "\n".join([_HEAD, *_overview(seams), *(line for seam in seams for line in _seam(seam, recorded))])
+
+
+def _overview(seams: tuple[Seam, ...]) -> Iterator[str]:
+    yield "| seam | runner | touches | delete when |"
+    yield "|---|---|---|---|"
+    for seam in seams:
+        yield f"| [{seam.name}](#{_anchor(seam.name)}) | {seam.runner} | {len(seam.touches)} | {seam.delete_when} |"
+    yield ""
+
+
+def _seam(seam: Seam, recorded: Recorded) -> Iterator[str]:
+    yield f"## {seam.name}"
+    yield ""
+    yield f"**Runner** {seam.runner}. **Why** {seam.why}"
+    yield ""
+    yield f"**Waits for** {seam.waits_for}. **Delete when** {seam.delete_when}."
+    if seam.obsolete_if_missing:
+        yield f'doctor calls it "not needed" once `{seam.obsolete_if_missing}` is gone from vLLM\'s source.'
+    yield ""
+    yield "| how | module | what |"
+    yield "|---|---|---|"
+    differing: dict[str, str] = {}
+    order = ("wrapped", "replaced", "inherited", "called")
+    touches = sorted(seam.touches, key=lambda touch: (order.index(touch.how), touch.module))
+    for (how, module), group in groupby(touches, key=lambda touch: (touch.how, touch.module)):
+        names = []
+        for touch in group:
+            names.append(f"`{touch.qualname}`{'°' if touch.what == 'signature' else ''}")
+            if note := _difference(touch, recorded):
+                differing[touch.qualname] = note
+        yield f"| {how} | `{module}` | {', '.join(names)} |"
+    yield ""
+    if differing:
+        yield "Not the same in every version: " + "; ".join(f"`{name}` {note}" for name, note in differing.items()) + "."
+        yield ""
+
+
+def _difference(touch: Touch, recorded: Recorded) -> str:
+    """How a touch differs between the recorded versions, or nothing."""
+    digests = {minor: _known(touch, trees) for minor, trees in recorded.items()}
+    absent = [minor for minor, known in digests.items() if known == {None}]
+    if absent:
+        return f"(absent in {', '.join(absent)})"
+    return "" if len(set(map(frozenset, digests.values()))) < 2 else f"(differs between {' and '.join(digests)})"
+
+
+def _known(touch: Touch, trees: Mapping[str, Mapping[str, str | None]]) -> set[str | None]:
+    return {digests[touch.key] for digests in trees.values() if touch.key in digests}
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+if __name__ == "__main__":
+    print(render(all_seams(), load_recorded()), end="")

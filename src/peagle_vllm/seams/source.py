@@ -1,0 +1,211 @@
+"""vLLM's source as text: find a definition, and reduce it to what matters.
+
+Works on source alone: nothing of vLLM is imported, so an unpacked wheel does as well as the
+installed package. A definition's digest does not change with comments, docstrings or formatting,
+nor with the Python that computes it (``ast.dump`` would).
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from importlib.resources.abc import Traversable
+
+from peagle_vllm.seams.ledger import Touch
+
+
+class Source:
+    """One vLLM source tree. Modules are parsed when first asked for."""
+
+    def __init__(self, root: Traversable):
+        self.root = root
+        self._texts: dict[str, str | None] = {}
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def text(self, module: str) -> str | None:
+        """Source of a module, None if there is no such module."""
+        if module not in self._texts:
+            path = module.replace(".", "/")
+            candidates = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
+            found = next((file for file in candidates if file.is_file()), None)
+            self._texts[module] = found.read_text(encoding="utf-8") if found else None
+        return self._texts[module]
+
+    def tree(self, module: str) -> ast.Module | None:
+        """Syntax tree of a module, None if there is no such module or it does not parse."""
+        if module not in self._trees:
+            text = self.text(module)
+            try:
+                self._trees[module] = None if text is None else ast.parse(text)
+            except SyntaxError:  # written for a newer Python than this one
+                self._trees[module] = None
+        return self._trees[module]
+
+    def find(self, module: str, qualname: str) -> list[ast.AST]:
+        """Every definition of ``qualname``, in order: a name can be bound more than once."""
+        tree = self.tree(module)
+        scopes: list[ast.AST] = [tree] if tree else []
+        *outer, name = qualname.split(".")
+        for part in outer:
+            scopes = [node for scope in scopes for node in _bound(scope, part) if isinstance(node, ast.ClassDef)]
+        found = [node for scope in scopes for node in _bound(scope, name)]
+        if found or not outer:
+            return found
+        return [node for scope in scopes for node in _set_on_self(scope, name)]
+
+    def digest(self, touch: Touch) -> str | None:
+        """16 hex digits, or None where the definition is gone."""
+        nodes = self.find(touch.module, touch.qualname)
+        if not nodes:
+            return None
+        name = touch.qualname.rpartition(".")[2]
+        shape = _signature if touch.what == "signature" else _body
+        text = "\n".join(shape(node, name) for node in nodes)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _bound(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+    """What binds ``name`` directly in a module or class, also under if, try and with."""
+    for node in _statements(scope):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                if node.name == name:
+                    yield node
+            case ast.Assign(targets=targets):
+                if any(_names(target, name) for target in targets):
+                    yield node
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                if _names(target, name):
+                    yield node
+            case ast.Import() | ast.ImportFrom():
+                if any((alias.asname or alias.name) == name for alias in node.names):
+                    yield node
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        for node in getattr(scope, block, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+            if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+                yield from _statements(node)
+
+
+def _names(target: ast.expr, name: str) -> bool:
+    if isinstance(target, ast.Tuple | ast.List):
+        return any(_names(element, name) for element in target.elts)
+    return isinstance(target, ast.Name) and target.id == name
+
+
+def _set_on_self(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Assignments to ``self.name`` in the methods of a class."""
+
+    def sets(target: ast.expr) -> bool:
+        if isinstance(target, ast.Tuple | ast.List):
+            return any(sets(element) for element in target.elts)
+        match target:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+                return attr == name
+        return False
+
+    for method in _statements(scope):
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(method):
+            match node:
+                case ast.Assign(targets=targets) if any(sets(target) for target in targets):
+                    yield node
+                case ast.AnnAssign(target=target) if sets(target):
+                    yield node
+
+
+# ----------------------------------------------------------------------------------- normal forms
+
+
+def _body(node: ast.AST, name: str) -> str:
+    """The whole definition; of an import only what it binds to ``name``."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        origin = getattr(node, "module", None) or ""
+        level = getattr(node, "level", 0)
+        return f"{'.' * level}{origin}:{[a.name for a in node.names if (a.asname or a.name) == name]}"
+    return _plain(node)
+
+
+def _signature(node: ast.AST, name: str) -> str:
+    """What a caller sees. Of a class: decorators, bases, fields, and methods that are not private."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return f"{_plain(node.decorator_list)}{type(node).__name__} {node.name}{_parameters(node.args)}"
+        case ast.ClassDef():
+            lines = [f"{_plain(node.decorator_list)}class {_plain(node.bases)}{_plain(node.keywords)}"]
+            for member in _statements(node):
+                match member:
+                    case ast.FunctionDef(name=method) | ast.AsyncFunctionDef(name=method):
+                        if not method.startswith("_") or method.endswith("__"):
+                            lines.append(_signature(member, method))
+                    case ast.AnnAssign() | ast.Assign():
+                        lines.append(_signature(member, name))
+            return "\n".join(lines)
+        case ast.AnnAssign():
+            return f"{_plain(node.target)}: has default {node.value is not None}"
+        case ast.Assign():
+            return _plain(node.targets)
+    return _body(node, name)
+
+
+def _parameters(args: ast.arguments) -> str:
+    def named(group: Iterable[ast.arg | None]) -> list[str]:
+        return [arg.arg for arg in group if arg]
+
+    return "|".join(
+        str(part)
+        for part in (
+            named(args.posonlyargs),
+            named(args.args),
+            named([args.vararg]),
+            named(args.kwonlyargs),
+            named([args.kwarg]),
+            _plain(args.defaults),
+            [default and _plain(default) for default in args.kw_defaults],
+        )
+    )
+
+
+_SKIPPED = {"ctx", "kind", "type_comment", "type_ignores"}
+
+
+def _plain(node: object) -> str:
+    """A syntax tree as text: no docstrings, no empty fields, the same on every Python version."""
+    match node:
+        case ast.JoinedStr():
+            return f"JoinedStr{_joined(node.values)}"
+        case ast.Constant(value=value):
+            return f"{type(value).__name__}:{value!r}"
+        case ast.AST():
+            fields = ((field, value) for field, value in ast.iter_fields(node) if field not in _SKIPPED)
+            kept = (f"{field}={_plain(value)}" for field, value in fields if value not in (None, []))
+            return f"{type(node).__name__}({', '.join(kept)})"
+        case list():
+            return f"[{', '.join(_plain(item) for item in node if not _is_docstring(item))}]"
+    return repr(node)
+
+
+def _joined(values: list[ast.expr]) -> str:
+    """Parts of an f-string. Python versions split its literal text differently: join it again."""
+    parts: list[str] = []
+    literal = ""
+    for value in [*values, None]:
+        if isinstance(value, ast.Constant):
+            literal += str(value.value)
+            continue
+        if literal:
+            parts.append(repr(literal))
+        literal = ""
+        if isinstance(value, ast.FormattedValue):
+            spec = _joined(value.format_spec.values) if isinstance(value.format_spec, ast.JoinedStr) else "[]"
+            parts.append(f"{{{_plain(value.value)}!{value.conversion}:{spec}}}")
+    return f"[{', '.join(parts)}]"
+
+
+def _is_docstring(node: object) -> bool:
+    """A string that is a statement: documentation of what stands above it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

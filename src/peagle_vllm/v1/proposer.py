@@ -1,0 +1,179 @@
+"""``ParallelEagleProposer``: P-EAGLE on the V1 model runner.
+
+An ``EagleProposer`` that builds its draft batch with ``expand`` and ``broadcast``. Everything else
+is vLLM's: the forward, the sampling, the runner's calls.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import sample_with_exponential_noise
+from vllm.v1.sample.sampler import _SAMPLING_EPS
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_vllm.core.loaded import check_loaded_head
+
+
+class ParallelEagleProposer(EagleProposer):
+    """Drafts all K tokens of every request in one drafter forward."""
+
+    drafts_up_to_max_model_len = True  # read by the seam "drafter limit"
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
+        super().__init__(vllm_config, device, runner)
+        self.runner = runner
+        buffers = DraftBuffers.allocate(
+            max_rows=self.max_num_tokens,
+            max_num_reqs=self.max_batch_size,
+            max_speculative_tokens=self.num_speculative_tokens,
+            max_staging_rows=0,  # the runner hands over the captured hidden states side by side
+            staging_width=0,
+            num_groups=0,
+            dtype=self.dtype,
+            device=device,
+        )
+        # expand writes where the inherited forward reads.
+        buffers.input_ids = self.input_ids
+        buffers.positions = self.positions
+        buffers.slot_mappings = self._slot_mapping_buffer[None]
+        self.buffers = buffers
+        self._row_of_req = torch.arange(self.max_batch_size, dtype=torch.int64, device=device)
+        self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
+        self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
+        self._mask_is_stale = True
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        super().load_model(target_model)
+        check_loaded_head(self.model, self.vllm_config)
+        self._refresh_mask_after(self.model)
+
+    def _refresh_mask_after(self, model: torch.nn.Module) -> None:
+        """Project ``mask_hidden`` anew after every reload of the head's weights (``fc`` may differ)."""
+        load_weights: Callable[..., Any] = model.load_weights
+
+        def load_and_mark(*args: Any, **kwargs: Any) -> Any:
+            self._mask_is_stale = True
+            return load_weights(*args, **kwargs)
+
+        model.load_weights = load_and_mark
+
+    def _projected_mask(self) -> torch.Tensor:
+        """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""
+        m = self.parallel_drafting_hidden_state_tensor
+        assert m is not None
+        if self._mask_is_stale:
+            m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(-1)))
+            self._mask_is_stale = False
+        return m
+
+    def prepare_next_token_ids_padded(
+        self,
+        sampled_token_ids: torch.Tensor,
+        requests: dict[str, Any],
+        gpu_input_batch: Any,
+        discard_request_mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inherited tokens, with the NEXT prompt token where a prefill chunk is not the last.
+
+        vLLM's V1 feeds the LAST prompt token there, and the drafter's KV keeps it.
+        """
+        next_token_ids, num_valid = super().prepare_next_token_ids_padded(
+            sampled_token_ids, requests, gpu_input_batch, discard_request_mask
+        )
+        num_reqs = gpu_input_batch.num_reqs
+        partial = self.runner.discard_request_mask.np[:num_reqs].nonzero()[0]
+        if len(partial):
+            scheduled = np.diff(self.runner.query_start_loc.np[: num_reqs + 1])
+            next_position = (gpu_input_batch.num_computed_tokens_cpu[:num_reqs] + scheduled)[partial]
+            tokens = torch.from_numpy(gpu_input_batch.token_ids_cpu[partial, next_position])
+            next_token_ids[torch.from_numpy(partial).to(self.device)] = tokens.to(next_token_ids)
+        return next_token_ids, num_valid
+
+    def set_inputs_first_pass(
+        self,
+        target_token_ids: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_hidden_states: torch.Tensor,
+        token_indices_to_sample: torch.Tensor | None,
+        cad: CommonAttentionMetadata,
+        num_rejected_tokens_gpu: torch.Tensor | None,
+    ) -> tuple[int, torch.Tensor, CommonAttentionMetadata]:
+        """Build the draft batch; arguments and results as inherited."""
+        num_reqs, num_k = cad.batch_size(), self.num_speculative_tokens
+        lengths = geometry.ragged_lengths(cad.query_start_loc_cpu.diff(), num_k, self.max_model_len)
+        query_start_loc_cpu = torch.zeros(num_reqs + 1, dtype=torch.int32)
+        torch.cumsum(lengths, dim=0, out=query_start_loc_cpu[1:])
+        num_rows = int(query_start_loc_cpu[-1])
+        buffers = self.buffers
+        query_start_loc = buffers.query_start_loc[: num_reqs + 1]
+        query_start_loc.copy_(query_start_loc_cpu, non_blocking=True)
+
+        expand(
+            TargetBatch(
+                input_ids=target_token_ids,
+                positions=target_positions,
+                query_start_loc=cad.query_start_loc,
+                num_rejected=self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu,
+                num_sampled=self._ones,
+                idx_mapping=self._row_of_req,
+                last_sampled=next_token_ids,
+                next_prefill_tokens=next_token_ids,
+                num_reqs=num_reqs,
+                num_rows=target_token_ids.shape[0],
+            ),
+            (),
+            KVGroups((cad.block_table_tensor,), (self.block_size,)),
+            Layout(num_rows, num_reqs),
+            DraftStep(num_k, self.max_model_len, self.parallel_drafting_token_id),
+            buffers,
+        )
+        broadcast(
+            self.hidden_states[:num_rows],
+            target_hidden_states,
+            self._projected_mask(),
+            buffers.row_map[:num_rows],
+        )
+
+        appended = geometry.num_appended(num_k) - 1
+        max_query_len = int(lengths.max())
+        bound = cad.seq_lens_cpu_upper_bound
+        draft_cad = cad.replace(
+            query_start_loc=query_start_loc,
+            query_start_loc_cpu=query_start_loc_cpu,
+            seq_lens=buffers.seq_lens[:num_reqs],
+            seq_lens_cpu_upper_bound=None
+            if bound is None
+            else torch.maximum((bound + appended).clamp(max=self.max_model_len), lengths.to(bound.dtype)),
+            num_actual_tokens=num_rows,
+            max_query_len=max_query_len,
+            max_seq_len=max(min(cad.max_seq_len + appended, self.max_model_len), max_query_len),
+            slot_mapping=buffers.slot_mappings[0, :num_rows],
+            positions=None if cad.positions is None else self.positions[:num_rows],
+            _num_computed_tokens_cache=None,
+            _token_to_req_indices_cache=None,
+        )
+        return num_rows, buffers.sample_indices[: num_reqs * num_k], draft_cad
+
+    def _sample_from_logits(
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Probabilistic drafts; a seeded request draws from its own generator, so that it repeats itself."""
+        draft_token_ids, draft_probs = super()._sample_from_logits(logits, sampling_metadata)
+        if draft_probs is None or not sampling_metadata.generators:
+            return draft_token_ids, draft_probs
+        assert sampling_metadata.temperature is not None
+        num_k = self.num_speculative_tokens
+        for req, generator in sampling_metadata.generators.items():
+            if sampling_metadata.temperature[req] < _SAMPLING_EPS:
+                continue
+            rows = slice(req * num_k, (req + 1) * num_k)
+            noise = torch.empty_like(draft_probs[rows]).exponential_(generator=generator)
+            draft_token_ids[rows] = sample_with_exponential_noise(draft_probs[rows].clone(), noise)
+        return draft_token_ids, draft_probs

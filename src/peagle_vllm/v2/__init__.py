@@ -1,0 +1,1 @@
+"""P-EAGLE on vLLM's Model Runner V2."""
