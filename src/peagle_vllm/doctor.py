@@ -3,6 +3,7 @@
 Imports no vLLM: a vLLM that is broken or unknown is exactly when a report is wanted.
 """
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -144,7 +145,7 @@ def _why_no_triton(cpu_build: bool, device: str | None) -> str:
     if importlib.util.find_spec("triton") is None:
         return "it is not installed"
     try:
-        from triton.backends import backends
+        backends = importlib.import_module("triton.backends").backends
     except Exception as error:
         return f"it does not load ({type(error).__name__})"
     if cpu_build:
@@ -213,9 +214,8 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        where = f"{report.version} ({report.install.distribution})"
-        known = "" if report.supported else f": unknown, compared with {report.compared_with}"
-        fact("vLLM", where + known, "" if report.supported else "bold red")
+        known = "" if report.supported else f": an unknown version, compared with {report.compared_with}"
+        fact("vLLM", f"{report.version} ({report.install.distribution}){known}", "" if known == "" else "bold red")
     if environment is not None and runner is not None:
         _environment_facts(fact, environment)
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")

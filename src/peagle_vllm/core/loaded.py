@@ -5,29 +5,37 @@ from typing import TYPE_CHECKING
 import torch
 
 from peagle_vllm.core.config import RefusedError
+from peagle_vllm.core.pair import check_loaded
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
+@torch.inference_mode()
 def check_loaded_head(model: torch.nn.Module, vllm_config: "VllmConfig") -> None:
     """Refuse a loaded head whose learned hidden state would draft garbage in silence.
 
     Args:
         model: the draft model, as vLLM loaded it.
-        vllm_config: for the head's name; a dummy load leaves ``mask_hidden`` zero and is let through.
+        vllm_config: the served configuration. Dummy weights (``load_format="dummy"``) pass.
     """
-    name = vllm_config.speculative_config.draft_model_config.model
+    spec = vllm_config.speculative_config
+    assert spec is not None
+    name = spec.draft_model_config.model
     mask_hidden = getattr(model, "mask_hidden", None)
     if mask_hidden is None:
         raise RefusedError(
-            f"{name}: vLLM's {type(model).__name__} has no mask_hidden, so it cannot draft in parallel; "
+            f"P-EAGLE refused: vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel; "
             'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
         )
-    if not torch.isfinite(mask_hidden).all():
-        raise RefusedError(f"{name}: mask_hidden holds NaN or Inf; take the head's weights from their source again")
-    if not mask_hidden.any() and vllm_config.load_config.load_format != "dummy":
-        raise RefusedError(
-            f"{name}: mask_hidden is all zeros, so its drafts after the first would be garbage; "
-            "take the head's weights from their source again, or train mask_hidden"
-        )
+    if vllm_config.load_config.load_format == "dummy":
+        return
+    problems = check_loaded(
+        mask_hidden,
+        name=name,
+        num_aux=1,  # vLLM sized the buffer by fc, so its width is right
+        hidden_size=mask_hidden.numel(),
+        projected=model.combine_hidden_states(mask_hidden.view(-1)),
+    )
+    if problems:
+        raise RefusedError(f"P-EAGLE refused: {problems[0].line}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Literal
 
 from peagle_vllm.seams import all_seams
@@ -75,7 +75,7 @@ class Report:
 
 
 def check(
-    vllm: VllmInstall | Path | str, seams: Iterable[Seam] | None = None, recorded: Recorded | None = None
+    vllm: VllmInstall | Traversable | str, seams: Iterable[Seam] | None = None, recorded: Recorded | None = None
 ) -> Report:
     """Compare one vLLM with the recorded fingerprints of its minor version.
 

@@ -18,8 +18,9 @@ class Touch:
     """One definition in vLLM that this package wraps, replaces, inherits or calls.
 
     ``qualname`` is looked up in the source of ``module``: a function, a class, a method, a class or
-    module attribute, a name that the module imports (then its origin is what is compared), or an
-    instance attribute (``Class.name``, every place where ``self.name`` is set).
+    module attribute, a name that the module imports (then its origin is what is compared), an
+    instance attribute (``Class.name``: every place where ``self.name`` is set), or the calls of a
+    method of one (``Class.name.method``: every ``self.name.method(...)`` with its arguments).
 
     ``what="body"`` compares the whole definition. ``what="signature"`` compares only what a caller
     sees: parameters of a function; decorators, bases, fields and method signatures of a class.
@@ -64,3 +65,8 @@ class Seam:
         keys = [touch.key for touch in self.touches]
         if len(set(keys)) != len(keys):
             raise ValueError(f"seam {self.name} names a touch twice")
+
+
+def touches(module: str, how: How, *names: str, of: str = "", what: What = "body") -> tuple[Touch, ...]:
+    """One touch a name, all in one module, of one class if ``of`` names it, and of one kind."""
+    return tuple(Touch(module, f"{of}.{name}" if of else name, how, what) for name in names)

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import peagle_vllm.seams as seams
 from peagle_vllm.core.config import is_peagle
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam, Touch, touches
 
 SEAM = Seam(
     name="proposer",
@@ -13,7 +13,76 @@ SEAM = Seam(
     "every isinstance check of the runner.",
     waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",
-    touches=(Touch("vllm.v1.spec_decode.eagle", "EagleProposer", "replaced"),),
+    touches=(
+        Touch("vllm.v1.spec_decode.eagle", "EagleProposer", "replaced"),
+        # The runner's side: how it builds and calls a proposer, and what is read of it.
+        *touches(
+            "vllm.v1.worker.gpu_model_runner",
+            "called",
+            "EagleProposer",
+            "GPUModelRunner.propose_draft_token_ids",
+            "GPUModelRunner.query_start_loc",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu_input_batch",
+            "called",
+            "num_reqs",
+            "num_computed_tokens_cpu",
+            "num_prompt_tokens",
+            "token_ids_cpu",
+            of="InputBatch",
+        ),
+        # The base class.
+        *touches(
+            "vllm.v1.spec_decode.llm_base_proposer",
+            "replaced",
+            "prepare_next_token_ids_padded",
+            "set_inputs_first_pass",
+            "_sample_from_logits",
+            of="SpecDecodeBaseProposer",
+        ),
+        *touches(
+            "vllm.v1.spec_decode.llm_base_proposer",
+            "inherited",
+            "__init__",
+            "_init_parallel_drafting_params",
+            "load_model",
+            "initialize_attn_backend",
+            "dummy_run",
+            "prepare_inputs_padded",
+            "propose",
+            "build_model_inputs_first_pass",
+            "build_per_group_and_layer_attn_metadata",
+            "_get_slot_mapping",
+            "_determine_batch_execution_and_padding",
+            "_sample_draft_tokens",
+            "_greedy_sample",
+            "take_last_draft_probs",
+            of="SpecDecodeBaseProposer",
+        ),
+        # What it is called with.
+        *touches("vllm.v1.attention.backend", "called", "CommonAttentionMetadata", what="signature"),
+        *touches("vllm.v1.sample.metadata", "called", "SamplingMetadata", what="signature"),
+        *touches("vllm.v1.sample.ops.topk_topp_sampler", "called", "sample_with_exponential_noise"),
+        *touches("vllm.v1.sample.sampler", "called", "_SAMPLING_EPS"),
+        # The heads: the buffer mask_hidden, what fills it, and what projects it.
+        *touches("vllm.model_executor.models.llama_eagle3", "wrapped", "load_weights", of="Eagle3LlamaForCausalLM"),
+        *touches(
+            "vllm.model_executor.models.llama_eagle3",
+            "called",
+            "__init__",
+            "combine_hidden_states",
+            of="Eagle3LlamaForCausalLM",
+        ),
+        *touches("vllm.model_executor.models.qwen3_eagle3", "wrapped", "load_weights", of="Eagle3Qwen3ForCausalLM"),
+        *touches(
+            "vllm.model_executor.models.qwen3_eagle3",
+            "called",
+            "__init__",
+            "combine_hidden_states",
+            of="Eagle3Qwen3ForCausalLM",
+        ),
+    ),
 )
 
 

@@ -29,9 +29,7 @@ def record(install: VllmInstall, recorded: Recorded) -> Entries:
         for minor, trees in recorded.items()
     }
     source = Source(install.root)
-    entries.setdefault(install.minor, {})[install.label] = {
-        key: source.digest(touch) for key, touch in touches.items()
-    }
+    entries.setdefault(install.minor, {})[install.label] = {key: source.digest(touch) for key, touch in touches.items()}
     return {
         minor: {label: dict(sorted(digests.items())) for label, digests in sorted(trees.items())}
         for minor, trees in sorted(entries.items(), key=lambda entry: [int(part) for part in entry[0].split(".")])

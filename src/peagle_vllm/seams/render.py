@@ -7,6 +7,7 @@ from peagle_vllm.seams import all_seams
 from peagle_vllm.seams.fingerprint import Recorded, load_recorded
 from peagle_vllm.seams.ledger import Seam, Touch
 
+_ORDER = ("wrapped", "replaced", "inherited", "called")
 _HEAD = """\
 <!-- Written by `python -m peagle_vllm.seams.render > docs/seams.md`; edit the seams, not this page. -->
 # The ledger: where vLLM is touched
@@ -25,8 +26,11 @@ the seam; every other configuration runs on untouched.
    `src/peagle_vllm/seams/version.py`, and to the extras in `pyproject.toml`.
 5. `python -m peagle_vllm.seams.render > docs/seams.md`, then `make test`.
 
-A touch is compared whole, comments, docstrings and formatting aside. Of one marked ° only the
-signature counts: parameters; for a class, its fields and the signatures of its methods.
+A touch is compared whole, comments, docstrings and formatting aside.
+
+- ° only the signature counts: parameters; for a class, its fields and the signatures of its methods
+- † not the same in every supported version
+
 """
 
 
@@ -55,29 +59,23 @@ def _seam(seam: Seam, recorded: Recorded) -> Iterator[str]:
     yield ""
     yield "| how | module | what |"
     yield "|---|---|---|"
-    differing: dict[str, str] = {}
-    order = ("wrapped", "replaced", "inherited", "called")
-    touches = sorted(seam.touches, key=lambda touch: (order.index(touch.how), touch.module))
+    touches = sorted(seam.touches, key=lambda touch: (_ORDER.index(touch.how), touch.module))
     for (how, module), group in groupby(touches, key=lambda touch: (touch.how, touch.module)):
-        names = []
+        names: dict[str, list[str]] = {}
         for touch in group:
-            names.append(f"`{touch.qualname}`{'°' if touch.what == 'signature' else ''}")
-            if note := _difference(touch, recorded):
-                differing[touch.qualname] = note
-        yield f"| {how} | `{module}` | {', '.join(names)} |"
+            owner, _, name = touch.qualname.partition(".")
+            marks = ("°" if touch.what == "signature" else "") + ("†" if _differs(touch, recorded) else "")
+            names.setdefault(owner, []).append(f"`{name or owner}`{marks}")
+        cells = (
+            ", ".join(of) if of[0].startswith(f"`{owner}`") else f"`{owner}`: {', '.join(of)}"
+            for owner, of in names.items()
+        )
+        yield f"| {how} | `{module}` | {'; '.join(cells)} |"
     yield ""
-    if differing:
-        yield "Not the same in every version: " + "; ".join(f"`{name}` {note}" for name, note in differing.items()) + "."
-        yield ""
 
 
-def _difference(touch: Touch, recorded: Recorded) -> str:
-    """How a touch differs between the recorded versions, or nothing."""
-    digests = {minor: _known(touch, trees) for minor, trees in recorded.items()}
-    absent = [minor for minor, known in digests.items() if known == {None}]
-    if absent:
-        return f"(absent in {', '.join(absent)})"
-    return "" if len(set(map(frozenset, digests.values()))) < 2 else f"(differs between {' and '.join(digests)})"
+def _differs(touch: Touch, recorded: Recorded) -> bool:
+    return len({frozenset(_known(touch, trees)) for trees in recorded.values()}) > 1
 
 
 def _known(touch: Touch, trees: Mapping[str, Mapping[str, str | None]]) -> set[str | None]:

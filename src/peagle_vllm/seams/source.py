@@ -21,23 +21,30 @@ class Source:
         self._texts: dict[str, str | None] = {}
         self._trees: dict[str, ast.Module | None] = {}
 
+    @staticmethod
+    def parse(text: str) -> ast.Module:
+        return ast.parse(text)
+
     def text(self, module: str) -> str | None:
         """Source of a module, None if there is no such module."""
         if module not in self._texts:
             path = module.replace(".", "/")
-            candidates = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
-            found = next((file for file in candidates if file.is_file()), None)
-            self._texts[module] = found.read_text(encoding="utf-8") if found else None
+            files = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
+            self._texts[module] = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
         return self._texts[module]
+
+    def is_package(self, module: str) -> bool:
+        return self.root.joinpath(module.replace(".", "/")).is_dir()
 
     def tree(self, module: str) -> ast.Module | None:
         """Syntax tree of a module, None if there is no such module or it does not parse."""
         if module not in self._trees:
             text = self.text(module)
             try:
-                self._trees[module] = None if text is None else ast.parse(text)
+                tree: ast.Module | None = None if text is None else self.parse(text)
             except SyntaxError:  # written for a newer Python than this one
-                self._trees[module] = None
+                tree = None
+            self._trees[module] = tree
         return self._trees[module]
 
     def find(self, module: str, qualname: str) -> list[ast.AST]:
@@ -45,8 +52,11 @@ class Source:
         tree = self.tree(module)
         scopes: list[ast.AST] = [tree] if tree else []
         *outer, name = qualname.split(".")
-        for part in outer:
-            scopes = [node for scope in scopes for node in _bound(scope, part) if isinstance(node, ast.ClassDef)]
+        for depth, part in enumerate(outer):
+            classes = [node for scope in scopes for node in _bound(scope, part) if isinstance(node, ast.ClassDef)]
+            if depth and not classes:  # no nested class: an instance attribute, whose calls are meant
+                return [node for scope in scopes for node in _calls_on_self(scope, part, name)]
+            scopes = [*classes]
         found = [node for scope in scopes for node in _bound(scope, name)]
         if found or not outer:
             return found
@@ -115,6 +125,15 @@ def _set_on_self(scope: ast.AST, name: str) -> Iterator[ast.AST]:
                 case ast.Assign(targets=targets) if any(sets(target) for target in targets):
                     yield node
                 case ast.AnnAssign(target=target) if sets(target):
+                    yield node
+
+
+def _calls_on_self(scope: ast.AST, attribute: str, name: str) -> Iterator[ast.AST]:
+    """Calls of ``self.attribute.name(...)`` in the methods of a class."""
+    for node in ast.walk(scope):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=owner), attr=called)):
+                if (owner, called) == (attribute, name):
                     yield node
 
 

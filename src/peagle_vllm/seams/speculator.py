@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from peagle_vllm.core.config import is_peagle
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
@@ -12,7 +12,119 @@ SEAM = Seam(
     why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
     waits_for="a speculator registry in vLLM, or ParallelEagleSpeculator merged there",
     delete_when="init_speculator can be told of a speculator class",
-    touches=(Touch("vllm.v1.worker.gpu.spec_decode", "init_speculator", "wrapped"),),
+    touches=(
+        Touch("vllm.v1.worker.gpu.spec_decode", "init_speculator", "wrapped"),
+        Touch("vllm.v1.worker.gpu.model_runner", "init_speculator", "wrapped"),
+        # The runner's side: how it builds and calls a speculator, and the state it hands over.
+        *touches(
+            "vllm.v1.worker.gpu.model_runner",
+            "called",
+            "speculator",
+            "speculator.load_model",
+            "speculator.set_attn",
+            "speculator.init_cudagraph_manager",
+            "speculator.capture",
+            "speculator.propose",
+            "use_aux_hidden_state_outputs",
+            of="GPUModelRunner",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.states", "called", "last_sampled_tokens", "next_prefill_tokens", of="RequestState"
+        ),
+        # The base classes.
+        *touches("vllm.v1.worker.gpu.spec_decode.eagle.speculator", "inherited", "EagleSpeculator"),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator",
+            "inherited",
+            "__init__",
+            "load_model",
+            of="TargetDependentARSpeculator",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator",
+            "replaced",
+            "init_cudagraph_manager",
+            "capture",
+            "propose",
+            "_run_model",
+            "hidden_states",
+            of="TargetDependentARSpeculator",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.speculator",
+            "replaced",
+            "num_query_per_req",
+            "num_extra_query_per_req",
+            of="BaseSpeculator",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.speculator", "replaced", "propose", of="BaseSpeculator", what="signature"
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.speculator",
+            "inherited",
+            "__init__",
+            "max_model_len",
+            "load_model",
+            "set_attn",
+            "attn_vllm_config",
+            "_configure_decode_metadata_update",
+            of="DraftModelSpeculator",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.speculator",
+            "called",
+            "_copy_request_inputs",
+            "_prepare_eplb_forward",
+            "sample_draft",
+            "compute_draft_logits",
+            of="DraftModelSpeculator",
+        ),
+        *touches(
+            "vllm.v1.worker.gpu.spec_decode.speculator", "replaced", "_build_attn_metadata", of="DraftModelSpeculator"
+        ),
+        # What propose is called with, and what the draft batch is built with.
+        *touches("vllm.v1.worker.gpu.input_batch", "called", "InputBatch", what="signature"),
+        *touches("vllm.v1.worker.gpu.input_batch", "called", "InputBuffers"),
+        *touches("vllm.v1.worker.gpu.block_table", "called", "input_block_tables", "block_sizes", of="BlockTables"),
+        *touches("vllm.v1.worker.gpu.attn_utils", "called", "build_attn_metadata"),
+        *touches("vllm.v1.worker.gpu.dp_utils", "called", "dispatch_cg_and_sync_dp"),
+        *touches("vllm.v1.worker.gpu.dp_utils", "called", "DPSyncState", what="signature"),
+        *touches("vllm.v1.worker.gpu.spec_decode.utils", "called", "get_parallel_drafting_token_id"),
+        *touches("vllm.v1.worker.utils", "called", "AttentionGroup", what="signature"),
+        *touches("vllm.forward_context", "called", "BatchDescriptor", "set_forward_context", what="signature"),
+        # The heads: the buffer mask_hidden, what fills it, and what projects it.
+        *touches(
+            "vllm.model_executor.models.llama_eagle3",
+            "called",
+            "__init__",
+            "load_weights",
+            "combine_hidden_states",
+            of="Eagle3LlamaForCausalLM",
+        ),
+        *touches(
+            "vllm.model_executor.models.llama_eagle3",
+            "called",
+            "forward",
+            of="Eagle3LlamaForCausalLM",
+            what="signature",
+        ),
+        *touches(
+            "vllm.model_executor.models.qwen3_eagle3",
+            "called",
+            "__init__",
+            "load_weights",
+            "combine_hidden_states",
+            of="Eagle3Qwen3ForCausalLM",
+        ),
+        *touches(
+            "vllm.model_executor.models.qwen3_eagle3",
+            "called",
+            "forward",
+            of="Eagle3Qwen3ForCausalLM",
+            what="signature",
+        ),
+    ),
 )
 
 

@@ -66,27 +66,28 @@ def find_vllm() -> VllmInstall | None:
     return None
 
 
-def read(path: Path | str) -> VllmInstall:
+def read(path: Traversable | str) -> VllmInstall:
     """The vLLM at ``path``: a wheel, a folder that holds ``vllm/``, or the ``vllm`` folder itself.
 
     Raises ``NotVllmError``, in one line, when there is none.
     """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise NotVllmError(f"{path}: no such file or folder")
-    root: Traversable
-    if path.is_file():
-        try:
-            root = zipfile.Path(zipfile.ZipFile(path))
-        except zipfile.BadZipFile:
-            raise NotVllmError(f"{path}: neither a folder nor a wheel") from None
-    else:
-        root = path if _holds_vllm(path) else path.resolve().parent
-        if root != path and path.resolve().name != "vllm":
-            raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
+    root = _root(Path(path).expanduser()) if isinstance(path, str | Path) else path
     if not _holds_vllm(root):
         raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
     return _install(root)
+
+
+def _root(path: Path) -> Traversable:
+    """The folder, or the inside of the wheel, that should hold ``vllm/``."""
+    if not path.exists():
+        raise NotVllmError(f"{path}: no such file or folder")
+    if path.is_dir():
+        inside = path.resolve().name == "vllm" and not _holds_vllm(path)
+        return path.resolve().parent if inside else path
+    try:
+        return zipfile.Path(zipfile.ZipFile(path))
+    except zipfile.BadZipFile:
+        raise NotVllmError(f"{path}: neither a folder nor a wheel") from None
 
 
 def _holds_vllm(root: Traversable) -> bool:

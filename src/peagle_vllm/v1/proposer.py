@@ -72,6 +72,14 @@ class ParallelEagleProposer(EagleProposer):
             self._mask_is_stale = False
         return m
 
+    @torch.inference_mode()
+    def dummy_run(self, num_tokens: int, *args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> None:
+        """The inherited forward; while vLLM profiles memory, the largest draft logits too."""
+        super().dummy_run(num_tokens, *args, is_graph_capturing=is_graph_capturing, **kwargs)
+        if num_tokens == self.max_num_tokens and not is_graph_capturing:
+            num_samples = min(self.max_batch_size * self.num_speculative_tokens, num_tokens)
+            self._greedy_sample(self.hidden_states[:num_samples])
+
     def prepare_next_token_ids_padded(
         self,
         sampled_token_ids: torch.Tensor,

@@ -1,0 +1,155 @@
+"""Does this head fit this target? One line for each reason why not, before any weight is loaded.
+
+check_pair     from the head's files                            (heads.checks holds what needs no target)
+check_loaded   from the loaded head, where the files were not on this machine before
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from peagle_vllm.heads.checks import aux_needed, check_head, value_fault, width_fault
+from peagle_vllm.heads.config import AUX_KEY, is_whole
+from peagle_vllm.heads.files import shown
+from peagle_vllm.heads.head import Head, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Problem", "Target", "check_loaded", "check_pair", "default_aux_layers"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a head must fit: the served model, by vLLM's own reading of its config."""
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+
+def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers that vLLM captures when the head names none."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def check_pair(head: Head, target: Target, *, num_speculative_tokens: object, parallel_drafting: bool) -> list[Problem]:
+    """What is wrong with serving ``head`` for ``target``; empty when all is well.
+
+    Args:
+        num_speculative_tokens: K, as the user gave it.
+        parallel_drafting: the flag of the speculative config. Without it this is no P-EAGLE, so nothing is checked
+            but that the flag was not forgotten.
+    """
+    if not parallel_drafting:
+        if not head.has_mask_hidden:
+            return []
+        forgotten = (
+            f"{head.name} is a P-EAGLE head (it carries mask_hidden) and is served as EAGLE-3, one token a forward: "
+            'add "parallel_drafting": true to the speculative config'
+        )
+        return [Problem(forgotten, "warning")]
+    problems = [Problem(line) for line in _num_tokens(num_speculative_tokens)]
+    of_head = check_head(head)
+    if head.tensors and not head.has_mask_hidden and head.mask_token_id is None:
+        return problems + of_head
+    problems += [Problem(line) for line in _sizes(head, target)]
+    return [*problems, *_aux_layers(head, target), *of_head]
+
+
+def check_loaded(
+    mask_hidden: "torch.Tensor", *, name: str, num_aux: int, hidden_size: int, projected: "torch.Tensor | None" = None
+) -> list[Problem]:
+    """The checks on ``mask_hidden`` that a head's files could not show, made on the loaded head.
+
+    Args:
+        mask_hidden: the buffer, any shape with ``num_aux * hidden_size`` elements.
+        name: the head, for the line.
+        num_aux: aux hidden states that the loaded ``fc`` takes.
+        hidden_size: the target's hidden size.
+        projected: ``combine_hidden_states(mask_hidden)``; not finite where ``fc`` or a norm before it is not.
+    """
+    fault = width_fault(mask_hidden.numel(), num_aux, hidden_size)
+    fault = fault or value_fault(mask_hidden.detach().float().cpu().numpy())
+    if fault is None and projected is not None and not bool(projected.isfinite().all()):
+        fault = "fc makes NaN or Inf of mask_hidden"
+    return [Problem(f"{fault}: {name}; take the head's weights from their source again")] if fault else []
+
+
+def _num_tokens(value: object) -> Iterator[str]:
+    if not isinstance(value, int) or not is_whole(value) or value <= 0:
+        yield (
+            f"num_speculative_tokens is {shown(value)}, needs a whole number above 0: the speculative config; set it "
+            "to 5, for example"
+        )
+
+
+def _sizes(head: Head, target: Target) -> Iterator[str]:
+    if head.target_hidden_size != target.hidden_size:
+        key = "target_hidden_size" if head.served.get("target_hidden_size") else "hidden_size"
+        yield (
+            f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide: "
+            f"{head.config_file}; use the head that was trained for this target"
+        )
+    if head.vocab_size != target.vocab_size:
+        yield (
+            f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}: {head.config_file}; use the "
+            "head that was trained for this target"
+        )
+    if head.tensors and head.hidden_size != target.hidden_size:
+        for part in ("embed_tokens", "lm_head"):
+            if not head.has(part):
+                yield (
+                    f"{part} is missing, and that of {target.name} is {target.hidden_size} wide where the head's "
+                    f"hidden_size is {head.hidden_size}: {head.file_of(part)}; take the head's weights from their "
+                    "source again"
+                )
+
+
+def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
+    default = default_aux_layers(target.num_layers)
+    ids, key, needed, file = head.aux_layer_ids, head.aux_key, aux_needed(head), head.config_file
+    if ids is None:
+        fault = None
+        if len(set(default)) < len(default):
+            fault = "names one twice"
+        elif not all(0 <= i <= target.num_layers for i in default):
+            fault = "leaves the target"
+        elif len(default) != needed:
+            fault = f"has {len(default)} where fc takes {needed}"
+        if fault:
+            yield Problem(
+                f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}, "
+                f'{list(default)}, {fault}: {file}; add "{AUX_KEY}" with the {needed} that the head was trained on'
+            )
+        return
+    if len(set(ids)) < len(ids):
+        repeated = next(i for i in ids if ids.count(i) > 1)
+        yield Problem(
+            f"{key} names layer {repeated} twice ({shown(ids)}), vLLM captures it once: {file}; name {needed} "
+            "different layers, those that the head was trained on"
+        )
+    outside = [i for i in ids if not 0 <= i <= target.num_layers]
+    if outside:
+        yield Problem(
+            f"{key} names layer {shown(outside[0])}, {target.name} has {target.num_layers} layers (0 to "
+            f"{target.num_layers} can be read): {file}; use the head that was trained for this target"
+        )
+    if len(ids) != needed:
+        yield Problem(
+            f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; name the layers that the "
+            "head was trained on"
+        )
+    if list(ids) != sorted(ids):
+        yield Problem(
+            f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order: {file}; drafts are poor if the "
+            "head was trained on the order named",
+            "warning",
+        )
+    if key != AUX_KEY and ids != default:
+        yield Problem(
+            f"{key} is {shown(ids)}, Model Runner V2 does not look there and would take {list(default)}: {file}; "
+            f'copy it to the top level, as "{AUX_KEY}"',
+            "warning",
+        )

@@ -1,0 +1,106 @@
+"""A head's vocabularies: embeddings, output matrix, and the map from draft ids to target ids.
+
+vLLM adds ``d2t`` to the draft id: target id = draft id + d2t[draft id]. A head without the map drafts the first ids of
+the target's vocabulary, and one that holds target ids themselves drafts others; neither raises.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import Head
+
+if TYPE_CHECKING:
+    import numpy as np
+
+INTEGERS = ("I64", "I32", "I16", "I8", "U8")
+
+
+def check_vocabulary(head: Head) -> Iterator[str]:
+    """One line for each thing that is wrong."""
+    if not head.tensors:
+        return
+    if head.draft_vocab_size > head.vocab_size:
+        yield (
+            f"draft_vocab_size is {head.draft_vocab_size}, more than the {head.vocab_size} of vocab_size: "
+            f"{head.config_file}; correct them"
+        )
+        return
+    for tensor, key, rows in (
+        ("lm_head.weight", "draft_vocab_size", head.draft_vocab_size),
+        ("embed_tokens.weight", "vocab_size", head.vocab_size),
+    ):
+        info = head.tensors.get(tensor)
+        if info is not None and info.shape[:1] != (rows,):
+            yield (
+                f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}: {head.file_of(tensor)}; "
+                f'correct "{key}" in config.json'
+            )
+    is_reduced = head.draft_vocab_size != head.vocab_size
+    if is_reduced and not head.has("lm_head"):
+        yield (
+            f"lm_head is missing, and the target's {head.vocab_size} rows do not fit a draft vocabulary of "
+            f"{head.draft_vocab_size}: {head.file_of('lm_head')}; take the head's weights from their source "
+            "again"
+        )
+    if is_reduced and "d2t" not in head.tensors:
+        yield (
+            f"d2t is missing, and draft_vocab_size {head.draft_vocab_size} is below vocab_size {head.vocab_size}: "
+            f"{head.file_of('d2t')}; take the head's weights from their source again"
+        )
+    if "d2t" in head.tensors:
+        yield from _check_d2t(head, is_reduced)
+
+
+def _check_d2t(head: Head, is_reduced: bool) -> Iterator[str]:
+    import numpy as np
+
+    info, file = head.tensors["d2t"], head.file_of("d2t")
+    if info.shape != (head.draft_vocab_size,) or info.dtype not in INTEGERS:
+        yield (
+            f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{head.draft_vocab_size}]: {file}; correct "
+            '"draft_vocab_size" in config.json, or take the weights from their source again'
+        )
+        return
+    try:
+        d2t, t2d = head.values("d2t"), _known_targets(head)
+    except HeadError as error:
+        yield str(error)
+        return
+    if d2t is None:
+        return
+    ids = np.arange(head.draft_vocab_size)
+    if not is_reduced:
+        if d2t.any() and not np.array_equal(d2t, ids):
+            yield (
+                f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no "
+                f"map: {file}; remove d2t, or correct the sizes in config.json"
+            )
+        return
+    fault = _fault_of_offsets(ids + d2t.astype(np.int64), d2t, t2d, head.vocab_size)
+    if fault:
+        yield f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
+
+
+def _fault_of_offsets(targets: "np.ndarray", d2t: "np.ndarray", t2d: "np.ndarray | None", size: int) -> str | None:
+    import numpy as np
+
+    outside = int(((targets < 0) | (targets >= size)).sum())
+    if t2d is not None and len(t2d) == len(targets) and not np.array_equal(np.sort(targets), t2d):
+        if np.array_equal(np.sort(d2t), t2d):
+            return "holds target ids, and vLLM adds it to the draft ids"
+        return "leads to other target ids than t2d marks"
+    if outside:
+        return f"sends {outside} draft ids outside the vocabulary of {size} tokens"
+    if len(np.unique(targets)) < len(targets):
+        return "sends two draft ids to one target id"
+    return None
+
+
+def _known_targets(head: Head) -> "np.ndarray | None":
+    """The target ids that ``t2d`` marks, where the head carries a usable one."""
+    info = head.tensors.get("t2d")
+    if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):
+        return None
+    values = head.values("t2d")
+    return None if values is None else values.astype(bool).nonzero()[0]

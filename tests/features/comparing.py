@@ -1,0 +1,45 @@
+"""Run requests with and without speculation, and expect the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.engines import Request, Settings, engine
+from tests.models import PEAGLE, TARGET, prompt_token_ids
+
+K = 5
+SETTINGS = Settings(TARGET, PEAGLE, k=K, max_num_seqs=4, llm=(("skip_tokenizer_init", False),))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request of a feature test: which prompt, how long, and its sampling parameters."""
+
+    prompt: int = 0
+    max_tokens: int = 24
+    sampling: tuple[tuple[str, Any], ...] = ()
+
+
+def outputs(settings: Settings, cases: Sequence[Case]) -> list[Any]:
+    """vLLM's RequestOutput for each case, all submitted together."""
+    prompts = prompt_token_ids()
+    requests = [
+        Request(f"case-{i}", tuple(prompts[case.prompt]), case.max_tokens, sampling=(("detokenize", True), *case.sampling))
+        for i, case in enumerate(cases)
+    ]
+    finished = engine(settings).run(requests)
+    return [finished[request.id].raw for request in requests]
+
+
+def both(settings: Settings, cases: Sequence[Case]) -> list[tuple[Any, Any]]:
+    """(unspeculated, speculated) RequestOutput for each case."""
+    plain = outputs(replace(settings, head=None), cases)
+    return list(zip(plain, outputs(settings, cases), strict=True))
+
+
+def texts(output: Any) -> list[str]:
+    return [completion.text for completion in output.outputs]
+
+
+def tokens(output: Any) -> list[list[int]]:
+    return [list(completion.token_ids) for completion in output.outputs]
