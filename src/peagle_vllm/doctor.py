@@ -257,7 +257,8 @@ def _show_seams(console: Console, report: Report) -> None:
     console.print(table)
     for result in report.moved:
         console.print(f"\n{result.seam.name}: {len(result.moved)} moved", style="bold")
-        for module, group in groupby(result.moved, key=lambda moved: moved.touch.module):
+        by_module = sorted(result.moved, key=lambda moved: moved.touch.module)
+        for module, group in groupby(by_module, key=lambda moved: moved.touch.module):
             console.print(f"  {module}", highlight=False)
             for moved in group:
                 console.print(f"    {moved.touch.qualname}  {moved.change}", highlight=False)

@@ -16,7 +16,7 @@ from peagle_vllm.heads.head import Head, Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Problem", "Target", "check_loaded", "check_pair", "default_aux_layers"]
+__all__ = ["Problem", "Target", "check_loaded", "check_pair", "default_aux_layers", "num_tokens_faults"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object, pa
             'add "parallel_drafting": true to the speculative config'
         )
         return [Problem(forgotten, "warning")]
-    problems = [Problem(line) for line in _num_tokens(num_speculative_tokens)]
+    problems = [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
     of_head = check_head(head)
     if head.tensors and not head.has_mask_hidden and head.mask_token_id is None:
         return problems + of_head
@@ -77,7 +77,8 @@ def check_loaded(
     return [Problem(f"{fault}: {name}; take the head's weights from their source again")] if fault else []
 
 
-def _num_tokens(value: object) -> Iterator[str]:
+def num_tokens_faults(value: object) -> Iterator[str]:
+    """What is wrong with K, as the user gave it."""
     if not isinstance(value, int) or not is_whole(value) or value <= 0:
         yield (
             f"num_speculative_tokens is {shown(value)}, needs a whole number above 0: the speculative config; set it "

@@ -31,7 +31,7 @@ class Head:
     Attributes:
         name: the folder or hub id it was read from.
         folder: where its files are, or None when only their headers were fetched.
-        dialect: who wrote it; see docs for the tell-tales.
+        dialect: who wrote it, by the tell-tales of ``config.dialect_of``.
         config: config.json as it stands.
         served: the flat config that vLLM makes of it.
         architecture: the model class name that vLLM looks up, or None where it finds none.

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 # Module of vLLM -> the seams that wait for its import. Order is the order of installation.
 _HOOKS = {
+    "vllm.engine.arg_utils": ("validation",),
+    "vllm.config.speculative": ("validation",),
     "vllm.config.vllm": ("validation", "gate", "capture_range"),
+    "vllm.model_executor.models.llama_eagle3": ("head_weights",),
+    "vllm.model_executor.models.qwen3_eagle3": ("head_weights",),
     "vllm.v1.worker.gpu.spec_decode": ("speculator",),
     "vllm.v1.worker.gpu.model_runner": ("speculator",),
     "vllm.v1.spec_decode.eagle": ("proposer",),

@@ -23,14 +23,15 @@ the seam; every other configuration runs on untouched.
 2. `peagle-vllm doctor --vllm vllm-X*.whl` names every touch that moved.
 3. Look at each of them, in both versions, and mend the seam.
 4. `python -m peagle_vllm.seams.record --vllm vllm-X*.whl`; add a new minor version to `SUPPORTED` in
-   `src/peagle_vllm/seams/version.py`, and to the extras in `pyproject.toml`.
+   `src/peagle_vllm/seams/version.py`, and to the extras in `pyproject.toml`. Builds of one release can
+   differ (the CPU build patches files of its own), so each is recorded beside the others, and matching
+   one of them is enough.
 5. `python -m peagle_vllm.seams.render > docs/seams.md`, then `make test`.
 
 A touch is compared whole, comments, docstrings and formatting aside.
 
 - ° only the signature counts: parameters; for a class, its fields and the signatures of its methods
 - † not the same in every supported version
-
 """
 
 

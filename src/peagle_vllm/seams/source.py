@@ -195,8 +195,8 @@ _SKIPPED = {"ctx", "kind", "type_comment", "type_ignores"}
 def _plain(node: object) -> str:
     """A syntax tree as text: no docstrings, no empty fields, the same on every Python version."""
     match node:
-        case ast.JoinedStr():
-            return f"JoinedStr{_joined(node.values)}"
+        case ast.JoinedStr(values=values):  # Python 3.12 puts empty literals into format specifications
+            return f"JoinedStr{_plain([part for part in values if not _is_empty_literal(part)])}"
         case ast.Constant(value=value):
             return f"{type(value).__name__}:{value!r}"
         case ast.AST():
@@ -208,21 +208,8 @@ def _plain(node: object) -> str:
     return repr(node)
 
 
-def _joined(values: list[ast.expr]) -> str:
-    """Parts of an f-string. Python versions split its literal text differently: join it again."""
-    parts: list[str] = []
-    literal = ""
-    for value in [*values, None]:
-        if isinstance(value, ast.Constant):
-            literal += str(value.value)
-            continue
-        if literal:
-            parts.append(repr(literal))
-        literal = ""
-        if isinstance(value, ast.FormattedValue):
-            spec = _joined(value.format_spec.values) if isinstance(value.format_spec, ast.JoinedStr) else "[]"
-            parts.append(f"{{{_plain(value.value)}!{value.conversion}:{spec}}}")
-    return f"[{', '.join(parts)}]"
+def _is_empty_literal(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""
 
 
 def _is_docstring(node: object) -> bool:

@@ -3,17 +3,17 @@
 import functools
 import logging
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import peagle_vllm.seams as seams
-from peagle_vllm.core.config import RefusedError, is_peagle
-from peagle_vllm.core.pair import Problem, Target, check_pair
-from peagle_vllm.heads.reader import HeadError, locate, read_head
+from peagle_vllm.core.config import RefusedError, is_peagle_spec
+from peagle_vllm.core.pair import Problem, Target, check_pair, num_tokens_faults
+from peagle_vllm.heads.reader import Head, HeadError, locate, read_head
 from peagle_vllm.seams.ledger import Seam, Touch
 from peagle_vllm.seams.patching import wrap
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
@@ -25,81 +25,154 @@ SEAM = Seam(
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     touches=(
+        Touch("vllm.engine.arg_utils", "EngineArgs.create_speculative_config", "wrapped", "signature"),
+        Touch("vllm.engine.arg_utils", "EngineArgs.speculative_config", "called", "signature"),
+        Touch("vllm.config.speculative", "SpeculativeConfig.__post_init__", "wrapped", "signature"),
         Touch("vllm.config.vllm", "VllmConfig.__post_init__", "wrapped", "signature"),
         Touch("vllm.config.speculative", "SpeculativeConfig.method", "called", "signature"),
+        Touch("vllm.config.speculative", "SpeculativeConfig.model", "called", "signature"),
+        Touch("vllm.config.speculative", "SpeculativeConfig.revision", "called", "signature"),
         Touch("vllm.config.speculative", "SpeculativeConfig.parallel_drafting", "called", "signature"),
         Touch("vllm.config.speculative", "SpeculativeConfig.num_speculative_tokens", "called", "signature"),
         Touch("vllm.config.speculative", "SpeculativeConfig.draft_model_config", "called", "signature"),
+        Touch("vllm.config.speculative", "SpeculativeConfig.target_model_config", "called", "signature"),
         Touch("vllm.config.parallel", "ParallelConfig.prefill_context_parallel_size", "called", "signature"),
         Touch("vllm.config.parallel", "ParallelConfig.decode_context_parallel_size", "called", "signature"),
+        Touch("vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils", "get_eagle3_aux_layers_from_config", "called"),
     ),
 )
 
 
+def refuse(line: str) -> RefusedError:
+    return RefusedError(f"P-EAGLE refused: {line}")
+
+
 def install(module: ModuleType) -> None:
+    """Wrap what ``module`` defines: the arguments, the speculative config, or the whole config."""
+    installers = {
+        "vllm.engine.arg_utils": _install_arguments,
+        "vllm.config.speculative": _install_speculative,
+        "vllm.config.vllm": _install_whole,
+    }
+    installers[module.__name__](module)
+
+
+def _install_arguments(module: ModuleType) -> None:
     def make(original):
-        def __post_init__(self, *args, **kwargs):
+        def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
+            given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
+            if given.get("parallel_drafting") and given.get("method") in (None, "eagle3"):
+                for line in num_tokens_faults(given.get("num_speculative_tokens")):
+                    raise refuse(line)
+            return original(self, *args, **kwargs)
+
+        return create_speculative_config
+
+    wrap(module.EngineArgs, "create_speculative_config", make)
+
+
+def _install_speculative(module: ModuleType) -> None:
+    def make(original):
+        def __post_init__(self, *args: Any, **kwargs: Any) -> None:
+            # Before vLLM reads the head, because its own errors name something else.
+            if self.parallel_drafting and self.method in (None, "eagle3") and self.model and self.target_model_config:
+                _check_head(self.model, self)
             original(self, *args, **kwargs)
-            validate(self)
+            if is_peagle_spec(self) and self.draft_model_config is not None and self.target_model_config is not None:
+                _name_aux_layers(self)
+
+        return __post_init__
+
+    wrap(module.SpeculativeConfig, "__post_init__", make)
+
+
+def _install_whole(module: ModuleType) -> None:
+    def make(original):
+        def __post_init__(self, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            _check_whole(self)
 
         return __post_init__
 
     wrap(module.VllmConfig, "__post_init__", make)
 
 
-def validate(vllm_config: "VllmConfig") -> None:
-    """Refuse (``RefusedError``, one line) or warn. Configurations without EAGLE-3 pass untouched."""
+def _check_whole(vllm_config: "VllmConfig") -> None:
+    """What only the whole configuration shows. Configurations without EAGLE-3 pass untouched."""
     spec = vllm_config.speculative_config
-    if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or vllm_config.model_config is None:
+    if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
         return
-    if is_peagle(vllm_config):
-        seams.refuse_if_moved()
-        _check_parallelism(vllm_config)
-    model_config = vllm_config.model_config
-    target = Target(
+    if not is_peagle_spec(spec):
+        _check_head(spec.draft_model_config.model, spec)
+        return
+    seams.refuse_if_moved()
+    for name, why in (
+        ("prefill_context_parallel_size", "splits a prompt over ranks and the drafter needs it whole"),
+        ("decode_context_parallel_size", "shards the drafter's KV cache, which is not supported yet"),
+    ):
+        size = getattr(vllm_config.parallel_config, name)
+        if size > 1:
+            raise refuse(f"{name}={size} {why}; set it to 1")
+
+
+def _check_head(model: str, spec: "SpeculativeConfig") -> None:
+    """Refuse a P-EAGLE head that does not fit; warn where the flag was forgotten."""
+    head_problems = _problems(
+        model,
+        spec.revision,
+        _target(spec.target_model_config),
+        spec.num_speculative_tokens,
+        bool(spec.parallel_drafting),
+    )
+    for problem in head_problems:
+        if problem.severity == "error":
+            raise refuse(problem.line)
+        _warn_once(problem.line)
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)
+
+
+def _target(model_config: "ModelConfig") -> Target:
+    return Target(
         name=model_config.model,
         hidden_size=model_config.get_hidden_size(),
         vocab_size=model_config.get_vocab_size(),
         num_layers=model_config.get_total_num_hidden_layers(),
     )
-    draft = spec.draft_model_config
-    for problem in _problems(
-        draft.model, draft.revision, target, spec.num_speculative_tokens, bool(spec.parallel_drafting)
-    ):
-        if problem.severity == "error" and spec.parallel_drafting:
-            raise RefusedError(f"P-EAGLE refused: {problem.line}")
-        if problem.severity == "warning":
-            logger.warning("%s", problem.line)
 
 
-def _check_parallelism(vllm_config: "VllmConfig") -> None:
-    parallel = vllm_config.parallel_config
-    if parallel.prefill_context_parallel_size > 1:
-        raise RefusedError(
-            f"P-EAGLE refused: prefill_context_parallel_size={parallel.prefill_context_parallel_size} splits a prompt "
-            "over ranks and the drafter needs it whole; set it to 1"
-        )
-    if parallel.decode_context_parallel_size > 1:
-        raise RefusedError(
-            f"P-EAGLE refused: decode_context_parallel_size={parallel.decode_context_parallel_size} shards the "
-            "drafter's KV cache, which is not supported yet; set it to 1"
-        )
+def _name_aux_layers(spec: "SpeculativeConfig") -> None:
+    """Put the head's aux layers where both runners look.
+
+    Many heads name them inside ``eagle_config`` alone. V1 looks there; V2 would take vLLM's default in silence.
+    """
+    head = _read(spec.draft_model_config.model, spec.draft_model_config.revision)
+    if isinstance(head, Head) and head.aux_layer_ids is not None:
+        spec.draft_model_config.hf_config.eagle_aux_hidden_state_layer_ids = list(head.aux_layer_ids)
 
 
 @functools.lru_cache(maxsize=8)
-def _problems(
-    model: str, revision: str | None, target: Target, num_speculative_tokens: int, parallel_drafting: bool
-) -> tuple[Problem, ...]:
-    """What is wrong with the pair, from the head's files. vLLM builds its config several times; once is enough."""
+def _read(model: str, revision: str | None) -> Head | HeadError | None:
+    """The head's files, the reason why they cannot be read, or None where they are not on this machine yet.
+
+    vLLM builds its configuration several times a start; once is enough.
+    """
     try:
         path = locate(model, revision)
-        if path is None:
-            return ()  # not on this machine yet: the loaded head is checked instead
-        head = read_head(path)
+        return None if path is None else read_head(path)
     except HeadError as error:
-        return (Problem(str(error), "error"),) if parallel_drafting else ()
-    return tuple(
-        check_pair(
-            head, target, num_speculative_tokens=num_speculative_tokens, parallel_drafting=parallel_drafting
-        )
-    )
+        return error
+
+
+def _problems(
+    model: str, revision: str | None, target: Target, num_speculative_tokens: int, parallel_drafting: bool
+) -> list[Problem]:
+    head = _read(model, revision)
+    if head is None:
+        return []  # the loaded head is checked instead
+    if isinstance(head, HeadError):
+        return [Problem(str(head))] if parallel_drafting else []
+    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens, parallel_drafting=parallel_drafting)

@@ -110,7 +110,7 @@ def _install(root: Traversable) -> VllmInstall:
 def _distributions(root: Traversable) -> Iterator[tuple[str, str]]:
     """(name, version) of the distributions beside ``vllm/`` that may own it, the surest first."""
     sure, maybe = [], []
-    for entry in root.iterdir():
+    for entry in sorted(root.iterdir(), key=lambda entry: entry.name):
         if not (entry.name.startswith("vllm") and entry.name.endswith(".dist-info")):
             continue
         metadata = entry.joinpath("METADATA")

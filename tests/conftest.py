@@ -1,0 +1,58 @@
+"""Process state that must exist before vLLM is imported.
+
+One pytest process serves one arm, because they need different state:
+
+    PEAGLE_TEST_ARM=plugin-v1   the default: the plugin on the V1 runner, vLLM's C++ stand-ins for Triton
+    PEAGLE_TEST_ARM=plugin-v2   the plugin on Model Runner V2, every Triton kernel under the interpreter
+    PEAGLE_TEST_ARM=stock-v1    vLLM as released, for comparison
+
+A test that needs one arm says so: ``@pytest.mark.arm("plugin-v1", "stock-v1")``. The others are not
+collected, so no report lists a skip that only says "run me elsewhere".
+"""
+
+import os
+
+import pytest
+
+ARM = os.environ.get("PEAGLE_TEST_ARM", "plugin-v1")
+ARMS = ("plugin-v1", "plugin-v2", "stock-v1")
+assert ARM in ARMS, f"PEAGLE_TEST_ARM={ARM}: choose one of {', '.join(ARMS)}"
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine in this process, so that a test can look inside
+    VLLM_USE_V2_MODEL_RUNNER="1" if ARM == "plugin-v2" else "0",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
+)
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+if ARM == "plugin-v2":
+    os.environ["TRITON_INTERPRET"] = "1"
+if ARM == "stock-v1":
+    os.environ["PEAGLE_VLLM_DISABLE"] = "1"
+
+
+def pytest_report_header() -> str:
+    return f"arm: {ARM} (PEAGLE_TEST_ARM)"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "arm(*names): run only where PEAGLE_TEST_ARM is one of these")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def elsewhere(item: pytest.Item) -> bool:
+        arms = {name for mark in item.iter_markers("arm") for name in mark.args}
+        return bool(arms) and ARM not in arms
+
+    away = [item for item in items if elsewhere(item)]
+    config.hook.pytest_deselected(items=away)
+    items[:] = [item for item in items if not elsewhere(item)]
+
+
+def pytest_sessionfinish() -> None:
+    """Tear the last engine down here: at interpreter exit its process group would complain."""
+    import sys
+
+    if "tests.engines" in sys.modules:
+        sys.modules["tests.engines"].shut_down()

@@ -1,0 +1,122 @@
+"""What the draft tests vary, and the engines and requests that follow from it."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+
+from tests import tiny_heads
+from tests.engines import Request, Settings
+
+MAX_MODEL_LEN = 160
+
+FACTORS: dict[str, tuple] = {
+    "k": (1, 2, 3, 5, 7, 8, 11),
+    "fmt": ("speculators", "aws", "served"),  # served: the speculators head is itself the served model
+    "requests": (1, 4, 9),  # in four slots
+    "family": ("llama", "qwen3"),
+    "dtype": ("float32", "bfloat16"),
+    "draft_vocab": (tiny_heads.VOCAB, 200),
+    "prefill": ("whole", "chunked"),
+    "prefix_caching": (False, True),
+    "kv": ("ample", "tight"),  # tight: too few blocks for the requests, so some are preempted
+    "norms": ("plain", "rich"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice of every factor."""
+
+    k: int
+    fmt: str
+    requests: int
+    family: str
+    dtype: str
+    draft_vocab: int
+    prefill: str
+    prefix_caching: bool
+    kv: str
+    norms: str
+
+    def __str__(self) -> str:
+        words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
+        words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching
+        return "-".join(words)
+
+    def head_spec(self) -> tiny_heads.HeadSpec:
+        aws, rich = self.fmt == "aws", self.norms == "rich"
+        return tiny_heads.HeadSpec(
+            family=self.family,
+            fmt="aws" if aws else "speculators",
+            draft_vocab=self.draft_vocab,
+            layers=3 if rich else 2,
+            norm_before_residual=rich,
+            norm_before_fc=rich,
+            fc_norm=rich and aws,  # vLLM 0.32 reads fc_norm from a flat config only
+            own_embeddings=not rich,
+        )
+
+    def settings(self, target: Path, head: Path) -> Settings:
+        return Settings(
+            target,
+            head,
+            k=self.k,
+            max_model_len=MAX_MODEL_LEN,
+            token_budget=1024 if self.prefill == "whole" else 48,
+            kv_blocks=64 if self.kv == "ample" else 13,
+            prefix_caching=self.prefix_caching,
+            dtype=self.dtype,
+            serve_head=self.fmt == "served",
+        )
+
+
+def pairs(cell: Cell) -> set[tuple]:
+    """Every pair of choices that a cell makes."""
+    return {(a, getattr(cell, a), b, getattr(cell, b)) for a, b in combinations(FACTORS, 2)}
+
+
+def pairwise_cells() -> list[Cell]:
+    """Cells in which every two choices of different factors meet; greedy, the same list every time."""
+    rng = random.Random(0)
+    missing = {(a, x, b, y) for a, b in combinations(FACTORS, 2) for x, y in product(FACTORS[a], FACTORS[b])}
+    cells: list[Cell] = []
+    while missing:
+        a, x, b, y = min(missing, key=str)
+        tries = [Cell(**{f: rng.choice(c) for f, c in FACTORS.items()} | {a: x, b: y}) for _ in range(200)]
+        cells.append(max(tries, key=lambda cell: len(pairs(cell) & missing)))
+        missing -= pairs(cells[-1])
+    # One target after the other, so that the engine without speculation starts once for each.
+    return sorted(cells, key=lambda cell: (cell.family, cell.dtype))
+
+
+def requests(count: int, size: int, seed: int) -> list[Request]:
+    """1, 4 or 9 requests; from 4 on, some run to MAX_MODEL_LEN beside others that do not.
+
+    Args:
+        size: output tokens of a request that does not.
+    """
+    rng = random.Random(f"{count}:{seed}")
+
+    def prompt(length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(3, tiny_heads.MASK_TOKEN) for _ in range(length))
+
+    shared = prompt(75)  # two blocks that the prefix cache can keep, and a part of a third
+
+    def plans() -> Iterator[tuple[tuple[int, ...], int]]:
+        yield prompt(37), size
+        yield shared + prompt(20), size
+        yield prompt(MAX_MODEL_LEN - size // 2), MAX_MODEL_LEN  # to the end
+        yield prompt(5), size
+        yield prompt(1), size  # vLLM pads a prompt of one token with K placeholder drafts
+        yield shared + prompt(9), size
+        yield prompt(MAX_MODEL_LEN - 3), MAX_MODEL_LEN
+        yield prompt(64), size // 2
+        yield shared + prompt(14), MAX_MODEL_LEN
+
+    made = []
+    for i, (tokens, max_tokens) in zip(range(count), plans(), strict=False):
+        room = MAX_MODEL_LEN - len(tokens)
+        made.append(Request(f"{count}.{seed}.{i}", tokens, min(max_tokens, room), arrives=max(0, 2 * i - 5)))
+    return made

@@ -1,0 +1,250 @@
+"""What a P-EAGLE head must draft, in plain torch, without vLLM and without a KV cache.
+
+Written from the geometry (``peagle_kernels.geometry``), not from either runner. For one sequence x with
+target hidden states h, and any position p_last whose next token x[p_last+1] is known:
+
+    rows      (x[1], h[0]) .. (x[p_last+1], h[p_last])   (MASK, m) x (K-1)
+    position   0           ..  p_last                     p_last+1 .. p_last+K-1
+
+Attention is causal, and the last K rows give the K drafts. Valid rows are the same whatever p_last is,
+so all p_last of a sequence go through one forward: the valid rows once, then K-1 mask rows for each
+p_last, which see the valid rows up to p_last and the earlier mask rows of their own group.
+
+Everything is computed in float32. For an engine in bfloat16 values are rounded to it wherever vLLM stores
+them (``Round``), because rounding moves logits by more than the distance of close candidates.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+Weights = dict[str, torch.Tensor]
+Round = Callable[[torch.Tensor], torch.Tensor]
+
+ROUND: dict[str, Round] = {
+    "float32": lambda x: x,
+    "bfloat16": lambda x: x.bfloat16().float(),
+}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One row of drafts.
+
+    Attributes:
+        tokens: K draft tokens in target ids.
+        logits: [K, draft vocabulary] of the head.
+        target_ids: [draft vocabulary] target id of each logit.
+    """
+
+    tokens: tuple[int, ...]
+    logits: torch.Tensor
+    target_ids: torch.Tensor
+
+    def logit(self, column: int, token: int) -> float:
+        """The head's logit of target token ``token``; -inf where the draft vocabulary lacks it."""
+        row = (self.target_ids == token).nonzero()
+        return float(self.logits[column, row[0, 0]]) if len(row) else -math.inf
+
+    def margins(self) -> list[float]:
+        """Distance of the two best logits, for each column."""
+        top = self.logits.topk(2, dim=-1).values
+        return (top[:, 0] - top[:, 1]).tolist()
+
+
+def load_weights(folder: Path, cut: Round) -> Weights:
+    """Every tensor of a checkpoint, floats in float32."""
+    weights: Weights = {}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        weights |= load_file(file)
+    return {name: cut(w.float()) if w.is_floating_point() else w for name, w in weights.items()}
+
+
+def inverse_frequencies(config: dict, head_dim: int) -> torch.Tensor:
+    """[head_dim / 2] rotary frequencies: plain, or stretched as Llama 3 does."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta") or config.get("rope_theta", 10000.0)
+    freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return freqs
+    assert kind == "llama3", f"the reference does not know rope type {kind}"
+    low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / freqs
+    smooth = ((old / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * freqs / rope["factor"] + smooth * freqs
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [T, heads, head_dim]; cos and sin are [T, 1, head_dim / 2], the halves pair up."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class Stack:
+    """Decoder layers of a Llama or Qwen3 checkpoint.
+
+    Between layers flows the residual sum [T, hidden], not yet rounded: norms read it so.
+    """
+
+    def __init__(self, config: dict, weights: Weights, cut: Round):
+        self.weights, self.cut = weights, cut
+        self.eps = config["rms_norm_eps"]
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
+        self.freqs = inverse_frequencies(config, self.head_dim)
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.cut(self.cut(x) * self.weights[f"{name}.weight"])
+
+    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self.cut(F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")))
+
+    def attention(self, x: torch.Tensor, name: str, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """Attention of rows x [T, width] at ``positions`` [T]; visible [T, T] says which rows a row sees."""
+        q, k, v = (self.linear(x, f"{name}.{p}_proj").unflatten(-1, (-1, self.head_dim)) for p in "qkv")
+        if f"{name}.q_norm.weight" in self.weights:
+            q, k = self.norm(q, f"{name}.q_norm"), self.norm(k, f"{name}.k_norm")
+        angle = (positions[:, None].float() * self.freqs)[:, None]
+        cos, sin = self.cut(angle.cos()), self.cut(angle.sin())
+        q, k = self.cut(rotate(q, cos, sin)), self.cut(rotate(k, cos, sin))
+        k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.head_dim)
+        probs = scores.masked_fill(~visible, -math.inf).softmax(-1)
+        return self.linear(self.cut(torch.einsum("hqk,khd->qhd", probs, v)).flatten(1), f"{name}.o_proj")
+
+    def rest(self, h: torch.Tensor, name: str) -> torch.Tensor:
+        """What follows attention in a layer: the gated MLP, added to the residual."""
+        x = self.norm(h, f"{name}.post_attention_layernorm")
+        gate, up = self.linear(x, f"{name}.mlp.gate_proj"), self.linear(x, f"{name}.mlp.up_proj")
+        return self.cut(h) + self.linear(self.cut(self.cut(F.silu(gate)) * up), f"{name}.mlp.down_proj")
+
+    def layer(self, h: torch.Tensor, name: str, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(h, f"{name}.input_layernorm")
+        return self.rest(self.cut(h) + self.attention(normed, f"{name}.self_attn", positions, visible), name)
+
+
+class Target:
+    """The served model: its hidden states, and its greedy choice for checking the reference itself."""
+
+    def __init__(self, folder: Path, cut: Round):
+        self.config = json.loads((Path(folder) / "config.json").read_text())
+        self.weights, self.cut = load_weights(folder, cut), cut
+        self.num_layers = self.config["num_hidden_layers"]
+        self.stack = Stack(self.config, self.weights, cut)
+        self.embedding = self.weights["model.embed_tokens.weight"]
+        self.lm_head = self.weights.get("lm_head.weight", self.embedding)
+
+    def states(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """[T, hidden] residual entering each layer, and that leaving the last: vLLM's layer id n is item n."""
+        positions = torch.arange(len(tokens))
+        visible = positions[None, :] <= positions[:, None]
+        out = [self.embedding[tokens]]
+        for i in range(self.num_layers):
+            out.append(self.stack.layer(out[-1], f"model.layers.{i}", positions, visible))
+        return out
+
+    def logits(self, last_state: torch.Tensor) -> torch.Tensor:
+        return self.cut(F.linear(self.stack.norm(last_state, "model.norm"), self.lm_head))
+
+
+class Head:
+    """A P-EAGLE head in either format, with the embeddings and output matrix it shares with its target."""
+
+    def __init__(self, folder: Path, target: Target, cut: Round):
+        raw = json.loads((Path(folder) / "config.json").read_text())
+        config = raw.get("transformer_layer_config", {}) | {k: v for k, v in raw.items() if v is not None}
+        stored = load_weights(folder, cut).items()
+        names = {name.removeprefix("model.").replace("midlayer.", "layers.0."): w for name, w in stored}
+        self.weights, self.cut, self.stack = names, cut, Stack(config, names, cut)
+        self.num_layers = config["num_hidden_layers"]
+        self.mask_token = config.get("mask_token_id", config.get("ptd_token_id"))
+        self.norm_before_residual = config.get("norm_before_residual", False)
+        n = target.num_layers
+        self.aux_layers = sorted(set(config.get("eagle_aux_hidden_state_layer_ids") or (2, n // 2, n - 3)))
+        self.embedding = names.get("embed_tokens.weight", target.embedding)
+        self.lm_head = names.get("lm_head.weight", target.lm_head)
+        self.target_ids = torch.arange(len(self.lm_head)) + names.get("d2t", 0)
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """fc, after the norms that some heads have: [..., n_aux * target hidden] -> [..., hidden]."""
+        if "input_norm.weight" in self.weights:
+            aux = self.stack.norm(aux, "input_norm")
+        if "fc_norm.0.weight" in self.weights:
+            chunks = aux.chunk(len(self.aux_layers), dim=-1)
+            aux = torch.cat([self.stack.norm(c, f"fc_norm.{i}") for i, c in enumerate(chunks)], dim=-1)
+        return self.stack.linear(aux, "fc")
+
+    def forward(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, draft vocabulary] logits of rows (token, projected hidden state)."""
+        s, first = self.stack, "layers.0"
+        embeds, normed = s.norm(self.embedding[tokens], f"{first}.input_layernorm"), s.norm(hidden, f"{first}.hidden_norm")
+        residual = normed if self.norm_before_residual else hidden
+        both = torch.cat([embeds, normed], dim=-1)
+        h = s.rest(residual + s.attention(both, f"{first}.self_attn", positions, visible), first)
+        for i in range(1, self.num_layers):
+            h = s.layer(h, f"layers.{i}", positions, visible)
+        return self.cut(F.linear(s.norm(h, "norm"), self.lm_head))
+
+    def drafts(self, tokens: list[int], aux: torch.Tensor, p_lasts: list[int], k: int) -> dict[int, Draft]:
+        """The K drafts after each p_last of one sequence.
+
+        Args:
+            tokens: the sequence, prompt and output.
+            aux: [>= max(p_lasts) + 1, n_aux * target hidden] captured hidden states.
+            p_lasts: positions whose next token is known, p_last + 1 < len(tokens).
+        """
+        x, last, depth = torch.tensor(tokens), torch.tensor(p_lasts), k - 1
+        num_valid = max(p_lasts) + 1
+        valid = torch.arange(num_valid)
+        step = torch.arange(1, k).repeat(len(last))  # mask rows, group by group
+        group_last = last.repeat_interleave(depth)
+        positions = torch.cat([valid, group_last + step])
+        ids = torch.cat([x[1 : num_valid + 1], torch.full_like(step, self.mask_token)])
+        m = self.project(self.weights["mask_hidden"].flatten())
+        hidden = torch.cat([self.project(aux[:num_valid]), m.expand(len(step), -1)])
+        # A row sees valid rows up to its own position or its group's p_last, and its own group's earlier masks.
+        reach = torch.cat([valid, group_last])
+        group = torch.cat([torch.full_like(valid, -1), torch.arange(len(last)).repeat_interleave(depth)])
+        is_valid = group < 0
+        visible = is_valid[None, :] & (positions[None, :] <= reach[:, None])
+        visible |= ~is_valid[None, :] & (group[None, :] == group[:, None]) & (positions[None, :] <= positions[:, None])
+        logits = self.forward(ids, hidden, positions, visible)
+        out = {}
+        for g, p in enumerate(p_lasts):
+            rows = torch.cat([torch.tensor([p]), num_valid + g * depth + torch.arange(depth)])
+            chosen = self.target_ids[logits[rows].argmax(-1)]
+            out[p] = Draft(tuple(chosen.tolist()), logits[rows], self.target_ids)
+        return out
+
+
+class Reference:
+    """A target with its head, as an engine of ``dtype`` would run them."""
+
+    def __init__(self, target: Path, head: Path, dtype: str = "float32"):
+        self.dtype, self.cut = dtype, ROUND[dtype]
+        self.target = Target(target, self.cut)
+        self.head = Head(head, self.target, self.cut)
+
+    @torch.no_grad()
+    def drafts(
+        self, tokens: list[int], p_lasts: list[int], k: int, aux: torch.Tensor | None = None
+    ) -> dict[int, Draft]:
+        """The K drafts after each p_last of the sequence ``tokens``.
+
+        Args:
+            aux: [> max(p_lasts), n_aux * hidden] hidden states to use instead of the target's own.
+        """
+        if aux is None:
+            states = self.target.states(torch.tensor(tokens[: max(p_lasts) + 1]))
+            aux = torch.cat([self.cut(states[n]) for n in self.head.aux_layers], dim=-1)
+        return self.head.drafts(tokens, aux, sorted(p_lasts), k)

@@ -1,0 +1,133 @@
+"""Where stock V1 is not compared with the simulation, and why: each defect, reproduced, and what the plugin does.
+
+Every test states a fact of stock vLLM and the opposite of the plugin on the same runner, so it runs for both.
+A vLLM in which a stock line fails has mended the defect: drop the exclusion in test_exact.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import tiny_heads
+from tests.conftest import ARM
+from tests.drafts.recorder import compare, record
+from tests.drafts.reference import Reference
+from tests.engines import Engine, Request, Settings, engine
+
+pytestmark = pytest.mark.arm("stock-v1", "plugin-v1")
+
+STOCK = ARM == "stock-v1"
+MAX_MODEL_LEN = 160
+K = 4
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    target = tiny_heads.write_target(folder / "target")
+    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec())
+
+
+def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
+    return engine(Settings(*pair, k=K, max_model_len=MAX_MODEL_LEN, **changes))
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    gen = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
+
+
+def drafts_are_exact(live: Engine, pair: tuple[Path, Path], requests: list[Request]) -> bool:
+    with record(live) as noted:
+        finished = live.run(requests)
+    try:
+        print(compare(noted, finished, Reference(*pair), k=K, max_model_len=MAX_MODEL_LEN))
+    except AssertionError as error:
+        print(error)
+        return False
+    return True
+
+
+def test_without_a_defect_drafts_are_exact(pair: tuple[Path, Path]):
+    """The control: same engine, same comparison, nothing that a defect touches."""
+    assert drafts_are_exact(start(pair), pair, [Request("a", prompt(70), 30), Request("b", prompt(9, 1), 30)])
+
+
+def test_prompt_token_slip_in_chunked_prefill(pair: tuple[Path, Path]):
+    """Stock feeds the LAST prompt token after a chunk that is not the last; the drafter's KV keeps the error."""
+    live = start(pair, token_budget=32)
+    assert drafts_are_exact(live, pair, [Request("chunked", prompt(100), 30)]) is not STOCK
+
+
+def test_one_request_near_max_model_len_stops_all_drafts(pair: tuple[Path, Path]):
+    """Stock drafts for nobody in such a step, and leaves a hole in every other request's draft KV."""
+    live = start(pair)
+    near = Request("near", prompt(MAX_MODEL_LEN - 6, 2), 6)
+    other = Request("other", prompt(20, 3), 40)
+    assert drafts_are_exact(live, pair, [near, other]) is not STOCK
+    with record(live) as noted:
+        live.run([Request("alone", other.prompt, 40)])
+    with record(live) as beside:
+        live.run([Request("near2", near.prompt, 6), Request("alone", other.prompt, 40)])
+    drafted = [{row.p_last for row in rec.rows if row.req == "alone"} for rec in (noted, beside)]
+    assert (drafted[0] == drafted[1]) is not STOCK
+
+
+def test_dynamic_k_gives_drafts_to_the_wrong_request(pair: tuple[Path, Path]):
+    """Stock drafts K for each request and cuts the result into rows of the smaller K."""
+    schedule = [(1, 1, K), (2, 4, K // 2)]
+    live = start(pair, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
+    original, shapes = live.drafter.propose, []
+
+    def propose(*args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts = original(*args, **kwargs)
+        shapes.append((kwargs["common_attn_metadata"].batch_size(), kwargs["num_speculative_tokens"], drafts.shape))
+        return drafts
+
+    live.drafter.propose = propose
+    try:
+        live.run([Request("a", prompt(20), 20), Request("b", prompt(30, 1), 20)])
+    except Exception as error:  # stock may also die of the shape further on
+        assert STOCK, error
+    finally:
+        del live.drafter.propose
+    fitting = all(tuple(shape) == (num_reqs, k) for num_reqs, k, shape in shapes)
+    assert any(k < K for _, k, _ in shapes)
+    assert fitting is not STOCK
+
+
+def test_length_bound_is_stale_after_queries_are_extended(pair: tuple[Path, Path]):
+    """Stock's extend_all_queries_by_N lengthens seq_lens, not the host's upper bound on them.
+
+    (Nor dcp_local_seq_lens; the plugin refuses decode context parallelism.)
+    """
+    live = start(pair)
+    original, bounds = live.drafter.build_per_group_and_layer_attn_metadata, []
+
+    def build(metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        bounds.append(bool((metadata.seq_lens_cpu_upper_bound >= metadata.seq_lens).all()))
+        return original(metadata, *args, **kwargs)
+
+    live.drafter.build_per_group_and_layer_attn_metadata = build
+    try:
+        live.run([Request("a", prompt(20), 20), Request("b", prompt(30, 1), 20)])
+    finally:
+        del live.drafter.build_per_group_and_layer_attn_metadata
+    assert bounds
+    assert all(bounds) is not STOCK
+
+
+def test_seeds_are_ignored_in_probabilistic_drafts(pair: tuple[Path, Path]):
+    """A seeded request does not repeat its drafts on stock: they are drawn from the global generator."""
+    live = start(pair, speculative=(("draft_sample_method", "probabilistic"),))
+    sampling = (("temperature", 1.0), ("seed", 7))
+
+    def first_drafts(name: str) -> list[tuple[int, ...]]:
+        with record(live) as noted:
+            live.run([Request(name, prompt(20), 2, sampling=sampling)])
+        return [row.draft for row in noted.rows]
+
+    once, twice = first_drafts("once"), first_drafts("twice")
+    assert (once[0] == twice[0]) is not STOCK

@@ -1,0 +1,58 @@
+"""Judging written heads, and the changes that tests make to them before."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from peagle_vllm.core.pair import Problem, Target, check_pair
+from peagle_vllm.heads.reader import read_head
+from tests.heads.writers import HIDDEN, TARGET, Written
+
+AGAIN = "take the head's weights from their source again"
+AUX_KEY = "eagle_aux_hidden_state_layer_ids"
+Change = Callable[[Written], object]
+
+
+def problems(head: Written, folder: Path, target: Target = TARGET, k: object = 5, flag: bool = True) -> list[Problem]:
+    found = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k, parallel_drafting=flag)
+    for problem in found:
+        assert "\n" not in problem.line
+        assert len(problem.line) < 600
+    return found
+
+
+def only(found: list[Problem], severity: str = "error") -> str:
+    assert [problem.severity for problem in found] == [severity], found
+    return found[0].line
+
+
+def no_embeddings(head: Written) -> None:
+    del head.tensors["embed_tokens.weight"]
+
+
+def no_lm_head(head: Written) -> None:
+    del head.tensors["lm_head.weight"]
+
+
+def norm_before_fc(head: Written) -> None:
+    head.config["norm_before_fc"] = True
+    head.tensors["input_norm.weight"] = torch.ones(3 * HIDDEN)
+
+
+def fc_norm(head: Written) -> None:
+    head.layer_config["fc_norm"] = True
+    head.tensors |= {f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}
+
+
+def fused(head: Written) -> None:
+    for name in [n for n in head.tensors if ".k_proj." in n or ".v_proj." in n or ".up_proj." in n]:
+        del head.tensors[name]
+    head.tensors = {
+        n.replace(".q_proj.", ".qkv_proj.").replace(".gate_proj.", ".gate_up_proj."): t for n, t in head.tensors.items()
+    }
+
+
+def quantized(head: Written) -> None:
+    head.layer_config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    head.tensors = {n.replace("_proj.weight", "_proj.weight_packed"): t for n, t in head.tensors.items()}

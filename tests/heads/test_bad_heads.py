@@ -1,0 +1,185 @@
+"""A bad head gets one line that names what is wrong, the file and field, and the mend."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.heads import writers
+from tests.heads.judging import AGAIN, AUX_KEY, Change, fc_norm, no_lm_head, problems
+from tests.heads.writers import HIDDEN, VOCAB, Written
+
+MASK = "mask_hidden"
+
+
+def put(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def change(head: Written) -> None:
+        head.tensors[name] = make(head.tensors[name])
+
+    return change
+
+
+def drop(*names: str) -> Change:
+    def change(head: Written) -> None:
+        for name in names:
+            head.tensors.pop(name, None)
+            head.config.pop(name, None)
+
+    return change
+
+
+def setting(**fields: object) -> Change:
+    return lambda head: head.config.update(fields)
+
+
+def layer_setting(**fields: object) -> Change:
+    return lambda head: head.layer_config.update(fields)
+
+
+def holed(value: float) -> Change:
+    return put(MASK, lambda t: t.clone().index_fill_(2, torch.tensor([5]), value))
+
+
+def add_input_norm(head: Written) -> None:
+    head.tensors["input_norm.weight"] = torch.ones(3 * HIDDEN)
+
+
+def as_target_ids(head: Written) -> None:
+    head.tensors["d2t"] = head.tensors["t2d"].nonzero()[:, 0]
+
+
+def wrapped_fc(head: Written) -> None:
+    head.tensors["model.fc.weight"] = head.tensors.pop("fc.weight")
+
+
+def five_llama_aux(head: Written) -> None:
+    head.config |= writers.speculators(num_aux=5).config
+    head.tensors |= writers.speculators(num_aux=5).tensors
+    del head.layer_config["num_aux_hidden_states"]
+
+
+def reduced(change: Change) -> Change:
+    def both(head: Written) -> None:
+        other = writers.speculators(draft_vocab=writers.DRAFT_VOCAB)
+        head.config, head.tensors = other.config, other.tensors
+        change(head)
+
+    return both
+
+
+# name -> (change to a sound speculators head, what the line says, how it mends)
+REFUSED = {
+    "no mask_hidden": (drop(MASK), "mask_hidden is missing: {}/model.safetensors", AGAIN),
+    "NaN": (holed(float("nan")), "mask_hidden holds NaN or Inf: {}/model.safetensors", AGAIN),
+    "Inf": (holed(float("inf")), "mask_hidden holds NaN or Inf", AGAIN),
+    "zeros": (put(MASK, torch.zeros_like), "mask_hidden is all zeros", AGAIN),
+    "narrow": (
+        put(MASK, lambda t: t[..., 1:].contiguous()),
+        "mask_hidden is 47 wide, needs 3 x 16 = 48 (aux layers x target hidden size): {}/model.safetensors",
+        "retrain or convert the head for this target",
+    ),
+    "empty": (put(MASK, lambda t: t[..., :0].contiguous()), "mask_hidden is 0 wide, needs 3 x 16 = 48", "retrain"),
+    "one element": (put(MASK, lambda t: t[..., 0].contiguous()), "mask_hidden is 1 wide", "retrain"),
+    "fp8": (put(MASK, lambda t: t.to(torch.float8_e4m3fn)), "mask_hidden is stored as F8_E4M3", "save it as F32"),
+    "no id": (drop("mask_token_id"), "no mask token id: {}/config.json", 'add "mask_token_id"'),
+    "null id": (setting(mask_token_id=None), "no mask token id", 'add "mask_token_id"'),
+    "true id": (setting(mask_token_id=True), "mask_token_id is true, needs a whole number", "set it to the id"),
+    "text id": (setting(mask_token_id="60"), 'mask_token_id is "60", needs a whole number', "set it to the id"),
+    "float id": (setting(mask_token_id=60.0), "mask_token_id is 60.0, needs a whole number", "set it to the id"),
+    "negative id": (setting(mask_token_id=-1), "mask_token_id is -1, outside the vocabulary of 64", "set it to the id"),
+    "id too large": (setting(mask_token_id=VOCAB), "mask_token_id is 64, outside the vocabulary", "set it to the id"),
+    "aux repeated": (setting(**{AUX_KEY: [2, 4, 4]}), AUX_KEY + " names layer 4 twice", "name 3 different layers"),
+    "aux too deep": (setting(**{AUX_KEY: [2, 4, 9]}), "names layer 9, some/target has 8 layers", "use the head that"),
+    "aux negative": (setting(**{AUX_KEY: [-1, 4, 5]}), "names layer -1", "use the head that"),
+    "fewer aux": (setting(**{AUX_KEY: [2, 4]}), "names 2 layers, fc takes 3 aux hidden states", "name the layers"),
+    "5 llama aux": (
+        five_llama_aux,
+        "fc takes 5 aux hidden states, vLLM would build it for 3: transformer_layer_config of {}/config.json",
+        'add "num_aux_hidden_states": 5 there',
+    ),
+    "wide fc": (
+        put("fc.weight", lambda t: torch.ones(HIDDEN, 50)),
+        "fc.weight is [16, 50], needs [16, 48]",
+        "use the head that was trained for this target",
+    ),
+    "no fc": (drop("fc.weight"), "fc is missing", AGAIN),
+    "no norm": (
+        drop("norm.weight", "layers.1.mlp.up_proj.weight"),
+        "layers.1.mlp.up_proj is missing and 1 more",
+        AGAIN,
+    ),
+    "a layer less": (layer_setting(num_hidden_layers=3), "num_hidden_layers is 3, the weights hold 2", "correct it"),
+    "a layer more": (layer_setting(num_hidden_layers=1), "num_hidden_layers is 1, the weights hold 2", "correct it"),
+    "lost norm": (add_input_norm, 'input_norm is in the weights, vLLM sees no "norm_before_fc"', "true there"),
+    "norm without weights": (setting(norm_before_fc=True), "norm_before_fc is set, the weights hold no", AGAIN),
+    "fc_norm in the wrong place": (
+        lambda head: (fc_norm(head), head.layer_config.pop("fc_norm"), setting(fc_norm=True)(head)),
+        'fc_norm is in the weights, vLLM sees no "fc_norm": transformer_layer_config of {}/config.json',
+        'add "fc_norm": true there',
+    ),
+    "lm_head rows": (
+        put("lm_head.weight", lambda t: torch.ones(50, HIDDEN)),
+        "lm_head.weight has 50 rows, draft_vocab_size is 64: {}/model.safetensors",
+        'correct "draft_vocab_size" in config.json',
+    ),
+    "embedding rows": (
+        put("embed_tokens.weight", lambda t: torch.ones(50, HIDDEN)),
+        "embed_tokens.weight has 50 rows, vocab_size is 64",
+        'correct "vocab_size" in config.json',
+    ),
+    "draft vocabulary too large": (setting(draft_vocab_size=65), "draft_vocab_size is 65, more than the 64", "correct"),
+    "no d2t": (reduced(drop("d2t")), "d2t is missing, and draft_vocab_size 48 is below vocab_size 64", AGAIN),
+    "no lm_head": (reduced(no_lm_head), "lm_head is missing, and the target's 64 rows do not fit", AGAIN),
+    "short d2t": (
+        reduced(put("d2t", lambda t: t[1:].contiguous())),
+        "d2t is I64 [47], needs whole numbers [48]",
+        'correct "draft_vocab_size" in config.json',
+    ),
+    "d2t of floats": (reduced(put("d2t", lambda t: t.float())), "d2t is F32 [48], needs whole numbers", "correct"),
+    "d2t of target ids": (reduced(as_target_ids), "d2t holds target ids, and vLLM adds it", "store it as offsets"),
+    "d2t outside": (
+        reduced(lambda head: (put("d2t", lambda t: t + 1)(head), drop("t2d")(head))),
+        "d2t sends 1 draft ids outside the vocabulary of 64 tokens: {}/model.safetensors",
+        "store it as offsets",
+    ),
+    "d2t against t2d": (reduced(put("d2t", lambda t: t - 1)), "d2t leads to other target ids than t2d", "offsets"),
+    "d2t not one to one": (
+        reduced(lambda head: (put("d2t", lambda t: -torch.arange(len(t)))(head), drop("t2d")(head))),
+        "d2t sends two draft ids to one target id",
+        "offsets",
+    ),
+    "a map nobody reads": (
+        lambda head: head.tensors.update(d2t=torch.arange(VOCAB).flip(0)),
+        "d2t maps tokens, and draft_vocab_size equals vocab_size (64), where vLLM uses no map",
+        "remove d2t",
+    ),
+    "no aux states": (
+        layer_setting(eagle_config={"use_aux_hidden_state": False}),
+        "eagle_config.use_aux_hidden_state is off",
+        "set it to true",
+    ),
+    "model.": (wrapped_fc, "1 tensors carry a model. prefix that vLLM does not know (model.fc.weight)", "remove the"),
+    "another method": (
+        setting(speculators_model_type="dflash"),
+        'speculators_model_type "dflash" with model_type "llama" is no P-EAGLE class of vLLM',
+        "convert the head",
+    ),
+    "another model": (layer_setting(model_type="gemma"), 'with model_type "gemma" is no P-EAGLE class', "convert"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_head_is_refused_in_one_line(name: str, tmp_path: Path):
+    change, what, mend = REFUSED[name]
+    head = writers.speculators()
+    change(head)
+    found = problems(head, tmp_path)
+    line = found[0].line
+    assert what.format(tmp_path) in line
+    assert mend in line
+    assert found[0].severity == "error"
+    places = (f"{tmp_path}/config.json", f"{tmp_path}/model.safetensors")
+    assert any(place in line for place in places), "the line names no file"
+    if name != "another method":  # which also leaves it without a mask token id that vLLM would find
+        assert len(found) == 1, found

@@ -1,0 +1,113 @@
+"""Where a head is found: a folder, the cache, the hub's headers, or not before vLLM has fetched it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from peagle_vllm.core.pair import check_pair
+from peagle_vllm.heads.reader import HeadError, RemoteHead, locate, read_head
+from tests.heads.writers import SERVED, TARGET, speculators
+
+REPO, COMMIT = "some/head", "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def cache(tmp_path: Path) -> Path:
+    """The snapshot folder of REPO's main branch in an otherwise empty cache."""
+    repo = tmp_path / "hub" / "models--some--head"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    return repo / "snapshots" / COMMIT
+
+
+def hub_of(head, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A hub that answers for ``head`` without weights."""
+    saved = read_head(head.save(folder))
+    files: dict[str, SimpleNamespace] = {}
+    for info in saved.tensors.values():
+        file = files.setdefault(info.file, SimpleNamespace(tensors={}))
+        file.tensors[info.name] = SimpleNamespace(shape=list(info.shape), dtype=info.dtype)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        huggingface_hub, "get_safetensors_metadata", lambda *a, **k: SimpleNamespace(files_metadata=files)
+    )
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(folder / "config.json"))
+
+
+def test_a_folder_is_itself(tmp_path: Path):
+    assert locate(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_cached_head_is_its_snapshot(shards: int, tmp_path: Path):
+    head = speculators()
+    head.shards = shards
+    snapshot = head.save(cache(tmp_path))
+    assert locate(REPO) == snapshot
+    assert locate(REPO, revision=COMMIT) == snapshot
+    assert locate(REPO, revision="b" * 40) is None
+
+
+def test_a_half_cached_head_is_not_taken(tmp_path: Path):
+    head = speculators()
+    head.shards = 2
+    snapshot = head.save(cache(tmp_path))
+    next(snapshot.glob("*.safetensors")).unlink()
+    assert locate(REPO) is None
+
+
+def test_a_cached_config_alone_is_not_a_head(tmp_path: Path):
+    (speculators().save(cache(tmp_path)) / "model.safetensors").unlink()
+    assert locate(REPO) is None
+
+
+@pytest.mark.parametrize("name", ["some/unknown", "no such folder/at all", "", "s3://bucket/head", "x" * 5000, "a\0b"])
+def test_what_is_nowhere_is_left_to_vllm(name: str):
+    if name:
+        assert locate(name) is None
+
+
+def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hub_of(SERVED["aws"](), monkeypatch, tmp_path / "origin")
+    remote = locate(REPO)
+    assert isinstance(remote, RemoteHead)
+    head = read_head(remote)
+    assert (head.dialect, head.name, head.folder) == ("aws", REPO, None)
+    assert head.mask_hidden() is None
+    assert check_pair(head, TARGET, num_speculative_tokens=5, parallel_drafting=True) == []
+
+
+def test_headers_are_enough_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    narrow = speculators()
+    narrow.tensors["mask_hidden"] = narrow.tensors["mask_hidden"][..., 1:].contiguous()
+    hub_of(narrow, monkeypatch, tmp_path / "origin")
+    remote = locate(REPO)
+    assert remote is not None
+    (problem,) = check_pair(read_head(remote), TARGET, num_speculative_tokens=5, parallel_drafting=True)
+    assert "mask_hidden is 47 wide" in problem.line
+    assert f"{REPO}/model.safetensors" in problem.line
+
+
+@pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("?"), ValueError("not a repository")])
+def test_a_failing_hub_never_breaks_serving(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", fail)
+    assert locate(REPO) is None
+
+
+def test_a_broken_config_from_the_hub_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hub_of(speculators(), monkeypatch, tmp_path / "origin")
+    (tmp_path / "origin" / "config.json").write_text("{")
+    with pytest.raises(HeadError, match=r"config\.json is no JSON"):
+        locate(REPO)

@@ -1,0 +1,177 @@
+"""Bad pairs get one line that names what is wrong, where, and how to mend it; sound pairs get none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peagle_vllm.core.pair import Target, check_loaded, check_pair, default_aux_layers
+from peagle_vllm.heads.reader import read_head
+from tests.heads import writers
+from tests.heads.judging import (
+    AGAIN,
+    AUX_KEY,
+    Change,
+    fc_norm,
+    fused,
+    no_embeddings,
+    no_lm_head,
+    norm_before_fc,
+    only,
+    problems,
+    quantized,
+)
+from tests.heads.writers import FOREIGN, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SERVED)
+def test_sound_heads_have_no_problem(name: str, dtype: torch.dtype, shards: int, tmp_path: Path):
+    head = SERVED[name]()
+    head.shards = shards
+    head.tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in head.tensors.items()}
+    assert problems(head, tmp_path) == []
+
+
+@pytest.mark.parametrize("change", [no_embeddings, no_lm_head, norm_before_fc, fc_norm, fused, quantized])
+def test_sound_variants_have_no_problem(change: Change, tmp_path: Path):
+    head = writers.speculators()
+    change(head)
+    assert problems(head, tmp_path) == []
+
+
+def test_deep_targets_give_vllms_default_layers():
+    assert default_aux_layers(24) == (2, 12, 21)
+
+
+# What the speculative config gets wrong.
+
+
+@pytest.mark.parametrize("k", [0, -3, True, 2.5, "5", None])
+def test_k_must_be_a_whole_number_above_0(k: object, tmp_path: Path):
+    line = only(problems(writers.speculators(), tmp_path, k=k))
+    assert line.startswith("num_speculative_tokens is ")
+    assert "needs a whole number above 0" in line
+    assert line.endswith("set it to 5, for example")
+
+
+def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):
+    line = only(problems(writers.eagle3(), tmp_path))
+    assert "is no P-EAGLE head (an EAGLE-3 head, perhaps)" in line
+    assert 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head' in line
+
+
+def test_a_peagle_head_without_the_flag_is_a_warning(tmp_path: Path):
+    line = only(problems(writers.speculators(), tmp_path, flag=False), "warning")
+    assert 'add "parallel_drafting": true to the speculative config' in line
+
+
+def test_an_eagle3_head_without_the_flag_is_left_alone(tmp_path: Path):
+    assert problems(writers.eagle3(), tmp_path, flag=False, k=0) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        (replace(TARGET, hidden_size=32), "hidden_size is 16, some/target has hidden states 32 wide"),
+        (replace(TARGET, vocab_size=63), "vocab_size is 64, some/target has 63"),
+        (replace(TARGET, vocab_size=128), "vocab_size is 64, some/target has 128"),
+        (replace(TARGET, num_layers=4), "names layer 5, some/target has 4 layers"),
+    ],
+)
+def test_a_foreign_target_is_refused_in_one_line(target: Target, what: str, tmp_path: Path):
+    line = only(problems(writers.speculators(), tmp_path, target))
+    assert what in line
+    assert f"{tmp_path}/config.json; use the head that was trained for this target" in line
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "fault"),
+    [(1, "leaves the target"), (2, "leaves the target"), (4, "names one twice"), (5, "names one twice"), (6, "twice")],
+)
+def test_default_layers_of_a_shallow_target(num_layers: int, fault: str, tmp_path: Path):
+    line = only(problems(writers.aws(), tmp_path, replace(TARGET, num_layers=num_layers)))
+    assert f"the {num_layers} layers of some/target, {list(default_aux_layers(num_layers))}, " in line
+    assert fault in line
+    assert 'add "eagle_aux_hidden_state_layer_ids" with the 3 that the head was trained on' in line
+
+
+@pytest.mark.parametrize("num_layers", [7, 8, 24])
+def test_default_layers_of_a_deeper_target(num_layers: int, tmp_path: Path):
+    assert problems(writers.aws(), tmp_path, replace(TARGET, num_layers=num_layers)) == []
+
+
+def test_five_aux_states_and_no_layers_named(tmp_path: Path):
+    head = writers.speculators("qwen3", num_aux=5)
+    del head.config[AUX_KEY]
+    head.layer_config["num_aux_layers"] = 5
+    assert "has 3 where fc takes 5" in only(problems(head, tmp_path))
+
+
+def test_a_head_of_another_width_needs_its_own_embeddings(tmp_path: Path):
+    head = writers.speculators()
+    head.config["target_hidden_size"] = 32
+    head.tensors |= {"fc.weight": torch.ones(HIDDEN, 96), "mask_hidden": torch.ones(1, 1, 96)}
+    wide = replace(TARGET, hidden_size=32)
+    assert problems(head, tmp_path, wide) == []
+    no_embeddings(head)
+    assert "embed_tokens is missing, and that of some/target is 32 wide" in only(problems(head, tmp_path, wide))
+
+
+def test_unordered_aux_layers_are_a_warning(tmp_path: Path):
+    head = writers.speculators()
+    head.config[AUX_KEY] = [5, 2, 4]
+    assert "ascending order" in only(problems(head, tmp_path), "warning")
+
+
+def test_aux_layers_that_only_one_runner_sees_are_a_warning(tmp_path: Path):
+    head = writers.aws()
+    head.config["eagle_config"] = {AUX_KEY: [2, 4, 5]}
+    assert problems(head, tmp_path) == [], "vLLM's default all the same"
+    head.config["eagle_config"] = {AUX_KEY: [1, 3, 6]}
+    line = only(problems(head, tmp_path), "warning")
+    assert "Model Runner V2 does not look there and would take [2, 4, 5]" in line
+    assert f'copy it to the top level, as "{AUX_KEY}"' in line
+
+
+def test_foreign_dialects_are_refused_by_what_vllm_lacks(tmp_path: Path):
+    found = problems(FOREIGN["specforge"](), tmp_path / "specforge")
+    assert 'architecture "Eagle3PEagleDraftModel" is no P-EAGLE class of vLLM' in found[0].line
+    assert "no mask token id" in found[1].line
+    found = problems(FOREIGN["nemo"](), tmp_path / "nemo")
+    assert 'architecture "Eagle3LlamaEagle3DraftModel"' in found[0].line
+    assert "carry a model. prefix" in found[1].line
+
+
+def test_without_weights_the_config_is_still_checked(tmp_path: Path):
+    head = writers.speculators()
+    for token, count in ((MASK_TOKEN, 0), (VOCAB, 1)):
+        head.config["mask_token_id"] = token
+        (head.save(tmp_path) / "model.safetensors").unlink()
+        found = check_pair(read_head(tmp_path), TARGET, num_speculative_tokens=5, parallel_drafting=True)
+        assert len(found) == count
+
+
+# What a loaded head shows.
+
+
+@pytest.mark.parametrize(
+    ("values", "projected", "what"),
+    [
+        (torch.ones(1, 47), None, "mask_hidden is 47 wide, needs 3 x 16 = 48"),
+        (torch.full((1, 48), float("nan")), None, "mask_hidden holds NaN or Inf"),
+        (torch.zeros(1, 48, dtype=torch.bfloat16), None, "mask_hidden is all zeros"),
+        (torch.ones(1, 48), torch.full((1, 16), float("inf")), "fc makes NaN or Inf of mask_hidden"),
+    ],
+)
+def test_a_bad_loaded_head_is_refused(values: torch.Tensor, projected: torch.Tensor | None, what: str):
+    found = check_loaded(values, name="some/head", num_aux=3, hidden_size=16, projected=projected)
+    assert what in only(found)
+    assert f"some/head; {AGAIN}" in found[0].line
+
+
+def test_a_sound_loaded_head_has_no_problem():
+    ok = torch.ones(1, 48, dtype=torch.bfloat16)
+    assert check_loaded(ok, name="some/head", num_aux=3, hidden_size=16, projected=torch.ones(1, 16)) == []

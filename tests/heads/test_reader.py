@@ -1,0 +1,237 @@
+"""Reading heads: every dialect, file layout and number type; and what cannot be read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from peagle_vllm.heads.reader import HeadError, read_head
+from tests.heads.writers import (
+    AUX,
+    DRAFT_VOCAB,
+    FOREIGN,
+    HIDDEN,
+    LAYERS,
+    MASK_TOKEN,
+    SERVED,
+    VOCAB,
+    Written,
+    speculators,
+)
+from tests.heads.writers import vllm as vllm_format
+
+ALL = SERVED | FOREIGN
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_dialect_is_named_and_read(name: str, tmp_path: Path):
+    head = read_head(ALL[name]().save(tmp_path))
+    assert head.dialect == name.split("-")[0]
+    assert (head.num_layers, head.hidden_size, head.target_hidden_size, head.vocab_size) == (
+        LAYERS,
+        HIDDEN,
+        HIDDEN,
+        VOCAB,
+    )
+    assert head.family == (None if name in FOREIGN else "qwen3" if "qwen3" in name else "llama")
+    assert head.has_mask_hidden
+    assert {"fc.weight", "layers.0.hidden_norm.weight", "layers.1.mlp.up_proj.weight"} <= set(head.tensors)
+    assert head.tensors["fc.weight"].shape == (HIDDEN, head.num_aux * HIDDEN)
+    np.testing.assert_allclose(head.mask_hidden(), np.linspace(-1, 1, head.num_aux * HIDDEN), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("speculators-llama", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, VOCAB, 8)),
+        ("speculators-reduced", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, DRAFT_VOCAB, 8)),
+        ("speculators-llama-4-aux", (MASK_TOKEN, "mask_token_id", tuple(AUX[4]), 4, VOCAB, 8)),
+        ("speculators-qwen3-5-aux", (MASK_TOKEN, "mask_token_id", tuple(AUX[5]), 5, VOCAB, 8)),
+        ("aws", (MASK_TOKEN, "ptd_token_id", None, 3, VOCAB, None)),
+        ("flat", (MASK_TOKEN, "ptd_token_id", None, 3, DRAFT_VOCAB, None)),
+        ("vllm-llama", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, DRAFT_VOCAB, None)),
+        ("specforge", (None, None, None, 3, DRAFT_VOCAB, None)),
+        ("nemo", (MASK_TOKEN, "mask_token_id", None, 3, VOCAB, 8)),
+    ],
+)
+def test_fields(name: str, expected: tuple, tmp_path: Path):
+    head = read_head(ALL[name]().save(tmp_path))
+    assert (
+        head.mask_token_id,
+        head.mask_token_key,
+        head.aux_layer_ids,
+        head.num_aux,
+        head.draft_vocab_size,
+        head.trained_depth,
+    ) == expected
+
+
+def test_mask_token_keys_are_searched_in_vllms_order(tmp_path: Path):
+    head = vllm_format()
+    head.config |= {
+        "dflash_config": {"mask_token_id": 1},
+        "mask_token_id": 2,
+        "dspark_noise_token_id": 3,
+        "pard_token": 4,
+        "ptd_token_id": 5,
+    }
+    order = ["dflash_config", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"]
+    for place, key in enumerate(order, start=1):
+        read = read_head(head.save(tmp_path))
+        assert (read.mask_token_id, read.mask_token_key) == (place, key.replace("config", "config.mask_token_id"))
+        del head.config[key]
+    assert read_head(head.save(tmp_path)).mask_token_key is None
+
+
+def test_aux_layers_may_stand_in_eagle_config(tmp_path: Path):
+    head = vllm_format()
+    head.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    assert read_head(head.save(tmp_path)).aux_layer_ids == tuple(AUX[3])
+    head.config["eagle_aux_hidden_state_layer_ids"] = []
+    read = read_head(head.save(tmp_path))
+    assert (read.aux_layer_ids, read.aux_key) == ((1, 3, 5), "eagle_config.eagle_aux_hidden_state_layer_ids")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_path: Path):
+    head = speculators()
+    head.shards = shards
+    wanted = head.tensors["mask_hidden"].to(dtype)
+    head.tensors = {name: value.to(dtype) for name, value in head.tensors.items()}
+    read = read_head(head.save(tmp_path)).mask_hidden()
+    assert read.dtype == np.float32
+    assert read.shape == (3 * HIDDEN,)
+    np.testing.assert_array_equal(read, wanted.float().numpy().ravel())
+
+
+def test_shards_name_their_files(tmp_path: Path):
+    head = speculators()
+    head.shards = 3
+    read = read_head(head.save(tmp_path))
+    assert len({info.file for info in read.tensors.values()}) == 3
+    assert set(read.tensors) == set(head.tensors)
+
+
+def test_a_prefixed_mask_hidden_is_found(tmp_path: Path):
+    head = speculators()
+    head.tensors["model.mask_hidden"] = head.tensors.pop("mask_hidden")
+    read = read_head(head.save(tmp_path))
+    assert read.has_mask_hidden
+    assert read.mask_hidden().size == 3 * HIDDEN
+
+
+def test_a_folder_without_safetensors_yields_no_tensors(tmp_path: Path):
+    """A dummy load has none, and pickled weights are never opened."""
+    head = speculators().save(tmp_path)
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    read = read_head(head)
+    assert not read.tensors
+    assert read.mask_hidden() is None
+
+
+def damage_config(text: str):
+    def damage(folder: Path) -> None:
+        (folder / "config.json").write_text(text)
+
+    return damage
+
+
+def edit(**fields):
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | fields
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return damage
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def no_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+
+
+def index_of(**weight_map):
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return damage
+
+
+def same_tensor_twice(folder: Path) -> None:
+    twice = vllm_format()
+    twice.tensors["model.fc.weight"] = twice.tensors["fc.weight"].clone()
+    twice.save(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
+        (damage_config("{"), "config.json is no JSON"),
+        (damage_config("[" * 100_000), "config.json is no JSON"),
+        (damage_config("[1]"), "config.json holds a list, needs a JSON object"),
+        (edit(hidden_size=None), "hidden_size is null, needs a whole number above 0"),
+        (edit(hidden_size="16"), 'hidden_size is "16"'),
+        (edit(num_hidden_layers=0), "num_hidden_layers is 0"),
+        (edit(vocab_size=True), "vocab_size is true"),
+        (edit(draft_vocab_size=-1), "draft_vocab_size is -1"),
+        (edit(target_hidden_size=None), "target_hidden_size is null"),
+        (edit(num_aux_hidden_states=10**12), "num_aux_hidden_states is 1000000000000"),
+        (edit(eagle_aux_hidden_state_layer_ids="2,4,5"), "eagle_aux_hidden_state_layer_ids is"),
+        (edit(eagle_aux_hidden_state_layer_ids=[2, True, 5]), "needs a list of whole numbers"),
+        (edit(architectures="LlamaForCausalLMEagle3"), "architectures is"),
+        (edit(architectures=[3]), "architectures is [3]"),
+        (edit(eagle_config=[1]), "eagle_config is [1], needs a JSON object"),
+        (edit(dflash_config="x"), "dflash_config is"),
+        (edit(speculators_model_type="peagle"), "transformer_layer_config is null"),
+        (truncate, "model.safetensors is no whole safetensors file"),
+        (no_header, "model.safetensors is no whole safetensors file"),
+        (index_of(), "weight_map is missing"),
+        (index_of(fc="../model.safetensors"), 'weight_map names "../model.safetensors"'),
+        (index_of(fc="/etc/passwd"), "weight_map names"),
+        (index_of(fc=3), "weight_map names 3"),
+        (index_of(fc="absent.safetensors"), "absent.safetensors is missing"),
+        (index_of(fc="x" * 5000 + ".safetensors"), "is missing"),
+        (index_of(fc="model.safetensors"), "lacks fc"),
+        (same_tensor_twice, "are the same tensor"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(damage, words: str, tmp_path: Path):
+    damage(vllm_format().save(tmp_path))
+    with pytest.raises(HeadError) as caught:
+        read_head(tmp_path)
+    line = str(caught.value)
+    assert words in line
+    assert str(tmp_path) in line
+    assert "\n" not in line
+
+
+def test_hostile_names_stay_on_one_printable_line(tmp_path: Path):
+    head = vllm_format()
+    head.tensors["model.fc.weight"] = head.tensors["fc.weight"].clone()
+    head.config["architectures"] = ["a\nb\ud800", 3]
+    with pytest.raises(HeadError) as caught:
+        read_head(head.save(tmp_path))
+    assert "\n" not in str(caught.value)
+    str(caught.value).encode()
+
+
+def test_reading_imports_neither_torch_nor_vllm(tmp_path: Path):
+    Written(speculators().config, speculators().tensors).save(tmp_path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from peagle_vllm.heads.reader import read_head\n"
+        "from peagle_vllm.core.pair import Target, check_pair\n"
+        "head = read_head(Path(sys.argv[1])); assert head.mask_hidden().size\n"
+        "check_pair(head, Target('t', 16, 64, 8), num_speculative_tokens=3, parallel_drafting=True)\n"
+        "assert not {'torch', 'vllm'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

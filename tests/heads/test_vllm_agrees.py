@@ -1,0 +1,87 @@
+"""A head's config is read as vLLM reads it, by vLLM's own code."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from peagle_vllm.core.pair import default_aux_layers
+from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, family_of
+from peagle_vllm.heads.reader import read_head
+from tests.heads.writers import FOREIGN, SERVED
+
+ALL = SERVED | FOREIGN
+
+
+def vllms_config(folder: Path):
+    """The draft config that vLLM's SpeculativeConfig ends with for method eagle3."""
+    from vllm.transformers_utils.config import get_config
+    from vllm.transformers_utils.configs.eagle import EAGLEConfig
+    from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
+
+    config = get_config(str(folder), trust_remote_code=False)
+    return config if isinstance(config, SpeculatorsConfig) else EAGLEConfig(config, method="eagle3", model_type="eagle")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fields(name: str, tmp_path: Path):
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+    from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+
+    head = read_head(ALL[name]().save(tmp_path))
+    config = vllms_config(tmp_path)
+    assert config.architectures == [head.architecture]
+    for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
+        assert getattr(config, field) == head.served[field]
+    assert (config.draft_vocab_size or config.vocab_size) == head.draft_vocab_size
+    assert getattr(config, "target_hidden_size", config.hidden_size) == head.target_hidden_size
+    spec = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
+    assert get_eagle3_aux_layers_from_config(spec) == head.aux_layer_ids
+    if head.mask_token_id is None:
+        with pytest.raises(ValueError, match="must specify"):
+            get_parallel_drafting_token_id(config)
+    else:
+        assert get_parallel_drafting_token_id(config) == head.mask_token_id
+
+
+@pytest.mark.parametrize("missing", ["mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"])
+def test_mask_token_order(missing: str, tmp_path: Path):
+    from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+
+    head = SERVED["vllm-llama"]()
+    keys = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+    head.config |= {key: place for place, key in enumerate(keys)}
+    for key in keys[: keys.index(missing) + 1]:
+        del head.config[key]
+    read = read_head(head.save(tmp_path))
+    if read.mask_token_key is not None:
+        assert get_parallel_drafting_token_id(vllms_config(tmp_path)) == read.mask_token_id
+
+
+def test_the_classes_that_know_mask_hidden():
+    """vLLM's registry leads exactly these names to the Llama and Qwen3 classes; a new one must be added here."""
+    from vllm.model_executor.models.registry import _SPECULATIVE_DECODING_MODELS as registry
+
+    def after_prefix(module: str) -> set[str]:
+        names = {name for name, (where, _) in registry.items() if where == module}
+        return {name for name in names if name.startswith(("Eagle3", "Peagle")) or name.endswith("Eagle3")}
+
+    assert after_prefix("llama_eagle3") == LLAMA_ARCHITECTURES
+    assert after_prefix("qwen3_eagle3") == QWEN3_ARCHITECTURES
+    assert family_of("Eagle3DeepseekV3ForCausalLM") is None
+
+
+@pytest.mark.parametrize("num_layers", [1, 5, 7, 24])
+def test_default_aux_layers(num_layers: int):
+    from vllm.model_executor.models.interfaces import SupportsEagle3
+
+    target = SimpleNamespace(model=SimpleNamespace(layers=range(num_layers)))
+    default = SupportsEagle3.get_eagle3_default_aux_hidden_state_layers(target)
+    assert default == default_aux_layers(num_layers)
+
+
+def test_configs_are_not_changed_by_reading(tmp_path: Path):
+    head = SERVED["speculators-llama"]()
+    before = json.dumps(head.config)
+    assert json.dumps(dict(read_head(head.save(tmp_path)).config)) == before

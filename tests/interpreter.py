@@ -1,0 +1,81 @@
+"""Model Runner V2 on a CPU: Triton's interpreter stands in for a GPU.
+
+Everything here waits for a Triton CPU backend in the environment; then it can go.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+
+class _NoDriver:
+    """vLLM only asks whether Triton has a "cpu" backend with a driver."""
+
+    driver = None
+
+
+def enable() -> None:
+    """Let vLLM take Triton for usable. Call once, before vLLM is imported."""
+    import triton.backends
+
+    if "cpu" in triton.backends.backends:
+        return
+    assert not any(name.startswith("vllm.triton_utils") for name in sys.modules), "vLLM was imported already"
+    triton.backends.backends["cpu"] = _NoDriver  # type: ignore[assignment]
+    _keep_dtype_of_splat()
+    _give_libdevice_log1p()
+    _patch_language_once_a_launch()
+
+
+def _keep_dtype_of_splat() -> None:
+    """A splat of a scalar keeps the scalar's dtype even where the result type says otherwise.
+
+    Triton 3.6's interpreter labels a comparison of scalars with its operands' dtype, so a splat of the
+    bool becomes a splat of floats and a later ``tl.where`` refuses it. Probabilistic drafts hit this.
+    """
+    from triton.runtime import interpreter
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        value = arg.data[0] if isinstance(arg.dtype, interpreter.tl.block_type) else arg.data
+        dtype = np.asarray(arg.data).dtype
+        return interpreter.TensorHandle(np.full(ret_ty.shape, value, dtype=dtype), ret_ty.scalar)
+
+    interpreter.InterpreterBuilder.create_splat = create_splat
+
+
+def _give_libdevice_log1p() -> None:
+    """``libdevice.log1p`` is an empty stub unless a backend fills it in; vLLM's residual resampling calls it."""
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    def log1p(x: Any) -> Any:
+        return interpreter.tl.core.tensor(interpreter.TensorHandle(np.log1p(x.handle.data), x.dtype.scalar), x.type)
+
+    libdevice.log1p = log1p
+
+
+def _patch_language_once_a_launch() -> None:
+    """Only speed: the interpreter patches triton.language again at each call of a device function."""
+    from triton.runtime import interpreter
+
+    patch_lang, languages = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
+    patched: set[Any] = set()
+
+    def _patch_lang(fn: Any) -> Any:
+        mine = {m for m in fn.__globals__.values() if any(m is lang for lang in languages)}
+        if mine and mine <= patched:
+            return interpreter._LangPatchScope()
+        outermost, scope = not patched, patch_lang(fn)
+        patched.update(mine)
+        if outermost:
+            restore = scope.restore
+
+            def restore_and_forget() -> None:
+                patched.clear()
+                restore()
+
+            scope.restore = restore_and_forget
+        return scope
+
+    interpreter._patch_lang = _patch_lang

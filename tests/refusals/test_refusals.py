@@ -1,0 +1,195 @@
+"""A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config.
+
+``create_engine_config`` is as far as each case goes: no engine, no weights.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import tiny_heads
+from tests.tiny_heads import MASK_TOKEN, HeadSpec
+
+pytestmark = pytest.mark.arm("plugin-v1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin():
+    from peagle_vllm import plugin
+
+    plugin.register()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny_heads.write_target(tmp_path / "target")
+
+
+@pytest.fixture
+def head(tmp_path: Path, target: Path) -> Path:
+    return tiny_heads.write_head(tmp_path / "head", target, HeadSpec())
+
+
+def configure(target: Path, head: Path, **changes):
+    """vLLM's whole configuration for the pair; ``changes`` override entries of the speculative config."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = {key.removeprefix("engine_"): changes.pop(key) for key in list(changes) if key.startswith("engine_")}
+    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3, "parallel_drafting": True}
+    speculative = {key: value for key, value in (speculative | changes).items() if value is not None}
+    return EngineArgs(
+        model=str(target), skip_tokenizer_init=True, dtype="float32", speculative_config=speculative, **engine
+    ).create_engine_config()
+
+
+def refusal(target: Path, head: Path, **changes) -> str:
+    from peagle_vllm.core.config import RefusedError
+
+    with pytest.raises(RefusedError) as refused:
+        configure(target, head, **changes)
+    line = str(refused.value)
+    assert "\n" not in line and line.startswith("P-EAGLE refused: ")
+    return line
+
+
+def edit_config(head: Path, edit: Callable[[dict], object]) -> None:
+    config = json.loads((head / "config.json").read_text())
+    edit(config)
+    (head / "config.json").write_text(json.dumps(config))
+
+
+def edit_weights(head: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(head / "model.safetensors")
+    edit(weights)
+    save_file(weights, head / "model.safetensors")
+
+
+def test_a_sound_pair_is_configured(target: Path, head: Path):
+    config = configure(target, head)
+    assert config.speculative_config.parallel_drafting
+    assert config.speculative_config.draft_model_config.hf_config.eagle_aux_hidden_state_layer_ids == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda w: w.pop("mask_hidden"), "mask_hidden"),
+        (lambda w: w["mask_hidden"].fill_(float("nan")), "mask_hidden holds NaN or Inf"),
+        (lambda w: w["mask_hidden"].view(-1)[3].fill_(float("inf")), "mask_hidden holds NaN or Inf"),
+        (lambda w: w["mask_hidden"].zero_(), "mask_hidden is all zeros"),
+        (lambda w: w.update(mask_hidden=torch.ones(1, 1, 77)), "mask_hidden is 77 wide, needs 3 x 64 = 192"),
+    ],
+)
+def test_mask_hidden(target: Path, head: Path, edit, says: str):
+    edit_weights(head, edit)
+    assert says in refusal(target, head)
+
+
+@pytest.mark.parametrize("mask_token", [None, 512, -1, 7.5, "x", True])
+def test_mask_token_id(target: Path, head: Path, mask_token):
+    edit_config(head, lambda c: c.update(mask_token_id=mask_token))
+    assert "mask_token_id" in refusal(target, head)
+
+
+def test_a_served_head_without_mask_token_id(target: Path, head: Path):
+    from vllm.engine.arg_utils import EngineArgs
+
+    from peagle_vllm.core.config import RefusedError
+
+    edit_config(head, lambda c: c.pop("mask_token_id"))
+    with pytest.raises(RefusedError, match="no mask token id"):
+        EngineArgs(model=str(head), skip_tokenizer_init=True).create_engine_config()
+
+
+def test_an_eagle3_head_with_the_flag(target: Path, head: Path):
+    edit_weights(head, lambda w: w.pop("mask_hidden"))
+    edit_config(head, lambda c: (c.pop("mask_token_id"), c.update(speculators_model_type="eagle3")))
+    assert "is no P-EAGLE head" in refusal(target, head)
+
+
+def test_a_peagle_head_without_the_flag_is_warned_of(target: Path, head: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING, logger="vllm.peagle")
+    logging.getLogger("vllm").propagate = True
+    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws"))
+    configure(target, aws, parallel_drafting=None)
+    assert '"parallel_drafting": true' in caplog.text
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5])
+def test_number_of_speculative_tokens(target: Path, head: Path, k):
+    assert "num_speculative_tokens" in refusal(target, head, num_speculative_tokens=k)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda c: c.update(target_hidden_size=96), "target_hidden_size is 96"),
+        (lambda c: c["transformer_layer_config"].update(vocab_size=500), "vocab_size is 500"),
+        (lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 2, 5]), "names layer 2 twice"),
+        (lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), "names layer 9"),
+    ],
+)
+def test_a_head_that_does_not_fit(target: Path, head: Path, edit, says: str):
+    edit_config(head, edit)
+    assert says in refusal(target, head)
+
+
+@pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
+def test_context_parallelism(target: Path, head: Path, name: str):
+    """vLLM's own checks of the CPU platform come later than the whole configuration's."""
+    from peagle_vllm.core.config import RefusedError
+    from peagle_vllm.seams import validation
+
+    config = configure(target, head)
+    setattr(config.parallel_config, name, 2)
+    with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2"):
+        validation._check_whole(config)
+
+
+def test_an_unknown_vllm_and_a_moved_seam(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    """P-EAGLE is refused by name; the same target without it is configured as ever."""
+    import peagle_vllm.seams as seams
+    from peagle_vllm.seams import fingerprint, version
+
+    seams.refuse_if_moved.cache_clear()
+    monkeypatch.setattr(version, "SUPPORTED", ("0.1",))
+    assert "is not among the versions" in refusal(target, head)
+    monkeypatch.undo()
+    recorded = {
+        minor: {tree: {key: "0" * 16 if "EagleProposer" in key else digest for key, digest in digests.items()}
+                for tree, digests in trees.items()}
+        for minor, trees in fingerprint.load_recorded().items()
+    }  # fmt: skip
+    monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
+    assert "at the seam proposer" in refusal(target, head)
+
+    from vllm.engine.arg_utils import EngineArgs
+
+    EngineArgs(model=str(target), skip_tokenizer_init=True).create_engine_config()
+    monkeypatch.undo()
+    seams.refuse_if_moved.cache_clear()
+
+
+def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Path, head: Path):
+    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws", aux_layers=(1, 3, 6)))
+
+    def move(config: dict) -> None:
+        ids = config.pop("eagle_aux_hidden_state_layer_ids")
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids}
+
+    edit_config(aws, move)
+    hf_config = configure(target, aws).speculative_config.draft_model_config.hf_config
+    assert list(hf_config.eagle_aux_hidden_state_layer_ids) == [1, 3, 6]
+
+
+def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):
+    from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+
+    assert get_parallel_drafting_token_id(
+        configure(target, head).speculative_config.draft_model_config.hf_config
+    ) == MASK_TOKEN

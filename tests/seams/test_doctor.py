@@ -1,0 +1,210 @@
+"""``peagle-vllm doctor``: what it prints, and how it exits."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import peagle_vllm
+from peagle_vllm.cli import app
+from peagle_vllm.doctor import Environment, decide_runner, read_environment
+from peagle_vllm.seams.fingerprint import Report, SeamReport, Status
+from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.version import VllmInstall
+from tests.seams.trees import copy_of_touched, doctor_file, installed, next_path, next_release
+
+GPU = Environment(
+    python="3.12.0",
+    torch="2.11.0",
+    triton="3.6.0",
+    device="a GPU",
+    cpu_build=False,
+    no_triton="",
+    registered=True,
+    disabled=False,
+    vllm_plugins=None,
+    use_v2=None,
+)
+CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
+
+
+def report(version: str = "0.33.0", status: Status = "holds") -> Report:
+    seam = Seam(
+        name="gate",
+        runner="V2",
+        why="x",
+        waits_for="x",
+        delete_when="x",
+        touches=(Touch("vllm.config.vllm", "VllmConfig", "wrapped"),),
+    )
+    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (SeamReport(seam, status),))
+
+
+@pytest.mark.parametrize(
+    ("environment", "found", "name", "because"),
+    [
+        (GPU, report(), "V2", "default"),
+        (CPU, report(), "V1", "no CPU backend"),
+        (replace(CPU, no_triton=""), report(), "V2", "default"),
+        (replace(GPU, use_v2="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (replace(CPU, use_v2="1", no_triton=""), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
+        (replace(CPU, use_v2="1"), report(), "none", "needs Triton"),
+        (replace(GPU, use_v2="yes"), report(), "none", "yes"),
+        (replace(GPU, device=None), report(), "none", "accelerator"),
+        (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
+        (replace(GPU, disabled=True), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (replace(GPU, disabled=True), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (replace(GPU, vllm_plugins="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (replace(GPU, vllm_plugins=""), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (replace(GPU, vllm_plugins="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (replace(GPU, vllm_plugins="other,peagle"), report(), "V2", "default"),
+        (replace(GPU, disabled=True, use_v2="1"), report(), "refused", "asks for V2"),
+        (replace(GPU, disabled=True, use_v2="1"), report(status="not needed"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (GPU, report(status="moved"), "refused", "gate"),
+        (GPU, report(status="not needed"), "V2", "default"),
+        (GPU, report("0.99.0"), "refused", "0.99.0"),
+        (GPU, None, "none", "not installed"),
+    ],
+)
+def test_the_runner_and_why(environment: Environment, found: Report | None, name: str, because: str) -> None:
+    runner = decide_runner(environment, found)
+    assert runner.name == name
+    assert because in runner.why
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's entry point, wherever the package itself came from."""
+    folder = tmp_path / "site" / "peagle_vllm_test-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Name: peagle-vllm-test\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[vllm.general_plugins]\npeagle = peagle_vllm.plugin:register\n")
+    monkeypatch.syspath_prepend(folder.parent)
+
+
+def doctor(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("registered")
+def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = doctor()
+    assert ran.exit_code == 0, ran.output
+    install = installed()
+    for text in (peagle_vllm.__version__, install.version, install.distribution, importlib.metadata.version("torch")):
+        assert text in ran.output
+    assert re.search(r"plugin +registered", ran.output)
+    assert re.search(r"P-EAGLE gets +V[12]", ran.output)
+    assert max(map(len, ran.output.splitlines())) <= 80
+    assert "Traceback" not in ran.output
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert re.search(r"VLLM_USE_V2_MODEL_RUNNER +0", doctor().output)
+    monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
+    assert "switched off by PEAGLE_VLLM_DISABLE=1" in doctor().output
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_filesystem_resolver")
+    excluded = json.loads(doctor("--json").output)
+    assert excluded["plugin"] == {
+        "registered": True,
+        "disabled": True,
+        "VLLM_PLUGINS": "lora_filesystem_resolver",
+        "excluded": True,
+    }
+    assert excluded["runner"]["name"] == "stock vLLM"
+
+
+@pytest.mark.usefixtures("registered")
+def test_its_runner_is_the_one_vllm_takes() -> None:
+    """vLLM's own flag, read in a process of its own, decides as doctor says."""
+    code = "from vllm.triton_utils import HAS_TRITON; print('HAS_TRITON', HAS_TRITON)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    runner = decide_runner(read_environment(installed()), report())
+    assert runner.name == ("V2" if "HAS_TRITON True" in told else "V1")
+
+
+@pytest.mark.parametrize("entry_point", [True, False])
+def test_it_sees_whether_the_plugin_is_registered(entry_point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ["peagle"] if entry_point else [])
+    assert read_environment(None).registered is entry_point
+
+
+def test_the_next_release_holds() -> None:
+    ran = doctor("--vllm", next_path())
+    assert ran.exit_code == 0, ran.output
+    assert next_release().version in ran.output
+    assert "P-EAGLE gets" not in ran.output  # a path says nothing of this machine
+
+
+def test_a_moved_seam_is_named_with_its_touches_and_exits_1(tmp_path: Path) -> None:
+    root = copy_of_touched(tmp_path)
+    assert doctor("--vllm", root).exit_code == 0
+    doctor_file(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 1
+    assert re.search(r"speculator +V2 +\d+ +moved", ran.output)
+    assert re.search(r"gate +V2 +\d+ +holds", ran.output)
+    assert re.search(r"DraftModelSpeculator\._copy_request_inputs  [0-9a-f]{8} -> [0-9a-f]{8}", ran.output)
+    assert max(map(len, ran.output.splitlines())) <= 100
+
+    data = json.loads(doctor("--vllm", root, "--json").output)
+    moved = {seam["name"]: [touch["touch"] for touch in seam["moved"]] for seam in data["seams"] if seam["moved"]}
+    touch = "vllm.v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._copy_request_inputs"
+    assert moved == {"speculator": [touch]}
+
+
+def test_comments_in_vllm_change_nothing(tmp_path: Path) -> None:
+    root = copy_of_touched(tmp_path)
+    old = "self.idx_mapping.fill_(-1)\n"
+    doctor_file(root, "vllm.v1.worker.gpu.spec_decode.speculator", old, old.rstrip() + "  # every row\n")
+    assert doctor("--vllm", root).exit_code == 0
+
+
+def test_a_gate_that_is_gone_is_not_needed(tmp_path: Path) -> None:
+    root = copy_of_touched(tmp_path)
+    doctor_file(root, "vllm.config.vllm", "parallel drafting for EAGLE speculative decoding", "something else")
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 0
+    assert re.search(r"gate +V2 +\d+ +not needed", ran.output)
+
+
+def test_an_unknown_version_exits_1(tmp_path: Path) -> None:
+    root = copy_of_touched(tmp_path)
+    (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0"\n')
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 1
+    assert "0.99.0" in ran.output
+    assert "an unknown version, compared with 0." in ran.output
+
+
+def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle_vllm.seams.version.find_vllm", lambda: None)
+    ran = doctor()
+    assert ran.exit_code == 1
+    assert re.search(r"vLLM +not installed", ran.output)
+
+
+def test_an_unusable_path_exits_2_with_one_line_on_stderr(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "peagle_vllm.cli", "doctor", "--vllm", str(tmp_path)], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.count("\n") == 1
+    assert str(tmp_path) in ran.stderr
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output.split() == ["peagle-vllm", peagle_vllm.__version__]

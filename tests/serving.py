@@ -1,0 +1,83 @@
+"""An OpenAI-compatible server on loopback for tests: started as a user would, always torn down."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 240
+# What tests/conftest.py sets for engines inside the test process; a server runs as it would anywhere.
+NOT_FOR_SERVERS = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_LOGGING_LEVEL")
+
+
+def environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SERVERS}
+    return inherited | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            return response.read().decode()
+
+    def metric(self, name: str) -> float:
+        """Sum of a Prometheus metric over its labels; an error if the server does not show it."""
+        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
+        assert values, f"/metrics shows no {name}"
+        return sum(map(float, values))
+
+
+@contextmanager
+def running(command: list[str], port: int, env: dict[str, str], ready: str = "/health") -> Iterator[Server]:
+    """Run ``command`` until the block ends; it must answer ``ready`` on ``port`` in time."""
+    server = Server(f"http://127.0.0.1:{port}")
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait(server, ready, process, log)
+            yield server
+        finally:
+            _end(process)
+
+
+def _wait(server: Server, ready: str, process: subprocess.Popen, log) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            server.get(ready)
+            return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.25)
+    log.seek(0)
+    raise AssertionError(f"the server did not start; it wrote:\n{log.read()[-4000:]}")
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End the server and the engine processes it started; they share its process group."""
+    for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(patience)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue

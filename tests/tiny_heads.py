@@ -1,0 +1,182 @@
+"""Random tiny targets and P-EAGLE heads, written in the formats that vLLM loads.
+
+Random weights need no training and no file in the repository, and every variant (family, draft
+vocabulary, checkpoint format, norms) costs a few milliseconds. Their drafts are as sharp as a
+trained head's, they are just never accepted; ``drafts.recorder`` plants acceptable drafts instead.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+VOCAB = 512
+HIDDEN = 64
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 32  # 32 is the smallest head that vLLM's CPU attention takes
+INTERMEDIATE = 96
+TARGET_LAYERS = 8
+MAX_POSITIONS = 512
+MASK_TOKEN = 509
+AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
+SHARPNESS = 2.0  # spreads logits, so that two candidates are seldom within rounding of each other
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One head variant.
+
+    Attributes:
+        family: "llama" or "qwen3", the head's decoder layers.
+        fmt: "speculators" (nested config) or "aws" (flat config, ``midlayer``, ``ptd_token_id``).
+        draft_vocab: rows of the head's lm_head; below VOCAB there is a d2t map.
+        norm_before_residual: which tensor the first layer adds back.
+        norm_before_fc: one RMSNorm over the concatenated aux hidden states.
+        fc_norm: one RMSNorm for each aux hidden state (flat config only in vLLM 0.32).
+        own_embeddings: carries embed_tokens of its own instead of the target's.
+        own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
+    """
+
+    family: str = "llama"
+    fmt: str = "speculators"
+    layers: int = 2
+    draft_vocab: int = VOCAB
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    own_embeddings: bool = True
+    own_lm_head: bool = True
+    aux_layers: tuple[int, ...] = AUX_LAYERS
+    seed: int = 1
+
+
+def _linear(gen: torch.Generator, out_features: int, in_features: int) -> torch.Tensor:
+    return torch.randn(out_features, in_features, generator=gen) / math.sqrt(in_features)
+
+
+def _norm(gen: torch.Generator, width: int = HIDDEN) -> torch.Tensor:
+    return 1 + 0.2 * torch.randn(width, generator=gen)
+
+
+def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN) -> Weights:
+    shapes = {
+        "self_attn.q_proj": (NUM_HEADS * HEAD_DIM, qkv_in),
+        "self_attn.k_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
+        "self_attn.v_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
+        "self_attn.o_proj": (HIDDEN, NUM_HEADS * HEAD_DIM),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+    }
+    weights = {f"{prefix}.{name}.weight": _linear(gen, *shape) for name, shape in shapes.items()}
+    weights[f"{prefix}.input_layernorm.weight"] = _norm(gen)
+    weights[f"{prefix}.post_attention_layernorm.weight"] = _norm(gen)
+    if family == "qwen3":
+        weights[f"{prefix}.self_attn.q_norm.weight"] = _norm(gen, HEAD_DIM)
+        weights[f"{prefix}.self_attn.k_norm.weight"] = _norm(gen, HEAD_DIM)
+    return weights
+
+
+def _layer_config(family: str, num_layers: int) -> dict:
+    return {
+        "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
+        "model_type": family,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "num_hidden_layers": num_layers,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _save(folder: Path, config: dict, weights: Weights) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file({name: w.contiguous() for name, w in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
+    """Write a random causal LM and return its folder."""
+    gen = torch.Generator().manual_seed(seed)
+    weights = {
+        "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=gen),
+        "model.norm.weight": _norm(gen),
+        "lm_head.weight": SHARPNESS * _linear(gen, VOCAB, HIDDEN),
+    }
+    for i in range(TARGET_LAYERS):
+        weights |= _layer(gen, f"model.layers.{i}", family)
+    config = _layer_config(family, TARGET_LAYERS) | {"dtype": "float32"}
+    return _save(folder, config, weights)
+
+
+def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
+    """Write a random P-EAGLE head for ``target`` and return its folder."""
+    gen = torch.Generator().manual_seed(spec.seed)
+    fc_in = len(spec.aux_layers) * HIDDEN
+    first = "midlayer" if spec.fmt == "aws" else "layers.0"
+    weights = {
+        "fc.weight": _linear(gen, HIDDEN, fc_in),
+        "norm.weight": _norm(gen),
+        "mask_hidden": torch.randn(1, 1, fc_in, generator=gen),
+        f"{first}.hidden_norm.weight": _norm(gen),
+    }
+    weights |= _layer(gen, first, spec.family, 2 * HIDDEN)
+    for i in range(1, spec.layers):
+        weights |= _layer(gen, f"layers.{i}", spec.family)
+    if spec.norm_before_fc:
+        weights["input_norm.weight"] = _norm(gen, fc_in)
+    if spec.fc_norm:
+        weights |= {f"fc_norm.{i}.weight": _norm(gen) for i in range(len(spec.aux_layers))}
+    if spec.own_embeddings:
+        weights["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN, generator=gen)
+    if spec.own_lm_head or spec.draft_vocab < VOCAB:
+        weights["lm_head.weight"] = SHARPNESS * _linear(gen, spec.draft_vocab, HIDDEN)
+    if spec.draft_vocab < VOCAB:
+        chosen = torch.randperm(VOCAB, generator=gen)[: spec.draft_vocab].sort().values
+        weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
+        weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
+    return _save(folder, _head_config(target, spec), weights)
+
+
+def _head_config(target: Path, spec: HeadSpec) -> dict:
+    layer_config = _layer_config(spec.family, spec.layers)
+    own = {
+        "draft_vocab_size": spec.draft_vocab,
+        "target_hidden_size": HIDDEN,
+        "norm_before_residual": spec.norm_before_residual,
+        "norm_before_fc": spec.norm_before_fc,
+        "eagle_aux_hidden_state_layer_ids": list(spec.aux_layers),
+        "dtype": "float32",
+    }
+    if spec.fmt == "aws":
+        name = "LlamaForCausalLMEagle3" if spec.family == "llama" else "Eagle3Qwen3ForCausalLM"
+        flat = layer_config | own | {"architectures": [name], "fc_norm": spec.fc_norm}
+        return flat | {"num_aux_hidden_states": len(spec.aux_layers), "ptd_token_id": MASK_TOKEN}
+    method = {"proposal_type": "greedy", "speculative_tokens": 5}
+    return own | {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "transformer_layer_config": layer_config,
+        "mask_token_id": MASK_TOKEN,
+        "speculators_config": {
+            "algorithm": "peagle",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": str(target), "architectures": ["LlamaForCausalLM"]},
+        },
+    }
