@@ -181,7 +181,8 @@ class Report:
     def __str__(self) -> str:
         refused = " ".join(f"{n}:{c}" for n, c in sorted(self.rejections.items()))
         dropped = ", ".join(f"{c} {why}" for why, c in self.dropped.items()) or "none"
-        return f"{self.rows} rows equal, {len(self.ties)} ties, {self.near_end} at the end; refused {refused}; dropped {dropped}"
+        counts = f"{self.rows} rows equal, {len(self.ties)} ties, {self.near_end} at the end"
+        return f"{counts}; refused {refused}; dropped {dropped}"
 
 
 def _ulp(value: float, dtype: str) -> float:
@@ -206,7 +207,8 @@ def compare(
     """Every noted row against the reference; raises AssertionError with the first differing rows.
 
     Left out, and counted: partial prefills (the engine throws their drafts away), rows whose bonus token
-    lies past the request's end, and columns whose row would stand at or beyond ``max_model_len``.
+    lies past the request's end, and steps that want no drafts. Columns whose row would stand at or beyond
+    ``max_model_len`` are left out of their row.
 
     Where hidden states were kept, the head is judged on those. In bfloat16 it must be: a target's hidden
     states depend on how many rows a kernel takes at once, and there one rounding in fifty moves a draft.
@@ -221,6 +223,8 @@ def compare(
             report.dropped["partial prefill"] += 1
         elif row.p_last + 1 >= len(finished[row.req].tokens):
             report.dropped["past the end"] += 1
+        elif not row.draft:
+            report.dropped["without drafts"] += 1
         else:
             report.near_end += row.p_last + len(row.draft) > max_model_len
             by_request.setdefault(row.req, []).append(row)

@@ -187,7 +187,10 @@ class Head:
     ) -> torch.Tensor:
         """[T, draft vocabulary] logits of rows (token, projected hidden state)."""
         s, first = self.stack, "layers.0"
-        embeds, normed = s.norm(self.embedding[tokens], f"{first}.input_layernorm"), s.norm(hidden, f"{first}.hidden_norm")
+        embeds, normed = (
+            s.norm(self.embedding[tokens], f"{first}.input_layernorm"),
+            s.norm(hidden, f"{first}.hidden_norm"),
+        )
         residual = normed if self.norm_before_residual else hidden
         both = torch.cat([embeds, normed], dim=-1)
         h = s.rest(residual + s.attention(both, f"{first}.self_attn", positions, visible), first)

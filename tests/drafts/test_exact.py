@@ -4,23 +4,43 @@ The engine verifies planted drafts (``recorder.planter``), so every rejection co
 does not depend on how good a random head is; the greedy output must not notice.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import tiny_heads
 from tests.conftest import ARM
-from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell, pairs, pairwise_cells, requests
+from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell, pairs, pairwise_cells, requests, without_stock_defects
 from tests.drafts.recorder import MAX_TIE_SHARE, Report, compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Finished, Request, Settings, count_preemptions, engine
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
 
+V2, STOCK = ARM == "plugin-v2", ARM == "stock-v1"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How much a grid runs of each cell, and the least rows it must compare."""
+
+    cells: list[Cell]
+    size: int  # output tokens of most requests
+    seeds: int  # how often, with other requests
+    least_rows: int
+
+
 CELLS = pairwise_cells()
-LEAST_ROWS = {"plugin-v1": 4000, "plugin-v2": 1000, "stock-v1": 2000}
-LEAST_ROWS_FULL = {"plugin-v1": 20_000, "plugin-v2": 4000, "stock-v1": 10_000}
+OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
+BOTH_DTYPES = CELLS + [replace(cell, dtype=OTHER_DTYPE[cell.dtype]) for cell in CELLS]
+# The interpreter takes a tenth of a second for a row.
+SMALL = Grid(CELLS, size=24, seeds=1, least_rows=1000) if V2 else Grid(CELLS, size=40, seeds=3, least_rows=4000)
+LARGE = Grid(BOTH_DTYPES, 40, 2, 4000) if V2 else Grid(BOTH_DTYPES, 40, 8, 20_000)
 
 
 @dataclass
@@ -32,11 +52,12 @@ class Totals:
     rejections: set[tuple[int, int]] = field(default_factory=set)  # (K, refused)
     preemptions: int = 0
     cached_tokens: int = 0
+    layouts: Counter[str] = field(default_factory=Counter)
 
 
 @pytest.fixture(scope="module")
 def totals() -> dict[str, Totals]:
-    return {"grid": Totals(), "full": Totals()}
+    return {"small": Totals(), "large": Totals()}
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +71,19 @@ def target_folder(folder: Path, family: str) -> Path:
 
 
 class Unspeculated:
-    """Greedy outputs without speculation, one engine for each target and dtype."""
+    """Greedy outputs without speculation, one engine start for each target and dtype."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.known: dict[tuple, dict[str, Finished]] = {}
 
-    def __call__(self, family: str, dtype: str, asked: list[Request]) -> dict[str, Finished]:
-        key = (family, dtype, tuple(asked))
+    def __call__(self, cell: Cell, size: int, seeds: int) -> dict[str, Finished]:
+        key = (cell.family, cell.dtype, size, seeds)
         if key not in self.known:
-            settings = Settings(target_folder(self.folder, family), max_model_len=MAX_MODEL_LEN, dtype=dtype)
-            self.known[key] = engine(settings).run(asked)
+            target = target_folder(self.folder, cell.family)
+            live = engine(Settings(target, max_model_len=MAX_MODEL_LEN, dtype=cell.dtype))
+            every = [asked(count, size, seed) for count in FACTORS["requests"] for seed in range(seeds)]
+            self.known[key] = live.run([request for some in every for request in some])
         return self.known[key]
 
 
@@ -69,72 +92,104 @@ def unspeculated(folder: Path) -> Unspeculated:
     return Unspeculated(folder)
 
 
-def as_stock_can(cell: Cell, asked: list[Request]) -> tuple[Cell, list[Request]]:
-    """Stock V1 without what its defects touch; test_stock_defects.py reproduces each.
-
-    Chunked prefill (prompt-token slip) and requests that come near max_model_len (nobody drafts then).
-    """
-    room = MAX_MODEL_LEN - 2 * cell.k - 1
-    asked = [replace(r, prompt=r.prompt[: room - 8]) for r in asked]
-    asked = [replace(r, max_tokens=min(r.max_tokens, room - len(r.prompt))) for r in asked]
-    return replace(cell, prefill="whole"), asked
+def asked(count: int, size: int, seed: int) -> list[Request]:
+    made = requests(count, size, seed)
+    return without_stock_defects(made) if STOCK else made
 
 
-def check(cell: Cell, size: int, seed: int, folder: Path, unspeculated: Unspeculated, totals: Totals) -> None:
+def check(cell: Cell, grid: Grid, folder: Path, unspeculated: Unspeculated, totals: Totals) -> None:
     """One engine of this cell: its drafts, its output, and what it contributes to the totals."""
-    asked = requests(cell.requests, size, seed)
     totals.cells.add(str(cell))
-    if ARM == "stock-v1":
-        cell, asked = as_stock_can(cell, asked)
+    if STOCK:
+        cell = replace(cell, prefill="whole")
     target, head = target_folder(folder, cell.family), folder / str(cell)
     tiny_heads.write_head(head, target, cell.head_spec())
-    right = unspeculated(cell.family, cell.dtype, asked)
+    right = unspeculated(cell, grid.size, grid.seeds)
     reference = Reference(target, head, cell.dtype)
-
-    live = engine(cell.settings(target, head))
     plant = planter({req: done.tokens for req, done in right.items()}, tiny_heads.VOCAB)
-    with record(live, plant, keep_hidden=cell.dtype == "bfloat16") as noted, count_preemptions(live) as preempted:
-        finished = live.run(asked)
+    live = engine(cell.settings(target, head))
+    for seed in range(grid.seeds):
+        with (
+            record(live, plant, keep_hidden=cell.dtype == "bfloat16") as noted,
+            count_preemptions(live) as preempted,
+            note_layouts() as layouts,
+        ):
+            finished = live.run(asked(cell.requests, grid.size, seed))
+        report = compare(noted, finished, reference, k=cell.k, max_model_len=MAX_MODEL_LEN)
+        print(report, *report.ties, sep="\n")
+        if cell.dtype == "float32":
+            different = [req for req, done in finished.items() if done.output != right[req].output]
+            assert not different, f"greedy output is not the unspeculated one: {different}"
+        totals.report.setdefault(cell.dtype, Report()).__iadd__(report)
+        totals.rejections |= {(cell.k, refused) for refused in report.rejections}
+        totals.preemptions += len(preempted)
+        totals.cached_tokens += sum(done.num_cached_tokens for done in finished.values())
+        totals.layouts += layouts
 
-    report = compare(noted, finished, reference, k=cell.k, max_model_len=MAX_MODEL_LEN)
-    print(report, *report.ties, sep="\n")
-    if cell.dtype == "float32":
-        different = [req for req in right if finished[req].output != right[req].output]
-        assert not different, f"greedy output is not the unspeculated one: {different}"
-    totals.report.setdefault(cell.dtype, Report()).__iadd__(report)
-    totals.rejections |= {(cell.k, refused) for refused in report.rejections}
-    totals.preemptions += len(preempted)
-    totals.cached_tokens += sum(done.num_cached_tokens for done in finished.values())
+
+@contextmanager
+def note_layouts() -> Iterator[Counter[str]]:
+    """Count the draft batches of each layout on V2; V1 has the ragged one only."""
+    seen: Counter[str] = Counter()
+    if not V2:
+        yield seen
+        return
+    from peagle_vllm.v2 import speculator
+
+    original = speculator.expand
+
+    def expand(target: Any, aux: Any, groups: Any, layout: Any, *rest: Any) -> None:
+        seen["static" if layout.static_length else "ragged"] += 1
+        original(target, aux, groups, layout, *rest)
+
+    speculator.expand = expand
+    try:
+        yield seen
+    finally:
+        speculator.expand = original
 
 
-def check_totals(totals: Totals, cells: list[Cell], least_rows: int) -> None:
-    if totals.cells != {str(cell) for cell in cells}:
+def check_totals(totals: Totals, grid: Grid) -> None:
+    if totals.cells != {str(cell) for cell in grid.cells}:
         pytest.skip("needs every cell of the grid in this run")
     whole = Report()
     for dtype, report in totals.report.items():
         whole += report
         print(f"{dtype}: {report}")
         assert len(report.ties) <= MAX_TIE_SHARE[dtype] * report.rows
-    print(f"{totals.preemptions} preemptions, {totals.cached_tokens} cached tokens")
-    assert whole.rows >= least_rows
+    print(f"{whole.rows} rows, {totals.preemptions} preemptions, {totals.cached_tokens} cached tokens")
+    print(f"draft batches by layout: {dict(totals.layouts)}")
+    assert whole.rows >= (grid.least_rows // 2 if STOCK else grid.least_rows)
     assert totals.rejections == {(k, refused) for k in FACTORS["k"] for refused in range(k + 1)}
     assert totals.preemptions > 0
     assert totals.cached_tokens > 0
-    if ARM != "stock-v1":
+    assert not V2 or min(totals.layouts["static"], totals.layouts["ragged"]) > 0
+    if not STOCK:
         assert whole.dropped["partial prefill"] > 0
         assert whole.near_end > 0
 
 
 def test_the_grid_holds_every_pair():
     wanted = {pair for cell in CELLS for pair in pairs(cell)}
-    names = list(FACTORS)
-    assert len(wanted) == sum(len(FACTORS[a]) * len(FACTORS[b]) for i, a in enumerate(names) for b in names[i + 1 :])
+    sizes = [len(choices) for choices in FACTORS.values()]
+    assert len(wanted) == sum(x * y for i, x in enumerate(sizes) for y in sizes[i + 1 :])
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("cell", SMALL.cells, ids=str)
 def test_drafts(cell: Cell, folder: Path, unspeculated: Unspeculated, totals: dict[str, Totals]):
-    check(cell, 40, 0, folder, unspeculated, totals["grid"])
+    check(cell, SMALL, folder, unspeculated, totals["small"])
 
 
 def test_totals(totals: dict[str, Totals]):
-    check_totals(totals["grid"], CELLS, LEAST_ROWS[ARM])
+    check_totals(totals["small"], SMALL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cell", LARGE.cells, ids=str)
+def test_drafts_large(cell: Cell, folder: Path, unspeculated: Unspeculated, totals: dict[str, Totals]):
+    check(cell, LARGE, folder, unspeculated, totals["large"])
+
+
+@pytest.mark.full
+def test_totals_large(totals: dict[str, Totals]):
+    check_totals(totals["large"], LARGE)

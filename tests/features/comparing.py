@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.engines import Request, Settings, engine
+from tests.engines import Settings, engine
 from tests.models import PEAGLE, TARGET, prompt_token_ids
 
 K = 5
@@ -21,14 +21,15 @@ class Case:
 
 
 def outputs(settings: Settings, cases: Sequence[Case]) -> list[Any]:
-    """vLLM's RequestOutput for each case, all submitted together."""
-    prompts = prompt_token_ids()
-    requests = [
-        Request(f"case-{i}", tuple(prompts[case.prompt]), case.max_tokens, sampling=(("detokenize", True), *case.sampling))
-        for i, case in enumerate(cases)
+    """vLLM's RequestOutput for each case, all submitted together. Greedy, and past the end of text, unless told."""
+    from vllm import SamplingParams, TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=prompt_token_ids()[case.prompt]) for case in cases]
+    params = [
+        SamplingParams(max_tokens=case.max_tokens, **({"temperature": 0.0, "ignore_eos": True} | dict(case.sampling)))
+        for case in cases
     ]
-    finished = engine(settings).run(requests)
-    return [finished[request.id].raw for request in requests]
+    return engine(settings).llm.generate(prompts, params, use_tqdm=False)
 
 
 def both(settings: Settings, cases: Sequence[Case]) -> list[tuple[Any, Any]]:

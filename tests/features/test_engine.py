@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.engines import Settings, engine
-from tests.features.comparing import SETTINGS, Case, both, outputs, tokens
+from tests.features.comparing import SETTINGS, Case, outputs, tokens
 from tests.models import TARGET, prompt_token_ids
 
 pytestmark = pytest.mark.arm("plugin-v1")
@@ -38,9 +38,7 @@ def write_lora(folder: Path) -> Path:
 def test_lora_target(tmp_path: Path):
     from vllm.lora.request import LoRARequest
 
-    settings = replace(
-        SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1))
-    )
+    settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1)))
     adapter = LoRARequest("random", 1, str(write_lora(tmp_path)))
     base = [tokens(output) for output in outputs(replace(settings, head=None), CASES)]
     plain, speculated = (with_lora(chosen, adapter) for chosen in (replace(settings, head=None), settings))
@@ -59,20 +57,33 @@ def with_lora(settings: Settings, adapter: object) -> list[list[list[int]]]:
     ]
 
 
-def test_weights_reloaded_in_place():
+def test_target_weights_reloaded_in_place():
     before = [tokens(output) for output in outputs(SETTINGS, CASES)]
-    live = engine(SETTINGS)
-    live.runner.reload_weights()
-    live.drafter.model.load_weights(iter(load_file(SETTINGS.head / "model.safetensors").items()))
+    engine(SETTINGS).runner.reload_weights()
     assert [tokens(output) for output in outputs(SETTINGS, CASES)] == before
 
 
+def test_the_projected_mask_follows_a_reload_of_the_head():
+    drafter = engine(SETTINGS).drafter
+    with torch.inference_mode():
+        old = drafter._projected_mask().clone()
+        drafter.model.load_weights([("mask_hidden", 2 * drafter.model.mask_hidden)])
+        assert not torch.equal(drafter._projected_mask(), old)
+        drafter.model.load_weights([("mask_hidden", drafter.model.mask_hidden / 2)])
+        assert torch.equal(drafter._projected_mask(), old)
+
+
 def test_kv_connector(tmp_path: Path):
-    connector = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-    }
-    settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("kv_transfer_config", connector)))
-    for plain, speculated in both(settings, CASES):
-        assert tokens(speculated) == tokens(plain)
+    """Each engine stores its KV, the drafter's too, and takes it back for the same prompts."""
+    found = []
+    for name, settings in (("plain", replace(SETTINGS, head=None)), ("speculated", SETTINGS)):
+        connector = {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / name)},
+        }
+        settings = replace(settings, llm=(*settings.llm, ("kv_transfer_config", connector)))
+        found += [[tokens(output) for output in outputs(settings, CASES)] for _ in range(2)]
+    assert all(each == found[0] for each in found)
+    stored = [len(list((tmp_path / name).glob("*/*.safetensors"))) for name in ("plain", "speculated")]
+    assert stored[1] > stored[0] > 0, "the drafter's layers are stored too"

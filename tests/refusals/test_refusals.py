@@ -190,6 +190,7 @@ def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Pa
 def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):
     from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
-    assert get_parallel_drafting_token_id(
-        configure(target, head).speculative_config.draft_model_config.hf_config
-    ) == MASK_TOKEN
+    assert (
+        get_parallel_drafting_token_id(configure(target, head).speculative_config.draft_model_config.hf_config)
+        == MASK_TOKEN
+    )

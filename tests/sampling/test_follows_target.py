@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import ARM
-from tests.drafts.reference import Target
+from tests.drafts.reference import ROUND, Target
 from tests.engines import Engine, Finished, Request, Settings, engine
 from tests.models import PEAGLE, TARGET, prompt_token_ids
 from tests.sampling.statistics import Tally
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 
 def settings(draft_sample_method: str) -> Settings:
-    return Settings(
-        TARGET, PEAGLE, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),)
-    )
+    return Settings(TARGET, PEAGLE, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),))
 
 
 def sample(live: Engine, num_tokens: int, temperature: float, seeded: bool, tag: str) -> list[Finished]:
@@ -43,7 +41,7 @@ def sample(live: Engine, num_tokens: int, temperature: float, seeded: bool, tag:
 
 @torch.no_grad()
 def judge(finished: list[Finished], temperature: float) -> Tally:
-    target, tally = Target(TARGET), Tally()
+    target, tally = Target(TARGET, ROUND["float32"]), Tally()
     for done in finished:
         tokens = torch.tensor(done.tokens)
         logits = target.logits(target.states(tokens[:-1])[-1])
@@ -106,9 +104,11 @@ def test_without_residual_resampling_it_fails(monkeypatch: pytest.MonkeyPatch):
     live = engine(settings("greedy"))
     from vllm.v1.sample import rejection_sampler
 
-    def from_target(max_spec_len, num_draft_tokens, cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, *_):
+    def from_target(
+        max_spec_len, num_draft_tokens, cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, *_
+    ):
         return torch.multinomial(target_probs, 1)[:, 0].to(draft_token_ids.dtype)
 
     monkeypatch.setattr(rejection_sampler, "sample_recovered_tokens", from_target)
-    finished = sample(live, NUM_TOKENS[ARM] // 2, 1.2, False, "no-residual")
-    assert not judge(finished, 1.2).follows_target
+    finished = sample(live, NUM_TOKENS[ARM], 0.7, False, "no-residual")
+    assert not judge(finished, 0.7).follows_target

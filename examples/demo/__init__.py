@@ -1,0 +1,1 @@
+"""``make demo``: every drafter on the tiny models, one process each."""

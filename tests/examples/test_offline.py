@@ -1,0 +1,23 @@
+"""The offline example runs on the tiny pair."""
+
+import re
+import subprocess
+import sys
+
+from tests.serving import ROOT, environment
+
+
+def test_offline_example() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/offline.py", "tiny"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("--- 'def ") == 2
+    length = re.search(r"acceptance length (\S+) over (\d+) drafts", done.stdout)
+    assert length is not None
+    assert float(length[1]) > 1.5

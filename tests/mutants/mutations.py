@@ -1,0 +1,185 @@
+"""Breaks of the product, each a text replacement, and the draft test that must notice it.
+
+Greedy output notices none of them: the target corrects every wrong draft. That is why drafts are tested.
+"""
+
+from dataclasses import dataclass
+
+GEOMETRY = "kernels/peagle_kernels/geometry.py"
+EXPAND = "kernels/peagle_kernels/expand.py"
+BROADCAST = "kernels/peagle_kernels/broadcast.py"
+V1 = "src/peagle_vllm/v1/proposer.py"
+V2 = "src/peagle_vllm/v2/speculator.py"
+LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
+
+DECODING = "tests/drafts/test_basics.py::test_decoding"
+CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
+END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
+DYNAMIC = "tests/drafts/test_basics.py::test_fewer_drafts_some_steps"
+SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_to_their_request"
+EXPAND_TWIN = "tests/kernels/test_expand.py::test_twin_equals_the_story_told_per_request"
+EXPAND_KERNEL = "tests/kernels/test_expand.py"
+BROADCAST_TEST = "tests/kernels/test_broadcast.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One break.
+
+    Attributes:
+        old: text that stands exactly once in ``file``.
+        killer: pytest node id of the test that must fail.
+        arm: PEAGLE_TEST_ARM for it; plugin-v1 runs the torch twins, plugin-v2 the kernels.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    killer: str = DECODING
+    arm: str = "plugin-v1"
+
+
+MUTATIONS = (
+    # The six of the design notes.
+    Mutation(
+        "rejected rows write KV",
+        GEOMETRY,
+        "is_valid = (offset >= 0) & (after_last <= 0)",
+        "is_valid = offset >= 0",
+    ),
+    Mutation(
+        "mask_hidden is zero",
+        V1,
+        "m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(-1)))",
+        "m.zero_()",
+    ),
+    Mutation("seq_lens one too short", EXPAND, "= win.seq_len\n", "= win.seq_len - 1\n"),
+    Mutation(
+        "mask rows one position too far",
+        GEOMETRY,
+        "return Rows(req, position, is_valid, is_mask, offset)",
+        "return Rows(req, position + is_mask, is_valid, is_mask, offset)",
+    ),
+    Mutation(
+        "rejections ignored",
+        GEOMETRY,
+        "num_valid = end - start - num_rejected",
+        "num_valid = end - start",
+    ),
+    Mutation("tokens not shifted", EXPAND, "rows.offset + 1).clamp", "rows.offset).clamp"),
+    # More of the geometry.
+    Mutation(
+        "sampled rows one too far",
+        GEOMETRY,
+        "row = (win.p_last - win.base)[:, None] + i",
+        "row = (win.p_last - win.base)[:, None] + i + 1",
+    ),
+    Mutation(
+        "no min with max_model_len",
+        GEOMETRY,
+        "num_appended(num_speculative_tokens)).clamp(max=max_model_len)",
+        "num_appended(num_speculative_tokens))",
+        END,
+    ),
+    Mutation(
+        "a step without drafts drops the bonus row",
+        GEOMETRY,
+        "max(num_speculative_tokens, 1)\n",
+        "num_speculative_tokens\n",
+        DYNAMIC,
+    ),
+    Mutation("rows before the window write KV", GEOMETRY, "is_valid = (offset >= 0) &", "is_valid = (offset >= -1) &"),
+    Mutation(
+        "slot in the wrong place of its block",
+        GEOMETRY,
+        "block * block_size + position % block_size",
+        "block * block_size + (position + 1) % block_size",
+    ),
+    Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN, "kernels"),
+    Mutation("mask token is 0", V1, "self.max_model_len, self.parallel_drafting_token_id)", "self.max_model_len, 0)"),
+    Mutation(
+        "bonus token of another request",
+        EXPAND,
+        "torch.where(rows.position == win.p_last[rows.req], bonus[rows.req],",
+        "torch.where(rows.position == win.p_last[rows.req], bonus.roll(1)[rows.req],",
+    ),
+    # V1's own duties.
+    Mutation(
+        "last prompt token after a chunk",
+        V1,
+        "next_token_ids[torch.from_numpy(partial).to(self.device)] = tokens.to(next_token_ids)",
+        "pass",
+        CHUNKED,
+    ),
+    Mutation(
+        "no drafts beside a request at its end",
+        LIMIT,
+        "if own_limit else True",
+        "if own_limit else original(self, common_attn_metadata)",
+        END,
+    ),
+    Mutation(
+        "rejections never reach expand",
+        V1,
+        "self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu",
+        "self._none_rejected",
+    ),
+    # V2 and the kernels, under the interpreter.
+    Mutation(
+        "static window one row short",
+        GEOMETRY,
+        "return max_speculative_tokens + num_appended",
+        "return max_speculative_tokens - 1 + num_appended",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "aux hidden states in reverse order",
+        V2,
+        "tuple(aux_hidden_states),",
+        "tuple(reversed(aux_hidden_states)),",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: bonus row takes the shifted token",
+        EXPAND,
+        "is_bonus = is_valid & (position == p_last)",
+        "is_bonus = is_valid & (position == p_last + 1)",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: staging keeps the wrong rows",
+        EXPAND,
+        "source_row = start + j",
+        "source_row = end - 1 - j",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: chunk ends take the sampled token",
+        EXPAND,
+        "bonus + prefill + shifted",
+        "bonus + shifted",
+        CHUNKED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: draws with another request's seed",
+        EXPAND,
+        "idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1).to(tl.int64)\n    for",
+        "idx = tl.load(idx_mapping_ptr + num_reqs - 1 - req, mask=live, other=-1).to(tl.int64)\n    for",
+        SEEDED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: padding rows take mask_hidden",
+        BROADCAST,
+        "in_range & (source == MASK_ROW)",
+        "in_range & (source < 0)",
+        BROADCAST_TEST,
+        "kernels",
+    ),
+)

@@ -1,0 +1,102 @@
+"""The wheel, installed into a clean environment and used from another folder."""
+
+import json
+import os
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., subprocess.CompletedProcess]
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=clean, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "uv", "build", "--wheel", "--quiet", "--out-dir", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory) -> Path:
+    """The interpreter of a new environment that holds the wheel; its dependencies are borrowed from this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv/bin/python"
+    run(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", python, wheel, cwd=folder)
+    packages = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).stdout.strip()
+    # Behind the environment's own packages, and without what makes the work tree importable.
+    (Path(packages) / "borrowed.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return python
+
+
+@pytest.fixture
+def python(installed: Path, tmp_path: Path):
+    """Run code in the new environment, in a folder of its own."""
+    return lambda code: run(installed, "-c", code, cwd=tmp_path).stdout
+
+
+def test_contents(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"peagle_vllm", "peagle_kernels"}
+    for name in ("peagle_vllm/py.typed", "peagle_kernels/py.typed", "peagle_vllm/seams/fingerprints.json"):
+        assert name in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_imports_come_from_the_wheel(python) -> None:
+    code = "import peagle_vllm, peagle_kernels; print(peagle_vllm.__file__); print(peagle_kernels.__file__)"
+    for line in python(code).splitlines():
+        assert "installed" in line and str(ROOT) not in line
+
+
+def test_importing_it_imports_neither_vllm_nor_torch(python) -> None:
+    code = "import sys, peagle_vllm, json; print(json.dumps([m for m in ('vllm', 'torch') if m in sys.modules]))"
+    assert json.loads(python(code)) == []
+
+
+def test_entry_point(python) -> None:
+    code = (
+        "from importlib.metadata import entry_points\n"
+        "(found,) = {e.value: e for e in entry_points(group='vllm.general_plugins', name='peagle')}.values()\n"
+        "found.load(); print(found.value)"
+    )
+    assert python(code).strip() == "peagle_vllm.plugin:register"
+
+
+def test_command_line(installed: Path, tmp_path: Path) -> None:
+    assert "doctor" in run(installed.parent / "peagle-vllm", "--help", cwd=tmp_path).stdout
+
+
+def test_vllm_finds_the_plugin(python) -> None:
+    code = (
+        "import os; os.environ['VLLM_LOGGING_LEVEL'] = 'ERROR'\n"
+        "from vllm.plugins import load_general_plugins\n"
+        "load_general_plugins()\n"
+        "import sys; print(sys.modules['peagle_vllm.plugin'].__file__)"
+    )
+    assert "installed" in python(code).splitlines()[-1]
+
+
+def test_vllm_is_no_hard_dependency(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    lines = archive.read(metadata).decode().splitlines()
+    required = [line for line in lines if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert required
+    assert not [line for line in required if "vllm" in line or "torch" in line]

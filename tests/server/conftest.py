@@ -1,0 +1,33 @@
+"""One server, started by the serving example, for every test in this folder."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from tests.models import MODELS
+from tests.serving import Server, environment, free_port, running
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    port = free_port()
+    command = ["bash", "examples/serve.sh", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    # A tiny model would fill JSON with blanks for as long as the grammar lets it.
+    command += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
+    with running(command, port, environment() | {"PYTHON": sys.executable}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """The held-out prompts."""
+    lines = (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()
+    return [json.loads(line)["prompt"] for line in lines]

