@@ -94,7 +94,7 @@ def configuration(arm: Arm) -> dict[str, Any]:
     return {
         "versions": versions(),
         "cpu": cpu_name(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "threads": 1,
         "prompts": arm.prompts,
         "max_tokens": arm.max_tokens,

@@ -1,6 +1,6 @@
 """Checks on a head that vLLM has loaded, for what its files could not show before."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def check_loaded_head(model: torch.nn.Module, vllm_config: "VllmConfig") -> None:
+def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     """Refuse a loaded head whose learned hidden state would draft garbage in silence.
 
     Args:
-        model: the draft model, as vLLM loaded it.
+        model: the draft model (``torch.nn.Module``), as vLLM loaded it.
         vllm_config: the served configuration. Dummy weights (``load_format="dummy"``) pass.
     """
     spec = vllm_config.speculative_config

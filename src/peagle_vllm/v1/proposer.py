@@ -4,7 +4,6 @@ An ``EagleProposer`` that builds its draft batch with ``expand`` and ``broadcast
 is vLLM's: the forward, the sampling, the runner's calls.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,9 +52,9 @@ class ParallelEagleProposer(EagleProposer):
         check_loaded_head(self.model, self.vllm_config)
         self._refresh_mask_after(self.model)
 
-    def _refresh_mask_after(self, model: torch.nn.Module) -> None:
+    def _refresh_mask_after(self, model: Any) -> None:
         """Project ``mask_hidden`` anew after every reload of the head's weights (``fc`` may differ)."""
-        load_weights: Callable[..., Any] = model.load_weights
+        load_weights = model.load_weights
 
         def load_and_mark(*args: Any, **kwargs: Any) -> Any:
             self._mask_is_stale = True
