@@ -4,6 +4,7 @@ The library's models and losses do the work; the loop around them is plain PyTor
 A head reads the residual entering target layers ``AUX_LAYERS``: vLLM's layer id n is ``hidden_states[n]``.
 """
 
+import copy
 import json
 import random
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
@@ -23,7 +25,9 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 AUX_LAYERS = [2, 5, 7]
-EXCHANGES_A_STEP = 8
+EXCHANGES_A_STEP = 4
+LOSS = '{"kl_div": 0.5, "ce": 0.5}'
+SNAPSHOT_STEPS = 150
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class HeadPlan:
     depth: int
     steps: int
     draft_vocab: int = VOCAB_SIZE
+    begin_with: str | None = None  # a finished head of the same shape, in place of ``warm_start``
 
 
 class TargetStates(torch.nn.Module):
@@ -69,7 +74,7 @@ def new_head(plan: HeadPlan, target: Path, exchanges: list) -> Eagle3DraftModel:
     d2t, t2d = draft_vocabulary(exchanges, plan.draft_vocab)
     options = {
         "draft_vocab_size": plan.draft_vocab,
-        "norm_before_residual": True,
+        "norm_before_residual": plan.kind == "eagle3",
         "target_layer_ids": AUX_LAYERS,
         "verifier_name_or_path": str(target),
         "draft_attn_impl": "sdpa",
@@ -79,6 +84,31 @@ def new_head(plan: HeadPlan, target: Path, exchanges: list) -> Eagle3DraftModel:
             config, t2d, d2t, **options, mask_token_id=MASK_ID, num_depths=plan.depth
         )
     return Eagle3DraftModel.from_training_args(config, t2d, d2t, **options, ttt_steps=plan.depth)
+
+
+@torch.no_grad()
+def warm_start(head: Eagle3DraftModel, target: torch.nn.Module) -> None:
+    """Begin as the end of the target: aux state, ``fc`` (identity), layer 0 (nearly a no-op), the target's last layers.
+
+    With n layers of head over L of target, head layer i > 0 takes target layer L - n + i, so the aux state handed
+    through is the one that enters target layer L - n + 1.
+    """
+    first = len(target.model.layers) - len(head.layers) + 1
+    entry, hidden = AUX_LAYERS.index(min(first, AUX_LAYERS[-1])), head.hidden_size
+    head.fc.weight.mul_(0.1)
+    head.fc.weight[:, entry * hidden : (entry + 1) * hidden] += torch.eye(hidden)
+    head.layers[0].self_attn.o_proj.weight.mul_(0.1)
+    head.layers[0].mlp.down_proj.weight.mul_(0.1)
+    for layer, source in zip(head.layers[1:], target.model.layers[first:], strict=True):
+        layer.load_state_dict(source.state_dict())
+    head.norm.load_state_dict(target.model.norm.state_dict())
+
+
+def continue_from(head: Eagle3DraftModel, folder: Path) -> None:
+    """Take the weights of a finished head, save those that depend on the draft vocabulary."""
+    weights = load_file(folder / "model.safetensors")
+    fixed = {"d2t", "t2d", "lm_head.weight"}
+    head.load_state_dict({name: value for name, value in weights.items() if name not in fixed}, strict=False)
 
 
 def as_sample(states: TargetStates, start: int, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -121,8 +151,12 @@ def train_head(plan: HeadPlan, target: Path, selfgen: Path, folder: Path, seed: 
     rng = random.Random(seed)
     began, exchanges = time.time(), torch.load(selfgen)
     head, states = new_head(plan, target, exchanges).float(), TargetStates(target)
+    if plan.begin_with:
+        continue_from(head, folder.with_name(plan.begin_with))
+    elif plan.kind == "peagle":
+        warm_start(head, states.model)
     optimizers = make_optimizers(head, muon_lr=0.01, adam_lr=1e-3)
-    loss_config = resolve_loss_config("kl_div", "eager")
+    loss_config = resolve_loss_config(LOSS, "eager")
     order, recent = [], []
     progress = tqdm(total=plan.steps, desc=plan.name, unit="step", mininterval=5)
     for step in range(plan.steps):
@@ -139,6 +173,8 @@ def train_head(plan: HeadPlan, target: Path, selfgen: Path, folder: Path, seed: 
         if step % 25 == 24:
             recent = recent[-400:]
             progress.set_postfix(right=accuracy(recent, plan), refresh=False)
+        if step % SNAPSHOT_STEPS == SNAPSHOT_STEPS - 1:
+            save_head(head, target, folder)
         progress.update()
     progress.close()
     save_head(head, target, folder)
@@ -158,7 +194,7 @@ def train_head(plan: HeadPlan, target: Path, selfgen: Path, folder: Path, seed: 
 
 def save_head(head: Eagle3DraftModel, target: Path, folder: Path) -> None:
     """Save in bf16; the config names the target by its place in the repository, not on this machine."""
-    head.to(torch.bfloat16).save_pretrained(folder)
+    copy.deepcopy(head).to(torch.bfloat16).save_pretrained(folder)
     (folder / "config.py").unlink(missing_ok=True)  # the library's own class, copied beside the weights
     path = folder / "config.json"
     config = json.loads(path.read_text())

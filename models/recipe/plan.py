@@ -25,7 +25,8 @@ def _selfgen(kind: str, prompts: int) -> Stage:
 
 
 def _head(target: str, kind: str, **options: Any) -> Stage:
-    return Stage("head", {"target": target, "kind": kind, **options}, (f"selfgen-{target.removeprefix('tiny-')}",))
+    selfgen, first = f"selfgen-{target.removeprefix('tiny-')}", options.get("begin_with")
+    return Stage("head", {"target": target, "kind": kind, **options}, (selfgen, first) if first else (selfgen,))
 
 
 STAGES = {
@@ -34,10 +35,12 @@ STAGES = {
     "tiny-qwen3": _target("qwen3", steps=700),
     "selfgen-llama": _selfgen("llama", prompts=6000),
     "selfgen-qwen3": _selfgen("qwen3", prompts=5000),
-    "tiny-llama-peagle": _head("tiny-llama", "peagle", layers=4, depth=8, steps=600),
-    "tiny-qwen3-peagle": _head("tiny-qwen3", "peagle", layers=4, depth=8, steps=450),
-    "tiny-llama-eagle3": _head("tiny-llama", "eagle3", layers=1, depth=5, steps=450),
-    "tiny-llama-peagle-d2t": _head("tiny-llama", "peagle", layers=4, depth=8, steps=450, draft_vocab=256),
+    "tiny-llama-peagle": _head("tiny-llama", "peagle", layers=4, depth=8, steps=450),
+    "tiny-qwen3-peagle": _head("tiny-qwen3", "peagle", layers=4, depth=8, steps=500),
+    "tiny-llama-eagle3": _head("tiny-llama", "eagle3", layers=1, depth=5, steps=300),
+    "tiny-llama-peagle-d2t": _head(
+        "tiny-llama", "peagle", layers=4, depth=8, steps=40, draft_vocab=256, begin_with="tiny-llama-peagle"
+    ),
 }
 
 

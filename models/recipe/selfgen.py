@@ -10,7 +10,7 @@ import torch
 from corpus import pieces
 from tokens import chat_prompt_ids, load_tokenizer
 
-ANSWER_TOKENS = (96, 288)  # fewest, most tokens of an answer
+ANSWER_TOKENS = (64, 160)  # fewest, most tokens of an answer
 
 
 def generate(target: Path, file: Path, prompts: int, seed: int) -> dict:

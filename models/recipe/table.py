@@ -19,8 +19,9 @@ def results_table(results: dict) -> str:
     lines += [
         "",
         f"{protocol['prompts']} held-out chat prompts, at most {protocol['max_tokens']} tokens each, greedy, "
-        f"{protocol['dtype']}, one request at a time, one thread; {versions}. Tokens per second are for information: "
-        "they depend on the machine and on what else it does.",
+        f"{protocol['dtype']}, one thread; {versions}. Tokens per second are those of single requests "
+        f"({protocol['timed_prompts']} of the prompts) and for information only: they depend on the machine.",
+        protocol["timing_note"],
     ]
     return "\n".join(lines)
 
