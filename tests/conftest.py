@@ -42,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def elsewhere(item: pytest.Item) -> bool:
-        arms = {name for mark in item.iter_markers("arm") for name in mark.args}
-        return bool(arms) and ARM not in arms
+        mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
+        return mark is not None and ARM not in mark.args
 
     away = [item for item in items if elsewhere(item)]
     config.hook.pytest_deselected(items=away)

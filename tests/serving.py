@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 240
+START_SECONDS = 400
 # What tests/conftest.py sets for engines inside the test process; a server runs as it would anywhere.
 NOT_FOR_SERVERS = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_LOGGING_LEVEL")
 

@@ -21,7 +21,10 @@ TARGET_LAYERS = 8
 MAX_POSITIONS = 512
 MASK_TOKEN = 509
 AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
-SHARPNESS = 2.0  # spreads logits, so that two candidates are seldom within rounding of each other
+# A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
+# made to pick single rows (ATTENTION) and to outweigh the residual (CONTEXT): a wrong row then changes four in ten.
+# Targets stay plain: eight such layers would blow rounding errors up to the size of a margin.
+ATTENTION, CONTEXT = 2.0, 6.0
 
 Weights = dict[str, torch.Tensor]
 
@@ -39,6 +42,7 @@ class HeadSpec:
         fc_norm: one RMSNorm for each aux hidden state (flat config only in vLLM 0.32).
         own_embeddings: carries embed_tokens of its own instead of the target's.
         own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
+        spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
     """
 
     family: str = "llama"
@@ -50,6 +54,7 @@ class HeadSpec:
     fc_norm: bool = False
     own_embeddings: bool = True
     own_lm_head: bool = True
+    spread: float = 0.0
     aux_layers: tuple[int, ...] = AUX_LAYERS
     seed: int = 1
 
@@ -60,6 +65,10 @@ def _linear(gen: torch.Generator, out_features: int, in_features: int) -> torch.
 
 def _norm(gen: torch.Generator, width: int = HIDDEN) -> torch.Tensor:
     return 1 + 0.2 * torch.randn(width, generator=gen)
+
+
+def _lm_head(gen: torch.Generator, rows: int, spread: float) -> torch.Tensor:
+    return 2 * _linear(gen, rows, HIDDEN) * (spread * torch.randn(rows, 1, generator=gen)).exp()
 
 
 def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN) -> Weights:
@@ -78,6 +87,14 @@ def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN)
     if family == "qwen3":
         weights[f"{prefix}.self_attn.q_norm.weight"] = _norm(gen, HEAD_DIM)
         weights[f"{prefix}.self_attn.k_norm.weight"] = _norm(gen, HEAD_DIM)
+    return weights
+
+
+def _head_layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN) -> Weights:
+    weights = _layer(gen, prefix, family, qkv_in)
+    kind = "norm" if family == "qwen3" else "proj"
+    for name, factor in ((f"q_{kind}", ATTENTION), (f"k_{kind}", ATTENTION), ("o_proj", CONTEXT)):
+        weights[f"{prefix}.self_attn.{name}.weight"] *= factor
     return weights
 
 
@@ -116,7 +133,7 @@ def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
     weights = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=gen),
         "model.norm.weight": _norm(gen),
-        "lm_head.weight": SHARPNESS * _linear(gen, VOCAB, HIDDEN),
+        "lm_head.weight": _lm_head(gen, VOCAB, spread=0.0),
     }
     for i in range(TARGET_LAYERS):
         weights |= _layer(gen, f"model.layers.{i}", family)
@@ -135,9 +152,9 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
         "mask_hidden": torch.randn(1, 1, fc_in, generator=gen),
         f"{first}.hidden_norm.weight": _norm(gen),
     }
-    weights |= _layer(gen, first, spec.family, 2 * HIDDEN)
+    weights |= _head_layer(gen, first, spec.family, 2 * HIDDEN)
     for i in range(1, spec.layers):
-        weights |= _layer(gen, f"layers.{i}", spec.family)
+        weights |= _head_layer(gen, f"layers.{i}", spec.family)
     if spec.norm_before_fc:
         weights["input_norm.weight"] = _norm(gen, fc_in)
     if spec.fc_norm:
@@ -145,7 +162,7 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
     if spec.own_embeddings:
         weights["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN, generator=gen)
     if spec.own_lm_head or spec.draft_vocab < VOCAB:
-        weights["lm_head.weight"] = SHARPNESS * _linear(gen, spec.draft_vocab, HIDDEN)
+        weights["lm_head.weight"] = _lm_head(gen, spec.draft_vocab, spec.spread)
     if spec.draft_vocab < VOCAB:
         chosen = torch.randperm(VOCAB, generator=gen)[: spec.draft_vocab].sort().values
         weights["d2t"] = chosen - torch.arange(spec.draft_vocab)

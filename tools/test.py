@@ -40,13 +40,14 @@ class Group:
         ]
 
 
-OWN_PROCESS = ("kernels", "server", "packaging", "examples")
+OWN_PROCESS = ("kernels", "server", "packaging", "examples", "features/test_processes.py")
 INTERPRETER = {"TRITON_INTERPRET": "1"}
 
 # The long ones first: they decide when the last one ends.
 GROUPS = {
     "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
     "v1": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}),
+    "processes": Group(paths=("features/test_processes.py",)),
     "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
     "server": Group(paths=("server",)),
     "examples": Group(paths=("examples",)),

@@ -2,7 +2,7 @@
 
 ``expand_torch`` is the meaning (by ``geometry``) and the CPU path; ``_expand_kernel`` computes the
 same in one Triton launch. Its programs are of three kinds: blocks of draft rows, blocks of
-requests, and staging rows, which gather the captured hidden states.
+requests, and the aux rows that staging gathers.
 """
 
 from dataclasses import dataclass
@@ -175,7 +175,7 @@ def expand_triton(
     row_programs = triton.cdiv(layout.num_rows, ROWS_PER_PROGRAM)
     req_programs = triton.cdiv(layout.num_reqs_padded, REQS_PER_PROGRAM)
     num_staging = (layout.num_staging_rows if layout.static_length else target.num_rows) if aux else 0
-    _expand_kernel[(row_programs + req_programs + num_staging,)](
+    _expand_kernel[(row_programs + req_programs + num_staging * len(aux),)](
         target.input_ids,
         target.positions,
         target.query_start_loc,
@@ -384,7 +384,7 @@ def _fill_requests(
 
 @triton.jit
 def _stage(
-    staging_row,
+    program,
     query_start_loc_ptr,
     num_rejected_ptr,
     aux,
@@ -397,7 +397,9 @@ def _stage(
     AUX_WIDTHS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One staging row: the captured hidden states of one target row, side by side."""
+    """One aux row of one staging row, which holds those of a target row side by side."""
+    staging_row = program // len(AUX_WIDTHS)
+    chosen_part = program % len(AUX_WIDTHS)
     source_row = staging_row
     is_valid = True
     if IS_STATIC:
@@ -412,17 +414,30 @@ def _stage(
     first_column = 0
     for part in tl.static_range(len(AUX_WIDTHS)):
         width = AUX_WIDTHS[part]
-        source = aux[part] + tl.cast(source_row, tl.int64) * aux_strides[part]
-        target = staging_ptr + tl.cast(staging_row, tl.int64) * staging_stride + first_column
-        for column_start in range(0, width, COLUMNS):
-            column = column_start + tl.arange(0, COLUMNS)
-            values = tl.load(source + column, mask=(column < width) & is_valid, other=0.0)
-            tl.store(target + column, values, mask=column < width)
+        if chosen_part == part:
+            source = aux[part] + tl.cast(source_row, tl.int64) * aux_strides[part]
+            target = staging_ptr + tl.cast(staging_row, tl.int64) * staging_stride + first_column
+            for column_start in range(0, width, COLUMNS):
+                column = column_start + tl.arange(0, COLUMNS)
+                values = tl.load(source + column, mask=(column < width) & is_valid, other=0.0)
+                tl.store(target + column, values, mask=column < width)
         first_column += width
 
 
+# Nothing that changes from step to step may be specialised: a new variant would compile while requests wait.
 @triton.jit(
-    do_not_specialize=["num_reqs", "num_reqs_padded", "num_rows", "row_programs", "req_programs", "search_steps"]
+    do_not_specialize=[
+        "num_reqs",
+        "num_reqs_padded",
+        "num_rows",
+        "row_programs",
+        "req_programs",
+        "static_length",
+        "staging_length",
+        "num_speculative_tokens",
+        "max_model_len",
+        "search_steps",
+    ]
 )
 def _expand_kernel(
     target_ids_ptr,  # [num_target_rows]
@@ -527,17 +542,18 @@ def _expand_kernel(
             REQS,
         )
     else:
-        _stage(
-            pid - row_programs - req_programs,
-            query_start_loc_ptr,
-            num_rejected_ptr,
-            aux,
-            aux_strides,
-            staging_ptr,
-            staging_stride,
-            num_reqs,
-            staging_length,
-            IS_STATIC,
-            AUX_WIDTHS,
-            COLUMNS,
-        )
+        if len(AUX_WIDTHS) > 0:
+            _stage(
+                pid - row_programs - req_programs,
+                query_start_loc_ptr,
+                num_rejected_ptr,
+                aux,
+                aux_strides,
+                staging_ptr,
+                staging_stride,
+                num_reqs,
+                staging_length,
+                IS_STATIC,
+                AUX_WIDTHS,
+                COLUMNS,
+            )

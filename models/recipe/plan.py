@@ -35,7 +35,7 @@ STAGES = {
     "tiny-qwen3": _target("qwen3", steps=700),
     "selfgen-llama": _selfgen("llama", prompts=6000),
     "selfgen-qwen3": _selfgen("qwen3", prompts=5000),
-    "tiny-llama-peagle": _head("tiny-llama", "peagle", layers=4, depth=8, steps=450),
+    "tiny-llama-peagle": _head("tiny-llama", "peagle", layers=4, depth=8, steps=1400),
     "tiny-qwen3-peagle": _head("tiny-qwen3", "peagle", layers=4, depth=8, steps=500),
     "tiny-llama-eagle3": _head("tiny-llama", "eagle3", layers=1, depth=5, steps=300),
     "tiny-llama-peagle-d2t": _head(

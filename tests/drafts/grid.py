@@ -56,6 +56,7 @@ class Cell:
             norm_before_fc=rich,
             fc_norm=rich and aws,  # vLLM 0.32 reads fc_norm from a flat config only
             own_embeddings=not rich,
+            spread=0.7 if self.dtype == "bfloat16" else 0.0,
         )
 
     def settings(self, target: Path, head: Path) -> Settings:

@@ -13,7 +13,7 @@ from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts.recorder import Recording, Report, compare, planter, record
 from tests.drafts.reference import Reference
-from tests.engines import Engine, Finished, Request, Settings, engine
+from tests.engines import Engine, Request, Settings, engine
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -37,20 +37,18 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
 
 
-def run(live: Engine, right: dict[str, list[int]], requests: list[Request]) -> tuple[Recording, dict[str, Finished]]:
-    """Run with planted drafts; ``right`` are the unspeculated sequences."""
-    with record(live, planter(right, tiny_heads.VOCAB)) as noted:
-        return noted, live.run(requests)
-
-
-def exact(pair: tuple[Path, Path], live: Engine, requests: list[Request]) -> Report:
+def exact(
+    pair: tuple[Path, Path], live: Engine, requests: list[Request], all_right: bool = False
+) -> tuple[Report, Recording]:
+    """Run with planted drafts; drafts and output must equal the simulation's."""
     reference = Reference(*pair)
     right = {r.id: greedy(reference, r) for r in requests}
-    noted, finished = run(live, right, requests)
+    with record(live, planter(right, tiny_heads.VOCAB, all_right)) as noted:
+        finished = live.run(requests)
     report = compare(noted, finished, reference, k=live.settings.k, max_model_len=MAX_MODEL_LEN)
     print(report)
     assert {req: done.tokens for req, done in finished.items()} == right
-    return report
+    return report, noted
 
 
 def greedy(reference: Reference, request: Request) -> list[int]:
@@ -65,22 +63,29 @@ def greedy(reference: Reference, request: Request) -> list[int]:
 
 def test_decoding(pair: tuple[Path, Path]):
     """Prompts in one piece, then decode batches of two with some drafts refused."""
-    report = exact(pair, start(pair), [Request("a", prompt(9), 24), Request("b", prompt(30, 1), 24)])
+    report, _ = exact(pair, start(pair), [Request("a", prompt(9), 24), Request("b", prompt(30, 1), 24)])
     assert len(report.rejections) > 2
+
+
+def test_every_draft_accepted(pair: tuple[Path, Path]):
+    """The longest windows: K + 1 valid rows and K - 1 mask rows."""
+    requests = [Request("a", prompt(9), 60), Request("b", prompt(20, 1), 60)]
+    report, _ = exact(pair, start(pair), requests, all_right=True)
+    assert set(report.rejections) <= {0, K}  # K: planted past the end of what is known
 
 
 def test_chunked_prefill_beside_decoding(pair: tuple[Path, Path]):
     """Chunks that are not the last take the next prompt token, and decoding goes on beside them."""
-    requests = [Request("a", prompt(5), 20), Request("chunked", prompt(80, 1), 10, arrives=2)]
-    report = exact(pair, start(pair, token_budget=32), requests)
-    assert report.dropped["partial prefill"] > 0
+    requests = [Request("a", prompt(5), 30), Request("chunked", prompt(70, 1), 20, arrives=2)]
+    report, _ = exact(pair, start(pair, token_budget=12), requests)
+    assert report.dropped["partial prefill"] > 4
 
 
 def test_next_to_max_model_len(pair: tuple[Path, Path]):
-    """One request reaches the end of its sequence; the other must not notice, and the last drafts are right."""
-    requests = [Request("end", prompt(MAX_MODEL_LEN - 14), 14), Request("other", prompt(20, 1), 20)]
-    report = exact(pair, start(pair, k=8), requests)
-    assert report.near_end > 1
+    """Some requests reach the end of their sequence; the other must not notice, and their last drafts are right."""
+    requests = [Request(f"end{n}", prompt(MAX_MODEL_LEN - n, n), n) for n in (14, 11, 8)]
+    report, _ = exact(pair, start(pair, k=8), [*requests, Request("other", prompt(20, 1), 20)])
+    assert report.near_end > 3
 
 
 def test_fewer_drafts_some_steps(pair: tuple[Path, Path]):
@@ -92,13 +97,8 @@ def test_fewer_drafts_some_steps(pair: tuple[Path, Path]):
         Request("b", prompt(30, 1), 18, arrives=3),
         Request("c", prompt(12, 2), 6, arrives=6),
     ]
-    reference = Reference(*pair)
-    right = {r.id: greedy(reference, r) for r in requests}
-    noted, finished = run(live, right, requests)
-    report = compare(noted, finished, reference, k=K, max_model_len=MAX_MODEL_LEN)
-    print(report)
+    _, noted = exact(pair, live, requests)
     assert {len(row.draft) for row in noted.rows} == {0, K // 2, K}
-    assert {req: done.tokens for req, done in finished.items()} == right
 
 
 def test_seeded_probabilistic_drafts_belong_to_their_request(pair: tuple[Path, Path]):

@@ -4,6 +4,7 @@ The engine verifies planted drafts (``recorder.planter``), so every rejection co
 does not depend on how good a random head is; the greedy output must not notice.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,7 +157,7 @@ def check_totals(totals: Totals, grid: Grid) -> None:
     for dtype, report in totals.report.items():
         whole += report
         print(f"{dtype}: {report}")
-        assert len(report.ties) <= MAX_TIE_SHARE[dtype] * report.rows
+        assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[dtype] * report.rows)
     print(f"{whole.rows} rows, {totals.preemptions} preemptions, {totals.cached_tokens} cached tokens")
     print(f"draft batches by layout: {dict(totals.layouts)}")
     assert whole.rows >= (grid.least_rows // 2 if STOCK else grid.least_rows)

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from tests.features.comparing import K, SETTINGS, Case, outputs, tokens
+from tests.features.comparing import SETTINGS, Case, K, outputs, tokens
 from tests.models import PEAGLE, TARGET, prompt_token_ids
 from tests.serving import Server, environment, free_port, running
 

@@ -42,7 +42,8 @@ def test_structured_output_is_valid_and_that_without_speculation():
 
     # A tiny model would fill the answer with the white space that JSON allows.
     settings = replace(
-        SETTINGS, llm=(*SETTINGS.llm, ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True}))
+        SETTINGS,
+        llm=(*SETTINGS.llm, ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})),
     )
     structured = StructuredOutputsParams(json=SCHEMA)
     cases = [Case(i, 64, sampling=(("structured_outputs", structured), ("ignore_eos", False))) for i in range(3)]

@@ -13,6 +13,7 @@ V2 = "src/peagle_vllm/v2/speculator.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
+ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
 CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
 END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
 DYNAMIC = "tests/drafts/test_basics.py::test_fewer_drafts_some_steps"
@@ -76,10 +77,10 @@ MUTATIONS = (
         "row = (win.p_last - win.base)[:, None] + i + 1",
     ),
     Mutation(
-        "no min with max_model_len",
-        GEOMETRY,
-        "num_appended(num_speculative_tokens)).clamp(max=max_model_len)",
-        "num_appended(num_speculative_tokens))",
+        "seq_lens without the min with max_model_len",
+        EXPAND,
+        "= win.seq_len\n",
+        "= torch.maximum(win.seq_len, win.p_last + num_k)\n",
         END,
     ),
     Mutation(
@@ -131,7 +132,7 @@ MUTATIONS = (
         GEOMETRY,
         "return max_speculative_tokens + num_appended",
         "return max_speculative_tokens - 1 + num_appended",
-        DECODING,
+        ACCEPTED,
         "plugin-v2",
     ),
     Mutation(

@@ -194,3 +194,36 @@ def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):
         get_parallel_drafting_token_id(configure(target, head).speculative_config.draft_model_config.hf_config)
         == MASK_TOKEN
     )
+
+
+def test_the_number_of_tokens_may_come_by_its_own_flag(target: Path, head: Path):
+    config = configure(target, head, num_speculative_tokens=None, engine_spec_tokens=4)
+    assert config.speculative_config.num_speculative_tokens == 4
+    assert "num_speculative_tokens is 0" in refusal(target, head, num_speculative_tokens=None, engine_spec_tokens=0)
+
+
+def test_another_parallel_drafter_is_none_of_our_business(target: Path, tmp_path: Path):
+    """PARD: a whole draft model, its method left for vLLM to find."""
+    draft = tiny_heads.write_target(tmp_path / "pard")
+    edit_config(draft, lambda c: c.update(pard_token=MASK_TOKEN))
+    config = configure(target, draft, method=None)
+    assert config.speculative_config.method == "draft_model"
+
+
+def test_a_peagle_head_needs_no_method(target: Path, head: Path):
+    """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
+    aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
+    assert configure(target, aws, method=None).speculative_config.method == "eagle3"
+
+
+def test_a_seam_that_does_not_fit_leaves_vllm_alone(caplog: pytest.LogCaptureFixture):
+    """A vLLM without what a seam wraps: the import goes on, and says so."""
+    from types import ModuleType
+
+    import peagle_vllm.seams as seams
+
+    caplog.set_level(logging.WARNING, logger="vllm.peagle")
+    logging.getLogger("vllm").propagate = True
+    moved = ModuleType("vllm.v1.worker.gpu_model_runner")
+    seams._install("drafter_limit", moved)
+    assert "the seam drafter_limit does not fit this vLLM" in caplog.text

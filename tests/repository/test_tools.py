@@ -70,7 +70,8 @@ def test_every_test_has_its_group() -> None:
 
 
 def test_make_help_names_every_target() -> None:
-    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--no-print-directory", "help"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     makefile = (ROOT / "Makefile").read_text()
     phony = {line.split()[1] for line in makefile.splitlines() if line.startswith(".PHONY:")} - {"next-wheel"}
     assert phony == {line.split()[1] for line in listed.splitlines()}

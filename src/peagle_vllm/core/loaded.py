@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from peagle_vllm.core.config import RefusedError
-from peagle_vllm.core.pair import check_loaded
+from peagle_vllm.heads.checks import value_fault
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,12 +30,8 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
         )
     if vllm_config.load_config.load_format == "dummy":
         return
-    problems = check_loaded(
-        mask_hidden,
-        name=name,
-        num_aux=1,  # vLLM sized the buffer by fc, so its width is right
-        hidden_size=mask_hidden.numel(),
-        projected=model.combine_hidden_states(mask_hidden.view(-1)),
-    )
-    if problems:
-        raise RefusedError(f"P-EAGLE refused: {problems[0].line}")
+    fault = value_fault(mask_hidden.float().cpu().numpy())
+    if fault is None and not bool(model.combine_hidden_states(mask_hidden.view(1, -1)).isfinite().all()):
+        fault = "fc makes NaN or Inf of mask_hidden"
+    if fault:
+        raise RefusedError(f"P-EAGLE refused: {fault}: {name}; take the head's weights from their source again")

@@ -1,22 +1,17 @@
 """Does this head fit this target? One line for each reason why not, before any weight is loaded.
 
-check_pair     from the head's files                            (heads.checks holds what needs no target)
-check_loaded   from the loaded head, where the files were not on this machine before
+``heads.checks`` holds what needs no target, ``core.loaded`` what only the loaded head shows.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from peagle_vllm.heads.checks import aux_needed, check_head, value_fault, width_fault
+from peagle_vllm.heads.checks import aux_needed, check_head
 from peagle_vllm.heads.config import AUX_KEY, is_whole
 from peagle_vllm.heads.files import shown
 from peagle_vllm.heads.head import Head, Problem
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["Problem", "Target", "check_loaded", "check_pair", "default_aux_layers", "num_tokens_faults"]
+__all__ = ["Problem", "Target", "check_pair", "default_aux_layers", "num_tokens_faults"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object, pa
     """What is wrong with serving ``head`` for ``target``; empty when all is well.
 
     Args:
-        num_speculative_tokens: K, as the user gave it.
+        num_speculative_tokens: K, as the user gave it; None where it is left to the head.
         parallel_drafting: the flag of the speculative config. Without it this is no P-EAGLE, so nothing is checked
             but that the flag was not forgotten.
     """
@@ -50,31 +45,14 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object, pa
             'add "parallel_drafting": true to the speculative config'
         )
         return [Problem(forgotten, "warning")]
-    problems = [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
+    problems: list[Problem] = []
+    if num_speculative_tokens is not None:
+        problems += [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
     of_head = check_head(head)
     if head.tensors and not head.has_mask_hidden and head.mask_token_id is None:
         return problems + of_head
     problems += [Problem(line) for line in _sizes(head, target)]
     return [*problems, *_aux_layers(head, target), *of_head]
-
-
-def check_loaded(
-    mask_hidden: "torch.Tensor", *, name: str, num_aux: int, hidden_size: int, projected: "torch.Tensor | None" = None
-) -> list[Problem]:
-    """The checks on ``mask_hidden`` that a head's files could not show, made on the loaded head.
-
-    Args:
-        mask_hidden: the buffer, any shape with ``num_aux * hidden_size`` elements.
-        name: the head, for the line.
-        num_aux: aux hidden states that the loaded ``fc`` takes.
-        hidden_size: the target's hidden size.
-        projected: ``combine_hidden_states(mask_hidden)``; not finite where ``fc`` or a norm before it is not.
-    """
-    fault = width_fault(mask_hidden.numel(), num_aux, hidden_size)
-    fault = fault or value_fault(mask_hidden.detach().float().cpu().numpy())
-    if fault is None and projected is not None and not bool(projected.isfinite().all()):
-        fault = "fc makes NaN or Inf of mask_hidden"
-    return [Problem(f"{fault}: {name}; take the head's weights from their source again")] if fault else []
 
 
 def num_tokens_faults(value: object) -> Iterator[str]:
@@ -146,11 +124,5 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
         yield Problem(
             f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order: {file}; drafts are poor if the "
             "head was trained on the order named",
-            "warning",
-        )
-    if key != AUX_KEY and ids != default:
-        yield Problem(
-            f"{key} is {shown(ids)}, Model Runner V2 does not look there and would take {list(default)}: {file}; "
-            f'copy it to the top level, as "{AUX_KEY}"',
             "warning",
         )

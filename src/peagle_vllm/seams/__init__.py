@@ -6,6 +6,7 @@ passes every configuration that is not P-EAGLE on to the original.
 
 import functools
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 import wrapt
@@ -14,6 +15,8 @@ from peagle_vllm.core.config import RefusedError
 
 if TYPE_CHECKING:
     from peagle_vllm.seams.ledger import Seam
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 # Module of vLLM -> the seams that wait for its import. Order is the order of installation.
 _HOOKS = {
@@ -47,7 +50,15 @@ def install_all() -> None:
 
 
 def _install(name: str, module: object) -> None:
-    importlib.import_module(f"peagle_vllm.seams.{name}").install(module)
+    """Install one seam. A vLLM that has moved keeps its own code, whoever imports it, and P-EAGLE is refused later."""
+    try:
+        importlib.import_module(f"peagle_vllm.seams.{name}").install(module)
+    except (AttributeError, KeyError, TypeError) as error:
+        logger.warning(
+            "peagle-vllm: the seam %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
+            name,
+            error,
+        )
 
 
 def all_seams() -> "tuple[Seam, ...]":

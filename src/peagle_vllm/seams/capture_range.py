@@ -36,10 +36,10 @@ def extended_sizes(sizes: list[int], num_k: int, max_num_seqs: int, max_num_toke
 
 def install(module: ModuleType) -> None:
     def make(original):
-        def _set_cudagraph_sizes(self):
+        def _set_cudagraph_sizes(self, *args, **kwargs):
             config = self.compilation_config
             chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
-            original(self)
+            original(self, *args, **kwargs)
             if chosen_by_user or not is_peagle(self) or self.use_v2_model_runner or not config.cudagraph_capture_sizes:
                 return
             scheduler = self.scheduler_config

@@ -19,9 +19,9 @@ SEAM = Seam(
 
 def install(module: ModuleType) -> None:
     def make(original):
-        def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):
+        def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
             if not seams.serving_peagle:
-                return original(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS)
+                return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
             counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
             values = input_val.masked_fill(input_val == replace_from, replace_to)
             output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))

@@ -21,8 +21,8 @@ SEAM = Seam(
 
 def install(module: ModuleType) -> None:
     def make(original):
-        def _get_v2_model_runner_unsupported_features(self):
-            unsupported = original(self)
+        def _get_v2_model_runner_unsupported_features(self, *args, **kwargs):
+            unsupported = original(self, *args, **kwargs)
             if is_peagle(self):
                 return [feature for feature in unsupported if feature != REFUSAL]
             return unsupported

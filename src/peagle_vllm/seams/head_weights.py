@@ -32,11 +32,11 @@ SEAM = Seam(
 
 def install(module: ModuleType) -> None:
     def make(original):
-        def load_weights(self, weights):
+        def load_weights(self, weights, *args, **kwargs):
             # check_pair has refused a map that is not the identity.
             if self.use_parallel_drafting and self.draft_id_to_target_id is None:
                 weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
-            return original(self, weights)
+            return original(self, weights, *args, **kwargs)
 
         return load_weights
 

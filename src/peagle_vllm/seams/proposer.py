@@ -41,6 +41,8 @@ SEAM = Seam(
             "_sample_from_logits",
             of="SpecDecodeBaseProposer",
         ),
+        *touches("vllm.v1.spec_decode.llm_base_proposer", "called", "compute_probs_and_sample_next_token"),
+        *touches("vllm.utils.torch_utils", "called", "async_tensor_h2d", what="signature"),
         *touches(
             "vllm.v1.spec_decode.llm_base_proposer",
             "inherited",

@@ -92,6 +92,8 @@ SEAM = Seam(
         *touches("vllm.v1.worker.gpu.dp_utils", "called", "DPSyncState", what="signature"),
         *touches("vllm.v1.worker.gpu.spec_decode.utils", "called", "get_parallel_drafting_token_id"),
         *touches("vllm.v1.worker.utils", "called", "AttentionGroup", what="signature"),
+        *touches("vllm.utils.torch_utils", "called", "async_tensor_h2d", what="signature"),
+        *touches("vllm.v1.kv_cache_interface", "called", "get_kv_cache_spec_sliding_window"),
         *touches("vllm.forward_context", "called", "BatchDescriptor", "set_forward_context", what="signature"),
         # The heads: the buffer mask_hidden, what fills it, and what projects it.
         *touches(

@@ -61,8 +61,11 @@ def _install_arguments(module: ModuleType) -> None:
     def make(original):
         def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
             given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
-            if given.get("parallel_drafting") and given.get("method") in (None, "eagle3"):
-                for line in num_tokens_faults(given.get("num_speculative_tokens")):
+            # --spec-method and --spec-tokens are merged in by the original; left out, K may come from the head.
+            method = given.get("method", getattr(self, "spec_method", None))
+            num_tokens = given.get("num_speculative_tokens", getattr(self, "spec_tokens", None))
+            if given.get("parallel_drafting") and method == "eagle3" and num_tokens is not None:
+                for line in num_tokens_faults(num_tokens):
                     raise refuse(line)
             return original(self, *args, **kwargs)
 
@@ -74,11 +77,17 @@ def _install_arguments(module: ModuleType) -> None:
 def _install_speculative(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
-            # Before vLLM reads the head, because its own errors name something else.
-            if self.parallel_drafting and self.method in (None, "eagle3") and self.model and self.target_model_config:
-                _check_head(self.model, self)
+            if self.model and self.target_model_config and self.parallel_drafting:
+                # Before vLLM reads the head, because its own errors name something else.
+                if self.method is None and _carries_mask_hidden(self):
+                    self.method = "eagle3"  # the one method for such a head; vLLM would go by its name
+                if is_peagle_spec(self):
+                    _check_head(self.model, self)
             original(self, *args, **kwargs)
-            if is_peagle_spec(self) and self.draft_model_config is not None and self.target_model_config is not None:
+            if self.draft_model_config is None or self.target_model_config is None or not self.parallel_drafting:
+                return
+            if is_peagle_spec(self):
+                _check_head(self.draft_model_config.model, self)  # where vLLM found the method by itself
                 _name_aux_layers(self)
 
         return __post_init__
@@ -103,7 +112,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
         return
     if not is_peagle_spec(spec):
-        _check_head(spec.draft_model_config.model, spec)
+        _warn_of_forgotten_flag(spec)
         return
     seams.refuse_if_moved()
     for name, why in (
@@ -130,6 +139,20 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
         _warn_once(problem.line)
 
 
+def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
+    """Never stops a configuration that is not P-EAGLE, whatever the head's files hold."""
+    try:
+        _check_head(spec.draft_model_config.model, spec)
+    except Exception as error:
+        logger.debug("%s not read: %s", spec.draft_model_config.model, error)
+
+
+def _carries_mask_hidden(spec: "SpeculativeConfig") -> bool:
+    assert spec.model is not None
+    head = _read(spec.model, spec.revision)
+    return isinstance(head, Head) and head.has_mask_hidden
+
+
 @functools.cache
 def _warn_once(line: str) -> None:
     logger.warning("%s", line)
@@ -149,9 +172,11 @@ def _name_aux_layers(spec: "SpeculativeConfig") -> None:
 
     Many heads name them inside ``eagle_config`` alone. V1 looks there; V2 would take vLLM's default in silence.
     """
-    head = _read(spec.draft_model_config.model, spec.draft_model_config.revision)
-    if isinstance(head, Head) and head.aux_layer_ids is not None:
-        spec.draft_model_config.hf_config.eagle_aux_hidden_state_layer_ids = list(head.aux_layer_ids)
+    hf_config = spec.draft_model_config.hf_config
+    nested = getattr(hf_config, "eagle_config", None) or {}
+    named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
+    if named and not getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):
+        hf_config.eagle_aux_hidden_state_layer_ids = list(named)
 
 
 @functools.lru_cache(maxsize=8)

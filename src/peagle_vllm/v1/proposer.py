@@ -4,16 +4,19 @@ An ``EagleProposer`` that builds its draft batch with ``expand`` and ``broadcast
 is vLLM's: the forward, the sampling, the runner's calls.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.config import VllmConfig
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import sample_with_exponential_noise
 from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
 from peagle_vllm.core.loaded import check_loaded_head
@@ -47,6 +50,11 @@ class ParallelEagleProposer(EagleProposer):
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
         self._mask_is_stale = True
 
+    @property
+    def _max_len(self) -> int:
+        """``max_model_len`` now: vLLM can shrink it to what fits in memory after this proposer is built."""
+        return self.vllm_config.model_config.max_model_len
+
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
@@ -67,7 +75,7 @@ class ParallelEagleProposer(EagleProposer):
         m = self.parallel_drafting_hidden_state_tensor
         assert m is not None
         if self._mask_is_stale:
-            m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(-1)))
+            m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(1, -1))[0])
             self._mask_is_stale = False
         return m
 
@@ -77,7 +85,17 @@ class ParallelEagleProposer(EagleProposer):
         super().dummy_run(num_tokens, *args, is_graph_capturing=is_graph_capturing, **kwargs)
         if num_tokens == self.max_num_tokens and not is_graph_capturing:
             num_samples = min(self.max_batch_size * self.num_speculative_tokens, num_tokens)
-            self._greedy_sample(self.hidden_states[:num_samples])
+            self._profile_sampling(self.hidden_states[:num_samples])
+
+    def _profile_sampling(self, hidden_states: torch.Tensor) -> None:
+        """Allocate what a full batch of drafts allocates."""
+        if not self._enable_probabilistic_draft_probs:
+            self._greedy_sample(hidden_states)
+            return
+        logits = self.model.compute_logits(hidden_states)
+        temperature = torch.ones(len(logits), device=self.device)
+        metadata = SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature)
+        _, self._last_draft_probs = compute_probs_and_sample_next_token(logits, metadata, self.use_fp64_gumbel)
 
     def prepare_next_token_ids_padded(
         self,
@@ -98,8 +116,8 @@ class ParallelEagleProposer(EagleProposer):
         if len(partial):
             scheduled = np.diff(self.runner.query_start_loc.np[: num_reqs + 1])
             next_position = (gpu_input_batch.num_computed_tokens_cpu[:num_reqs] + scheduled)[partial]
-            tokens = torch.from_numpy(gpu_input_batch.token_ids_cpu[partial, next_position])
-            next_token_ids[torch.from_numpy(partial).to(self.device)] = tokens.to(next_token_ids)
+            tokens = gpu_input_batch.token_ids_cpu[partial, next_position].astype(np.int32)
+            next_token_ids[async_tensor_h2d(partial, device=self.device)] = async_tensor_h2d(tokens, device=self.device)
         return next_token_ids, num_valid
 
     def set_inputs_first_pass(
@@ -114,7 +132,9 @@ class ParallelEagleProposer(EagleProposer):
     ) -> tuple[int, torch.Tensor, CommonAttentionMetadata]:
         """Build the draft batch; arguments and results as inherited."""
         num_reqs, num_k = cad.batch_size(), self.num_speculative_tokens
-        lengths = geometry.ragged_lengths(cad.query_start_loc_cpu.diff(), num_k, self.max_model_len)
+        if target_positions.dim() > 1:
+            target_positions = target_positions[0]  # M-RoPE: the dimensions are equal for text
+        lengths = geometry.ragged_lengths(cad.query_start_loc_cpu.diff(), num_k, self._max_len)
         query_start_loc_cpu = torch.zeros(num_reqs + 1, dtype=torch.int32)
         torch.cumsum(lengths, dim=0, out=query_start_loc_cpu[1:])
         num_rows = int(query_start_loc_cpu[-1])
@@ -138,7 +158,7 @@ class ParallelEagleProposer(EagleProposer):
             (),
             KVGroups((cad.block_table_tensor,), (self.block_size,)),
             Layout(num_rows, num_reqs),
-            DraftStep(num_k, self.max_model_len, self.parallel_drafting_token_id),
+            DraftStep(num_k, self._max_len, self.parallel_drafting_token_id),
             buffers,
         )
         broadcast(
@@ -157,10 +177,10 @@ class ParallelEagleProposer(EagleProposer):
             seq_lens=buffers.seq_lens[:num_reqs],
             seq_lens_cpu_upper_bound=None
             if bound is None
-            else torch.maximum((bound + appended).clamp(max=self.max_model_len), lengths.to(bound.dtype)),
+            else torch.maximum((bound + appended).clamp(max=self._max_len), lengths.to(bound.dtype)),
             num_actual_tokens=num_rows,
             max_query_len=max_query_len,
-            max_seq_len=max(min(cad.max_seq_len + appended, self.max_model_len), max_query_len),
+            max_seq_len=max(min(cad.max_seq_len + appended, self._max_len), max_query_len),
             slot_mapping=buffers.slot_mappings[0, :num_rows],
             positions=None if cad.positions is None else self.positions[:num_rows],
             _num_computed_tokens_cache=None,
@@ -177,8 +197,10 @@ class ParallelEagleProposer(EagleProposer):
             return draft_token_ids, draft_probs
         assert sampling_metadata.temperature is not None
         num_k = self.num_speculative_tokens
+        unfinished_prefill = self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
-            if sampling_metadata.temperature[req] < _SAMPLING_EPS:
+            # Drafts of an unfinished prefill are thrown away: how it was chunked must not move the generator.
+            if sampling_metadata.temperature[req] < _SAMPLING_EPS or unfinished_prefill[req]:
                 continue
             rows = slice(req * num_k, (req + 1) * num_k)
             noise = torch.empty_like(draft_probs[rows]).exponential_(generator=generator)

@@ -13,7 +13,8 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState, dispatch_cg_and_sync_dp
@@ -43,7 +44,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # target's batch to the brim, so the inherited buffers are too short.
         self.max_draft_rows = self.max_num_tokens + self.max_num_reqs * self.num_extra_query_per_req
         self.input_buffers = InputBuffers(self.max_num_reqs, self.max_draft_rows, device)
+        self._arange = torch.arange(self.max_num_reqs + 1, dtype=torch.int32, device=device)
+        self._columns = torch.arange(self.num_speculative_steps, dtype=torch.int32, device=device)
         self.hidden_states = torch.zeros(self.max_draft_rows, self.hidden_size, dtype=self.dtype, device=device)
+
+    @property
+    def _max_len(self) -> int:
+        """``max_model_len`` now: vLLM can shrink it to what fits in memory after this speculator is built."""
+        return self.vllm_config.model_config.max_model_len
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
@@ -83,6 +91,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         target_attn_groups: list[list[AttentionGroup]],
     ) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
+        self._turn_off_windowed_schedules()
         self.draft_group_ids = [gid for gid, groups in enumerate(self.attn_groups) if groups]
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         self.buffers.slot_mappings = torch.full(
@@ -91,6 +100,16 @@ class ParallelEagleSpeculator(EagleSpeculator):
             dtype=torch.int64,
             device=self.device,
         )
+
+    def _turn_off_windowed_schedules(self) -> None:
+        """FlashAttention's ahead-of-time schedule is wrong for a sliding-window drafter; vLLM's DFlash does the same.
+
+        Ends when FlashAttention's builder looks at its own group's window.
+        """
+        for group in (group for groups in self.attn_groups for group in groups):
+            builder = group.get_metadata_builder()
+            if getattr(builder, "aot_schedule", False) and get_kv_cache_spec_sliding_window(builder.kv_cache_spec):
+                builder.aot_schedule = False
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """No graph yet: drafts run eagerly (docs/performance.md)."""
@@ -149,7 +168,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             tuple(aux_hidden_states),
             KVGroups((), ()) if skip_attn else self._kv_groups(),
             layout,
-            DraftStep(num_k, self.max_model_len, self.mask_token_id),
+            DraftStep(num_k, self._max_len, self.mask_token_id),
             replace(self.buffers, staging=staging[1:]),
         )
         combined = self.model.combine_hidden_states(staging)
@@ -177,19 +196,17 @@ class ParallelEagleSpeculator(EagleSpeculator):
         """
         num_reqs, max_k = len(num_scheduled), self.num_speculative_steps
         length = geometry.static_length(max_k, num_k)
-        if (
-            num_scheduled.max() <= max_k + 1
-            and length <= self.max_model_len
-            and length * num_reqs <= self.max_num_tokens
-        ):
+        if num_scheduled.max() <= max_k + 1 and length <= self._max_len and length * num_reqs <= self.max_num_tokens:
             lengths = np.full(num_reqs, length, dtype=np.int32)
             layout = Layout(length * num_reqs, num_reqs, static_length=length, staging_length=max_k + 1)
         else:
-            lengths = geometry.ragged_lengths(torch.from_numpy(num_scheduled), num_k, self.max_model_len).numpy()
+            lengths = geometry.ragged_lengths(torch.from_numpy(num_scheduled), num_k, self._max_len).numpy()
             layout = Layout(int(lengths.sum()), num_reqs)
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        self.buffers.query_start_loc[: num_reqs + 1].copy_(torch.from_numpy(starts), non_blocking=True)
+        starts = self.buffers.query_start_loc[: num_reqs + 1]
+        if layout.static_length:
+            torch.mul(self._arange[: num_reqs + 1], length, out=starts)  # no copy from the host in a decode step
+        else:
+            async_tensor_h2d(np.cumsum([0, *lengths], dtype=np.int32), device=self.device, out=starts)
         return layout, lengths
 
     def _staging(self, layout: Layout, num_target_rows: int) -> torch.Tensor:
@@ -227,7 +244,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         query_start_loc_cpu = torch.zeros(num_reqs + 1, dtype=torch.int32)
         torch.cumsum(host_lengths, dim=0, out=query_start_loc_cpu[1:])
         appended = geometry.num_appended(num_k) - 1
-        window_end = (target_seq_lens_upper_bound[:num_reqs] + appended).clamp(max=self.max_model_len)
+        window_end = (target_seq_lens_upper_bound[:num_reqs] + appended).clamp(max=self._max_len)
         seq_lens_upper_bound = torch.maximum(window_end, host_lengths)
         slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
         for row, gid in enumerate(self.draft_group_ids):
@@ -285,14 +302,13 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def _sample(self, num_reqs: int, num_k: int, hidden_states: torch.Tensor) -> None:
         """Draft tokens from the sampled rows, into ``draft_tokens[:num_reqs, :num_k]``."""
         samples = slice(0, num_reqs * num_k)
-        columns = torch.arange(num_k, dtype=torch.int32, device=self.device).repeat(num_reqs)
         drafts = self.sample_draft(
             hidden_states[self.buffers.sample_indices[samples]],
             self.buffers.sample_positions[samples],
             self.buffers.sample_req[samples],
             self.temperature,
             self.seeds,
-            columns,
+            self._columns[:num_k].repeat(num_reqs),
             self.draft_logits,
         )
         self.draft_tokens[:num_reqs, :num_k] = drafts.view(num_reqs, num_k)
