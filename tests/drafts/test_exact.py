@@ -40,7 +40,7 @@ CELLS = pairwise_cells()
 OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
 BOTH_DTYPES = CELLS + [replace(cell, dtype=OTHER_DTYPE[cell.dtype]) for cell in CELLS]
 # The interpreter takes a tenth of a second for a row.
-SMALL = Grid(CELLS, size=24, seeds=1, least_rows=1000) if V2 else Grid(CELLS, size=40, seeds=3, least_rows=4000)
+SMALL = Grid(CELLS, size=26, seeds=1, least_rows=1000) if V2 else Grid(CELLS, size=40, seeds=3, least_rows=4000)
 LARGE = Grid(BOTH_DTYPES, 40, 2, 4000) if V2 else Grid(BOTH_DTYPES, 40, 8, 20_000)
 
 
