@@ -40,7 +40,7 @@ def complete(server: Server, case: Case) -> list[int]:
         return json.load(answer)["choices"][0]["token_ids"]
 
 
-@pytest.mark.parametrize("kind", ["tensor", "data"])
+@pytest.mark.parametrize("kind", ["tensor", pytest.param("data", marks=pytest.mark.full)])
 def test_two_ranks_give_the_output_of_one(kind: str):
     cases = [Case(i, 24) for i in range(4)]
     alone = [tokens(output)[0] for output in outputs(SETTINGS, cases)]
