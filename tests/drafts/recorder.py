@@ -142,19 +142,19 @@ def _keep_hidden(noted: Recording, rows: list[Row], named: Mapping[str, Any]) ->
         first += row.num_verified
 
 
-def planter(right: Mapping[str, list[int]], vocab: int, all_right: bool = False) -> Plant:
-    """Plant, for each row, a pseudo-random number 0..K of right tokens and a wrong one after them.
+def planter(right: Mapping[str, list[int]], vocab: int, num_right: int | None = None) -> Plant:
+    """Plant some right tokens in each row, and wrong ones after them.
 
     Args:
         right: each request's whole token sequence, as it comes out without speculation.
-        all_right: K right tokens in every row.
+        num_right: how many; by default a pseudo-random number 0..K for each row.
     """
 
     def plant(row: Row) -> list[int]:
         k, tokens = len(row.draft), right[row.req]
         rng = random.Random(f"{row.req}:{row.p_last}")
         few = rng.random() < 0.4  # few accepted tokens make many rows
-        accepted = k if all_right else rng.randint(0, min(k, 1) if few else k)
+        accepted = rng.randint(0, min(k, 1) if few else k) if num_right is None else num_right
         known = tokens[row.p_last + 2 : row.p_last + 2 + k]
         known += [0] * (k - len(known))
         return known[:accepted] + [(token + 1) % vocab for token in known[accepted:]]

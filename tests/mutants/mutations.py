@@ -49,12 +49,7 @@ MUTATIONS = (
         "is_valid = (offset >= 0) & (after_last <= 0)",
         "is_valid = offset >= 0",
     ),
-    Mutation(
-        "mask_hidden is zero",
-        V1,
-        "m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(-1)))",
-        "m.zero_()",
-    ),
+    Mutation("mask_hidden is zero", V1, "return m\n", "return torch.zeros_like(m)\n"),
     Mutation("seq_lens one too short", EXPAND, "= win.seq_len\n", "= win.seq_len - 1\n"),
     Mutation(
         "mask rows one position too far",
@@ -98,7 +93,7 @@ MUTATIONS = (
         "block * block_size + (position + 1) % block_size",
     ),
     Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN, "kernels"),
-    Mutation("mask token is 0", V1, "self.max_model_len, self.parallel_drafting_token_id)", "self.max_model_len, 0)"),
+    Mutation("mask token is 0", V1, "self.parallel_drafting_token_id)", "0)"),
     Mutation(
         "bonus token of another request",
         EXPAND,
@@ -106,20 +101,8 @@ MUTATIONS = (
         "torch.where(rows.position == win.p_last[rows.req], bonus.roll(1)[rows.req],",
     ),
     # V1's own duties.
-    Mutation(
-        "last prompt token after a chunk",
-        V1,
-        "next_token_ids[torch.from_numpy(partial).to(self.device)] = tokens.to(next_token_ids)",
-        "pass",
-        CHUNKED,
-    ),
-    Mutation(
-        "no drafts beside a request at its end",
-        LIMIT,
-        "if own_limit else True",
-        "if own_limit else original(self, common_attn_metadata)",
-        END,
-    ),
+    Mutation("last prompt token after a chunk", V1, "if len(partial):", "if False:", CHUNKED),
+    Mutation("no drafts beside a request at its end", LIMIT, "if drafts_on and", "if False and", END),
     Mutation(
         "rejections never reach expand",
         V1,
