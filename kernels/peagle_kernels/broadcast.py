@@ -5,11 +5,13 @@ out[r] = hidden[row_map[r]]   where row_map[r] >= 0
          0                    where row_map[r] == PAD_ROW
 """
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from peagle_kernels.geometry import MASK_ROW
+from peagle_kernels.expand_kernel import INTERPRETED
+from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 
 COLUMNS_PER_PROGRAM = 2048
 
@@ -23,21 +25,26 @@ def broadcast(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor
         mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
         row_map: [num_rows] int32, as ``expand`` fills it.
     """
-    if out.is_cuda or _interpreted():
+    if out.is_cuda or INTERPRETED:
         broadcast_triton(out, hidden, mask_hidden, row_map)
     else:
-        broadcast_torch(out, hidden, mask_hidden, row_map)
-
-
-def _interpreted() -> bool:
-    return not isinstance(_broadcast_kernel, triton.runtime.JITFunction)
+        broadcast_numpy(out, hidden, mask_hidden, row_map)
 
 
 def broadcast_torch(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
-    """The meaning of ``broadcast`` in plain torch, and its CPU path."""
+    """The meaning of ``broadcast`` in plain torch."""
     torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
-    special = (row_map < 0).nonzero().flatten()  # on a CPU, nonzero waits for nothing
-    out[special] = torch.where((row_map[special] == MASK_ROW)[:, None], mask_hidden, 0)
+    out[row_map == MASK_ROW] = mask_hidden
+    out[row_map == PAD_ROW] = 0
+
+
+def broadcast_numpy(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
+    """The same, the indices computed by NumPy: the CPU path."""
+    rows = row_map.numpy()
+    torch.index_select(hidden, 0, torch.from_numpy(rows.clip(min=0)), out=out)
+    for special, value in ((MASK_ROW, mask_hidden), (PAD_ROW, 0)):
+        if len(chosen := np.flatnonzero(rows == special)):
+            out[torch.from_numpy(chosen)] = value
 
 
 def broadcast_triton(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:

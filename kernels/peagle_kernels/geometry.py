@@ -38,35 +38,47 @@ tokens refused: p_last = 11. Its tokens are x10 x11, the bonus is b.
     hidden     0     0     h10   h11   m     m
     slot      -1    -1     s10   s11   s12   s13
     sampled                      i=0   i=1   i=2
+
+The functions below take and return torch tensors or NumPy arrays alike (``Array``): each line means the
+same in both. Torch runs on any device; NumPy, over the same memory, is what a CPU draft step uses, because
+a call of it costs a fraction of torch's at these sizes.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+
+Array = Any  # torch.Tensor or numpy.ndarray, one kind in a call
 
 MASK_ROW = -1  # row_map: this draft row takes the projected mask_hidden
 PAD_ROW = -2  # row_map: this draft row is padding and takes zeros
 PAD_SLOT = -1  # slot_mapping: write no KV (vLLM's PAD_SLOT_ID)
 
 
-class Window(NamedTuple):
-    """Where each request's rows stand. All tensors int64 [num_reqs]."""
+def library(array: Array) -> Any:
+    """``torch`` or ``numpy``, whose functions of one name mean the same here."""
+    return np if isinstance(array, np.ndarray) else torch
 
-    p0: torch.Tensor  # position of the first verified row
-    num_valid: torch.Tensor  # verified rows that were not refused
-    p_last: torch.Tensor  # position of the last valid row
-    seq_len: torch.Tensor  # keys visible to the last row
-    base: torch.Tensor  # position of draft row 0
+
+class Window(NamedTuple):
+    """Where each request's rows stand. All int64 [num_reqs]."""
+
+    p0: Array  # position of the first verified row
+    num_valid: Array  # verified rows that were not refused
+    p_last: Array  # position of the last valid row
+    seq_len: Array  # keys visible to the last row
+    base: Array  # position of draft row 0
 
 
 class Rows(NamedTuple):
-    """What each draft row holds. All tensors [num_rows]."""
+    """What each draft row holds. All [num_rows]."""
 
-    req: torch.Tensor  # int64, owning request
-    position: torch.Tensor  # int64, rotary position
-    is_valid: torch.Tensor  # bool, (next token, captured hidden state)
-    is_mask: torch.Tensor  # bool, (MASK, m)
-    offset: torch.Tensor  # int64, position - p0: index into the request's verified rows
+    req: Array  # int64, owning request
+    position: Array  # int64, rotary position
+    is_valid: Array  # bool, (next token, captured hidden state)
+    is_mask: Array  # bool, (MASK, m)
+    offset: Array  # int64, position - p0: index into the request's verified rows
 
 
 def num_appended(num_speculative_tokens: int) -> int:
@@ -74,13 +86,13 @@ def num_appended(num_speculative_tokens: int) -> int:
     return max(num_speculative_tokens, 1)
 
 
-def ragged_lengths(num_query: torch.Tensor, num_speculative_tokens: int, max_model_len: int) -> torch.Tensor:
+def ragged_lengths(num_query: Array, num_speculative_tokens: int, max_model_len: int) -> Array:
     """L of the ragged layout.
 
     Args:
         num_query: [num_reqs] verified rows of each request (an upper bound will do).
     """
-    return (num_query + num_appended(num_speculative_tokens) - 1).clamp(max=max_model_len)
+    return (num_query + num_appended(num_speculative_tokens) - 1).clip(max=max_model_len)
 
 
 def static_length(max_speculative_tokens: int, num_speculative_tokens: int) -> int:
@@ -88,11 +100,22 @@ def static_length(max_speculative_tokens: int, num_speculative_tokens: int) -> i
     return max_speculative_tokens + num_appended(num_speculative_tokens)
 
 
+def seq_lens_bound(target_seq_lens: Array, lengths: Array, num_speculative_tokens: int, max_model_len: int) -> Array:
+    """[num_reqs] upper bound of ``Window.seq_len``, for a host that does not know what was refused.
+
+    Args:
+        target_seq_lens: [num_reqs] upper bound of the target's sequence lengths.
+        lengths: [num_reqs] L of each request.
+    """
+    window_end = (target_seq_lens + num_appended(num_speculative_tokens) - 1).clip(max=max_model_len)
+    return library(lengths).maximum(window_end, lengths)
+
+
 def window(
-    query_start_loc: torch.Tensor,
-    positions: torch.Tensor,
-    num_rejected: torch.Tensor,
-    draft_query_start_loc: torch.Tensor,
+    query_start_loc: Array,
+    positions: Array,
+    num_rejected: Array,
+    draft_query_start_loc: Array,
     num_speculative_tokens: int,
     max_model_len: int,
 ) -> Window:
@@ -100,25 +123,26 @@ def window(
 
     Args:
         query_start_loc: [num_reqs + 1] target rows of each request.
-        positions: [num_target_rows] position of each target row.
+        positions: [num_target_rows] int64 position of each target row.
         num_rejected: [num_reqs] refused tokens.
         draft_query_start_loc: [num_reqs + 1] draft rows of each request (the layout).
     """
-    start, end = query_start_loc[:-1].long(), query_start_loc[1:].long()
-    length = draft_query_start_loc.long().diff()
-    p0 = positions[start].long()
+    start, end = query_start_loc[:-1], query_start_loc[1:]
+    length = draft_query_start_loc[1:] - draft_query_start_loc[:-1]
+    p0 = positions[start]
     num_valid = end - start - num_rejected
     p_last = p0 + num_valid - 1
-    window_end = (p_last + num_appended(num_speculative_tokens)).clamp(max=max_model_len)
-    seq_len = torch.maximum(length, window_end)
+    window_end = (p_last + num_appended(num_speculative_tokens)).clip(max=max_model_len)
+    seq_len = library(length).maximum(length, window_end)
     return Window(p0, num_valid, p_last, seq_len, seq_len - length)
 
 
-def rows(win: Window, draft_query_start_loc: torch.Tensor, num_speculative_tokens: int) -> Rows:
+def rows(win: Window, draft_query_start_loc: Array, num_speculative_tokens: int) -> Rows:
     """Say what each draft row holds."""
-    start = draft_query_start_loc.long()
-    req = torch.repeat_interleave(start.diff())
-    position = win.base[req] + torch.arange(len(req), device=start.device) - start[req]
+    start = draft_query_start_loc
+    req = _owners(start[1:] - start[:-1])
+    row = library(req).arange(len(req), device=req.device)
+    position = (win.base - start[:-1])[req] + row
     offset = position - win.p0[req]
     after_last = position - win.p_last[req]
     is_valid = (offset >= 0) & (after_last <= 0)
@@ -126,23 +150,31 @@ def rows(win: Window, draft_query_start_loc: torch.Tensor, num_speculative_token
     return Rows(req, position, is_valid, is_mask, offset)
 
 
-def sample_rows(win: Window, draft_query_start_loc: torch.Tensor, num_speculative_tokens: int) -> torch.Tensor:
+def _owners(lengths: Array) -> Array:
+    """[sum of lengths] index of the request that owns each row."""
+    if isinstance(lengths, np.ndarray):
+        return np.repeat(np.arange(len(lengths)), lengths)
+    return torch.repeat_interleave(lengths.long())
+
+
+def sample_rows(win: Window, draft_query_start_loc: Array, num_speculative_tokens: int) -> Array:
     """[num_reqs, K] draft row that yields each draft token."""
-    start = draft_query_start_loc.long()
-    i = torch.arange(num_speculative_tokens, device=start.device)
+    start = draft_query_start_loc
+    i = library(start).arange(num_speculative_tokens, device=start.device)
     row = (win.p_last - win.base)[:, None] + i
-    return start[:-1, None] + torch.minimum(row, start.diff()[:, None] - 1)
+    last = (start[1:] - start[:-1])[:, None] - 1
+    return start[:-1, None] + library(start).minimum(row, last)
 
 
 def slots(
-    position: torch.Tensor,
-    writes_kv: torch.Tensor,
-    req: torch.Tensor,
-    block_table: torch.Tensor,
+    position: Array,
+    writes_kv: Array,
+    req: Array,
+    block_table: Array,
     block_size: int,
     max_model_len: int,
-) -> torch.Tensor:
-    """[num_rows] KV slot of each draft row, PAD_SLOT where it must not write.
+) -> Array:
+    """[num_rows] int64 KV slot of each draft row, PAD_SLOT where it must not write.
 
     A block table's columns past a request's allocation hold stale ids, so a position at or
     beyond ``max_model_len`` is never looked up, and block 0 (vLLM's null block) is never written.
@@ -151,7 +183,10 @@ def slots(
         block_table: [num_reqs, max_blocks] physical block ids.
         block_size: tokens a block.
     """
+    where = library(position).where
     writes_kv = writes_kv & (position < max_model_len)
-    column = torch.where(writes_kv, position, 0) // block_size
-    block = block_table[req, column].long()
-    return torch.where(writes_kv & (block > 0), block * block_size + position % block_size, PAD_SLOT)
+    column = where(writes_kv, position, 0) // block_size
+    block = block_table[req, column]
+    # Widened by the position, which is int64: int32 block ids times a block's size can overflow.
+    slot = position + (block - position // block_size) * block_size
+    return where(writes_kv & (block > 0), slot, PAD_SLOT)

@@ -30,7 +30,7 @@ class Case:
         num_staging = max(layout.num_staging_rows, self.target.num_rows) + extra
         out = DraftBuffers.allocate(
             max_rows=layout.num_rows + extra,
-            max_num_reqs=layout.num_reqs_padded + extra,
+            max_num_reqs=layout.num_reqs_padded + extra,  # a row of request state each, too
             max_speculative_tokens=self.max_speculative_tokens,
             max_staging_rows=num_staging,
             staging_width=sum(h.shape[1] for h in self.aux) or 1,
@@ -38,10 +38,11 @@ class Case:
             dtype=torch.float32,
             device="cpu",
         )
-        for tensor in vars(out).values():
+        for tensor in list(vars(out).values()):
             tensor.fill_(POISON)
-        starts = torch.tensor([0, *self.draft_lengths]).cumsum(0)
-        out.query_start_loc[: len(starts)] = starts
+        if not layout.static_length:
+            starts = torch.tensor([0, *self.draft_lengths]).cumsum(0)
+            out.query_start_loc[: len(starts)] = starts
         return out
 
 
@@ -71,7 +72,7 @@ def cases(draw) -> Case:
         samples = rejected > 0 or draw(st.booleans())
         requests.append(Request(p0, n, rejected, samples, draw(st.integers(0, 9)) == 0))
     num_padding_reqs = draw(st.integers(0, 2)) if static else 0
-    num_padding_rows = 0 if static else draw(st.integers(0, 3))
+    num_padding_rows = draw(st.integers(0, 3))
     block_sizes = draw(st.lists(st.sampled_from([4, 16]), min_size=0, max_size=2))
     widths = draw(st.lists(st.sampled_from([3, 8]), min_size=0, max_size=4))
     return build(
@@ -79,6 +80,8 @@ def cases(draw) -> Case:
         k=k,
         max_k=max_k,
         static=static,
+        shape_k=draw(st.integers(k, max_k)) if static else None,
+        draws=draw(st.booleans()),
         max_model_len=max_model_len,
         num_padding_reqs=num_padding_reqs,
         num_padding_rows=num_padding_rows,
@@ -94,6 +97,8 @@ def build(
     k: int,
     max_k: int,
     static: bool,
+    shape_k: int | None = None,
+    draws: bool = False,
     max_model_len: int,
     num_padding_reqs: int = 0,
     num_padding_rows: int = 0,
@@ -101,6 +106,12 @@ def build(
     widths: list[int],
     seed: int,
 ) -> Case:
+    """A case from its requests.
+
+    Args:
+        shape_k: K that a static layout is made for; the step may draft fewer. None: the step's own.
+        draws: with temperatures and seeds.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def randint(low: int, high: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -123,15 +134,18 @@ def build(
         next_prefill_tokens=randint(1, 500, num_states, dtype=torch.int32),
         num_reqs=num_reqs,
         num_rows=num_rows,
+        temperature=torch.rand(num_states, generator=rng) if draws else None,
+        seeds=randint(0, 1000, num_states, dtype=torch.int64) if draws else None,
     )
     tables = []
     for size in block_sizes:
         blocks = -(-max_model_len // size)
         tables.append(randint(0, 60, num_reqs + num_padding_reqs, blocks + 1, dtype=torch.int32)[:, :blocks])
     if static:
-        length = geometry.static_length(max_k, k)
+        length = geometry.static_length(max_k, k if shape_k is None else shape_k)
         lengths = [length] * (num_reqs + num_padding_reqs)
-        layout = Layout(sum(lengths), len(lengths), static_length=length, staging_length=max_k + 1)
+        num_draft_rows = sum(lengths) + num_padding_rows
+        layout = Layout(num_draft_rows, len(lengths), static_length=length, staging_length=max_k + 1)
     else:
         lengths = geometry.ragged_lengths(num_query, k, max_model_len).tolist()
         layout = Layout(sum(lengths) + num_padding_rows, num_reqs)

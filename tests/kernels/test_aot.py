@@ -104,7 +104,7 @@ def test_expand(arch, static, num_groups, num_aux, dtype, idx_dtype, monkeypatch
     out = case.poisoned_buffers()
     out = replace(out, staging=out.staging.to(dtype))
     target = replace(case.target, idx_mapping=case.target.idx_mapping.to(idx_dtype))
-    kernel = compile_instead(monkeypatch, "peagle_kernels.expand", "_expand_kernel")
+    kernel = compile_instead(monkeypatch, "peagle_kernels.expand_kernel", "_expand_kernel")
     expand_triton(target, tuple(h.to(dtype) for h in case.aux), case.groups, case.layout, case.step, out)
     (compiled,) = kernel.compiled
     assert spilled_bytes(compiled.asm["ptx"], arch, tmp_path) == 0

@@ -1,14 +1,14 @@
 """expand: its torch twin against a per-request simulation, its kernel against the twin."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import given, settings
 
-from peagle_kernels import expand_torch, expand_triton
+from peagle_kernels import expand_numpy, expand_torch, expand_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from tests.kernels.batches import MASK_TOKEN, POISON, Case, Request, build, cases
-
-OUTPUTS = ("input_ids", "positions", "row_map", "seq_lens", "sample_indices", "sample_positions", "sample_req")
 
 
 def run(fn, case: Case):
@@ -49,13 +49,23 @@ def test_twin_equals_the_story_told_per_request(case: Case):
                     block = int(table[b, position // size])
                     slot = block * size + position % size if block else PAD_SLOT
                 assert out.slot_mappings[g, row] == slot
-        for i in range(k):
-            sample = b * k + i
+        room = length - case.max_speculative_tokens if case.layout.static_length else k
+        for i in range(room):
+            sample = b * room + i
             last = seq_len - 1
-            assert out.sample_indices[sample] == row_of[min(p_last + i, last)]
-            assert out.sample_positions[sample] == p_last + 1 + i
-            assert out.sample_req[sample] == state
+            if i < k:
+                assert out.sample_indices[sample] == row_of[min(p_last + i, last)]
+                assert out.sample_positions[sample] == p_last + 1 + i
+                assert out.sample_req[sample] == state
+            else:
+                assert (out.sample_indices[sample], out.sample_req[sample]) == (0, -1)
+        assert (out.query_start_loc[b], out.query_start_loc[b + 1]) == (row0, row0 + length)
+        if case.target.temperature is not None and state >= 0:
+            assert out.temperature[state] == case.target.temperature[state]
+            assert out.seeds[state] == case.target.seeds[state]
         row0, first = row0 + length, first + req.n
+    for b in range(len(case.requests), case.layout.num_reqs_padded):
+        assert (out.seq_lens[b], out.query_start_loc[b + 1]) == (0, row0)
 
 
 def next_token(case: Case, b: int) -> int:
@@ -64,13 +74,24 @@ def next_token(case: Case, b: int) -> int:
     return int(tokens[state])
 
 
+def equal(one, other) -> None:
+    """Every buffer, to the bit, what is poisoned included."""
+    for name in (field.name for field in fields(one)):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0, msg=name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_numpy_equals_torch(case: Case):
+    equal(run(expand_numpy, case), run(expand_torch, case))
+
+
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_kernel_equals_twin_and_writes_every_element(case: Case):
     twin, kernel = run(expand_torch, case), run(expand_triton, case)
-    for name in (*OUTPUTS, "slot_mappings", "staging", "query_start_loc"):
-        torch.testing.assert_close(getattr(kernel, name), getattr(twin, name), rtol=0, atol=0, msg=name)
-    layout, k = case.layout, case.step.num_speculative_tokens
+    equal(kernel, twin)
+    layout, k = case.layout, case.layout.samples_per_req(case.step.num_speculative_tokens)
     written = {
         "input_ids": layout.num_rows,
         "positions": layout.num_rows,
@@ -104,7 +125,7 @@ def test_valid_rows_find_their_hidden_state_in_staging(case: Case):
         row0, first = row0 + length, first + req.n
 
 
-@pytest.mark.parametrize("fn", [expand_torch, expand_triton])
+@pytest.mark.parametrize("fn", [expand_torch, expand_numpy, expand_triton])
 def test_worked_example_of_the_geometry(fn):
     """The example in ``geometry``'s docstring, word for word."""
     case = build(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/expand.py"
+KERNEL = "kernels/peagle_kernels/expand_kernel.py"
 BROADCAST = "kernels/peagle_kernels/broadcast.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
+GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
@@ -19,7 +21,9 @@ END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
 DYNAMIC = "tests/drafts/test_basics.py::test_fewer_drafts_some_steps"
 SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_to_their_request"
 EXPAND_TWIN = "tests/kernels/test_expand.py::test_twin_equals_the_story_told_per_request"
-EXPAND_KERNEL = "tests/kernels/test_expand.py"
+KERNEL_TEST = "tests/kernels/test_expand.py::test_kernel_equals_twin_and_writes_every_element"
+REPLAYED = "tests/drafts/test_graph.py::test_drafts_of_a_replayed_graph[3]"
+WITHOUT = "tests/drafts/test_graph.py::test_a_step_without_drafts_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_broadcast.py"
 
 
@@ -63,7 +67,7 @@ MUTATIONS = (
         "num_valid = end - start - num_rejected",
         "num_valid = end - start",
     ),
-    Mutation("tokens not shifted", EXPAND, "rows.offset + 1).clamp", "rows.offset).clamp"),
+    Mutation("tokens not shifted", EXPAND, "rows.offset + 1).clip", "rows.offset).clip"),
     # More of the geometry.
     Mutation(
         "sampled rows one too far",
@@ -75,7 +79,7 @@ MUTATIONS = (
         "seq_lens without the min with max_model_len",
         EXPAND,
         "= win.seq_len\n",
-        "= torch.maximum(win.seq_len, win.p_last + num_k)\n",
+        "= lib.maximum(win.seq_len, win.p_last + num_k)\n",
         END,
     ),
     Mutation(
@@ -89,16 +93,16 @@ MUTATIONS = (
     Mutation(
         "slot in the wrong place of its block",
         GEOMETRY,
-        "block * block_size + position % block_size",
-        "block * block_size + (position + 1) % block_size",
+        "slot = position + (block",
+        "slot = (position ^ 1) + (block",
     ),
     Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN, "kernels"),
     Mutation("mask token is 0", V1, "self.parallel_drafting_token_id)", "0)"),
     Mutation(
         "bonus token of another request",
         EXPAND,
-        "torch.where(rows.position == win.p_last[rows.req], bonus[rows.req],",
-        "torch.where(rows.position == win.p_last[rows.req], bonus.roll(1)[rows.req],",
+        "lib.where(rows.position == win.p_last[rows.req], bonus[rows.req],",
+        "lib.where(rows.position == win.p_last[rows.req], lib.roll(bonus, 1)[rows.req],",
     ),
     # V1's own duties.
     Mutation("last prompt token after a chunk", V1, "if len(partial):", "if False:", CHUNKED),
@@ -128,7 +132,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kernel: bonus row takes the shifted token",
-        EXPAND,
+        KERNEL,
         "is_bonus = is_valid & (position == p_last)",
         "is_bonus = is_valid & (position == p_last + 1)",
         DECODING,
@@ -136,7 +140,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kernel: staging keeps the wrong rows",
-        EXPAND,
+        KERNEL,
         "source_row = start + j",
         "source_row = end - 1 - j",
         DECODING,
@@ -144,7 +148,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kernel: chunk ends take the sampled token",
-        EXPAND,
+        KERNEL,
         "bonus + prefill + shifted",
         "bonus + shifted",
         CHUNKED,
@@ -152,11 +156,35 @@ MUTATIONS = (
     ),
     Mutation(
         "kernel: draws with another request's seed",
-        EXPAND,
+        KERNEL,
         "idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1).to(tl.int64)\n    for",
         "idx = tl.load(idx_mapping_ptr + num_reqs - 1 - req, mask=live, other=-1).to(tl.int64)\n    for",
         SEEDED,
         "plugin-v2",
+    ),
+    Mutation(
+        "graph: mask_hidden's row of staging is not filled",
+        V2,
+        "batch.staging[0].copy_(self.model.mask_hidden.view(-1))",
+        "pass",
+        REPLAYED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: a step without drafts asks for a shape that no graph has",
+        GRAPH,
+        "return min((length for length in captured if length and length >= needed), default=needed)",
+        "return needed",
+        WITHOUT,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: padding requests keep a sequence",
+        KERNEL,
+        "tl.where(live, seq_len, 0).to(tl.int32)",
+        "seq_len.to(tl.int32)",
+        KERNEL_TEST,
+        "kernels",
     ),
     Mutation(
         "kernel: padding rows take mask_hidden",

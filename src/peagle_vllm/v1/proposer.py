@@ -4,6 +4,7 @@ An ``EagleProposer`` that builds its draft batch with ``expand`` and ``broadcast
 is vLLM's: the forward, the sampling, the runner's calls.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
 
 
@@ -41,10 +43,12 @@ class ParallelEagleProposer(EagleProposer):
             device=device,
         )
         # expand writes where the inherited forward reads.
-        buffers.input_ids = self.input_ids
-        buffers.positions = self.positions
-        buffers.slot_mappings = self._slot_mapping_buffer[None]
-        self.buffers = buffers
+        self.buffers = replace(
+            buffers,
+            input_ids=self.input_ids,
+            positions=self.positions,
+            slot_mappings=self._slot_mapping_buffer[None],
+        )
         self._row_of_req = torch.arange(self.max_batch_size, dtype=torch.int64, device=device)
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
@@ -134,10 +138,12 @@ class ParallelEagleProposer(EagleProposer):
         num_reqs, num_k = cad.batch_size(), self.num_speculative_tokens
         if target_positions.dim() > 1:
             target_positions = target_positions[0]  # M-RoPE: the dimensions are equal for text
-        lengths = geometry.ragged_lengths(cad.query_start_loc_cpu.diff(), num_k, self._max_len)
-        query_start_loc_cpu = torch.zeros(num_reqs + 1, dtype=torch.int32)
-        torch.cumsum(lengths, dim=0, out=query_start_loc_cpu[1:])
-        num_rows = int(query_start_loc_cpu[-1])
+        # What the host knows, in NumPy: a torch call costs several times as much at these sizes.
+        lengths = geometry.ragged_lengths(np.diff(cad.query_start_loc_cpu.numpy()), num_k, self._max_len)
+        starts = np.zeros(num_reqs + 1, dtype=np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        num_rows, max_query_len = int(starts[-1]), int(lengths.max())
+        query_start_loc_cpu = torch.from_numpy(starts)
         buffers = self.buffers
         query_start_loc = buffers.query_start_loc[: num_reqs + 1]
         query_start_loc.copy_(query_start_loc_cpu, non_blocking=True)
@@ -168,25 +174,26 @@ class ParallelEagleProposer(EagleProposer):
             buffers.row_map[:num_rows],
         )
 
-        appended = geometry.num_appended(num_k) - 1
-        max_query_len = int(lengths.max())
         bound = cad.seq_lens_cpu_upper_bound
+        if bound is not None:
+            bound = torch.from_numpy(geometry.seq_lens_bound(bound.numpy(), lengths, num_k, self._max_len))
         draft_cad = cad.replace(
             query_start_loc=query_start_loc,
             query_start_loc_cpu=query_start_loc_cpu,
             seq_lens=buffers.seq_lens[:num_reqs],
-            seq_lens_cpu_upper_bound=None
-            if bound is None
-            else torch.maximum((bound + appended).clamp(max=self._max_len), lengths.to(bound.dtype)),
+            seq_lens_cpu_upper_bound=bound,
             num_actual_tokens=num_rows,
             max_query_len=max_query_len,
-            max_seq_len=max(min(cad.max_seq_len + appended, self._max_len), max_query_len),
+            max_seq_len=max(min(cad.max_seq_len + num_k, self._max_len), max_query_len),
             slot_mapping=buffers.slot_mappings[0, :num_rows],
             positions=None if cad.positions is None else self.positions[:num_rows],
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )
         return num_rows, buffers.sample_indices[: num_reqs * num_k], draft_cad
+
+    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return top_tokens(self.model, hidden_states)
 
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata

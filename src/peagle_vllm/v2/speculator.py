@@ -1,10 +1,12 @@
 """``ParallelEagleSpeculator``: P-EAGLE on Model Runner V2.
 
 It is an ``EagleSpeculator`` whose ``propose`` builds a draft batch of its own instead of reusing
-the target's: see docs/architecture.md for one batch walked through it.
+the target's: see docs/architecture.md for one batch walked through it. A decode step is one launch of ``expand`` and
+one CUDA graph, which holds everything in ``_draft``.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +16,44 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.dp_utils import DPSyncState, dispatch_cg_and_sync_dp
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
+from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config
 
 logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """What one run of the drafter works on: shapes here, contents in the persistent buffers.
+
+    Attributes:
+        layout: rows and requests, padding included.
+        samples_per_req: rows to sample of each request.
+        staging: [1 + staged rows, num_aux x target hidden]: room for ``mask_hidden``, then captured rows.
+        attn_metadata: the drafter's, by layer; None while memory is profiled.
+        num_tokens_across_dp: [dp_size] rows of each data-parallel rank, on the host.
+    """
+
+    layout: Layout
+    samples_per_req: int
+    staging: torch.Tensor
+    attn_metadata: dict[str, Any] | None
+    num_tokens_across_dp: torch.Tensor | None
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
@@ -44,8 +70,13 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # target's batch to the brim, so the inherited buffers are too short.
         self.max_draft_rows = self.max_num_tokens + self.max_num_reqs * self.num_extra_query_per_req
         self.input_buffers = InputBuffers(self.max_num_reqs, self.max_draft_rows, device)
-        self._arange = torch.arange(self.max_num_reqs + 1, dtype=torch.int32, device=device)
-        self._columns = torch.arange(self.num_speculative_steps, dtype=torch.int32, device=device)
+        # Draft columns of a batch that samples s rows a request: 0 .. s-1, again and again.
+        self._columns = {
+            samples: torch.arange(samples, dtype=torch.int32, device=device).repeat(self.max_num_reqs)
+            for samples in range(1, self.num_speculative_steps + 1)
+        }
+        self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
+        self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.hidden_states = torch.zeros(self.max_draft_rows, self.hidden_size, dtype=self.dtype, device=device)
 
     @property
@@ -58,29 +89,38 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
-        self.buffers = self._allocate_buffers()
+        self._allocate_buffers()
 
-    def _allocate_buffers(self) -> DraftBuffers:
+    def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
+        # mask_hidden's row, then a static batch's compact rows.
+        staging_rows = 1 + self.max_num_reqs * (self.num_speculative_steps + 1)
         buffers = DraftBuffers.allocate(
             max_rows=self.max_draft_rows,
             max_num_reqs=self.max_num_reqs,
             max_speculative_tokens=self.num_speculative_steps,
-            # Compact staging of a static batch, after mask_hidden's row.
-            max_staging_rows=1 + self.max_num_reqs * (self.num_speculative_steps + 1),
+            max_staging_rows=staging_rows,
             staging_width=self.model.mask_hidden.numel(),
             num_groups=0,
             dtype=self.dtype,
             device=self.device,
         )
+        self.staging = buffers.staging
         inputs = self.input_buffers
-        return replace(
+        self.buffers = replace(
             buffers,
             input_ids=inputs.input_ids,
             positions=inputs.positions,
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
+            staging=self.staging[1:],
+            temperature=self.temperature,
+            seeds=self.seeds,
         )
+
+    @property
+    def attn_vllm_config(self) -> VllmConfig:
+        return draft_attention_config(self.vllm_config)
 
     def set_attn(
         self,
@@ -94,12 +134,21 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._turn_off_windowed_schedules()
         self.draft_group_ids = [gid for gid, groups in enumerate(self.attn_groups) if groups]
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
-        self.buffers.slot_mappings = torch.full(
-            (len(self.draft_group_ids), self.max_draft_rows),
-            geometry.PAD_SLOT,
-            dtype=torch.int64,
-            device=self.device,
+        slots = (len(self.draft_group_ids), self.max_draft_rows)
+        self.buffers = replace(
+            self.buffers,
+            slot_mappings=torch.full(slots, geometry.PAD_SLOT, dtype=torch.int64, device=self.device),
         )
+        self.slot_mappings_by_layer = {
+            layer: self.buffers.slot_mappings[row]
+            for row, gid in enumerate(self.draft_group_ids)
+            for group in self.attn_groups[gid]
+            for layer in group.layer_names
+        }
+
+    def _configure_decode_metadata_update(self) -> None:
+        """Past ``EagleSpeculator``'s own, which needs none at K = 1: here that is a graph like any other."""
+        DraftModelSpeculator._configure_decode_metadata_update(self)
 
     def _turn_off_windowed_schedules(self) -> None:
         """FlashAttention's ahead-of-time schedule is wrong for a sliding-window drafter; vLLM's DFlash does the same.
@@ -112,10 +161,57 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 builder.aot_schedule = False
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """No graph yet: drafts run eagerly (docs/performance.md)."""
+        """One FULL graph for each decode shape, where the attention backend can refresh its metadata in it."""
+        wanted = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
+        uniform = self.attn_cg_support.min_cg_support.value >= AttentionCGSupport.UNIFORM_BATCH.value
+        possible = uniform and self.supports_decode_metadata_update
+        if wanted and not possible:
+            logger.warning(
+                "P-EAGLE drafts run eagerly: the drafter's attention backend (%s) %s.",
+                self.attn_cg_support.min_cg_attn_backend,
+                "cannot refresh its metadata inside a CUDA graph" if uniform else "does not support full CUDA graphs",
+            )
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if wanted and possible else CUDAGraphMode.NONE
+        self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, mode)
 
     def capture(self) -> None:
-        logger.info("P-EAGLE drafts run eagerly on Model Runner V2; nothing to capture for the drafter.")
+        assert self.cudagraph_manager is not None
+        self.cudagraph_manager.capture_drafts(self._prepare_capture)
+
+    def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[], None]:
+        """A dummy batch of this shape in the buffers, and what the graph records: everything after ``expand``."""
+        num_reqs, length = desc.num_reqs, desc.uniform_token_count
+        assert num_reqs is not None and length is not None
+        layout = self._static_layout(num_reqs, length)
+        buffers = self.buffers
+        starts = np.arange(num_reqs + 1, dtype=np.int32) * length
+        buffers.query_start_loc[: num_reqs + 1].copy_(torch.from_numpy(starts))
+        buffers.seq_lens.zero_()
+        buffers.seq_lens[:num_reqs].fill_(length)
+        buffers.input_ids.zero_()
+        buffers.positions.zero_()
+        buffers.row_map.fill_(geometry.PAD_ROW)
+        buffers.slot_mappings.fill_(geometry.PAD_SLOT)
+        buffers.sample_indices.zero_()
+        buffers.sample_positions.zero_()
+        buffers.sample_req.fill_(-1)  # sampling must not touch a live request
+        across_dp = torch.full((self.dp_size,), desc.num_tokens, dtype=torch.int32) if self.dp_size > 1 else None
+        batch = DraftBatch(
+            layout=layout,
+            samples_per_req=layout.samples_per_req(0),
+            staging=self.staging[: 1 + layout.num_staging_rows],
+            attn_metadata=self._attn_metadata(
+                num_reqs, starts, self.block_tables.get_dummy_block_tables(num_reqs), capture=True
+            ),
+            num_tokens_across_dp=across_dp,
+        )
+
+        def draft() -> None:
+            assert batch.attn_metadata is not None
+            self._update_draft_decode_metadata(batch.attn_metadata, num_reqs)
+            self._draft(batch)
+
+        return draft
 
     @torch.inference_mode()
     def propose(
@@ -143,15 +239,45 @@ class ParallelEagleSpeculator(EagleSpeculator):
         Returns:
             [num_reqs, K_max] int64 draft tokens; columns from ``num_speculative_tokens`` on mean nothing.
         """
+        assert aux_hidden_states, "P-EAGLE reads the target's auxiliary hidden states"
+        assert num_sampled is not None and num_rejected is not None
         num_reqs = input_batch.num_reqs
         num_k = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         skip_attn = dummy_run and skip_attn_for_dummy_run
-        self._copy_request_inputs(num_reqs, input_batch.idx_mapping, temperature, seeds, dummy_run=dummy_run)
-        assert aux_hidden_states, "P-EAGLE reads the target's auxiliary hidden states"
-        assert num_sampled is not None and num_rejected is not None
 
-        layout, lengths = self._choose_layout(input_batch.num_scheduled_tokens[:num_reqs], num_k)
-        staging = self._staging(layout, input_batch.num_tokens)
+        num_scheduled = input_batch.num_scheduled_tokens[:num_reqs]
+        length = self._static_length(num_scheduled, num_k)
+        lengths = (
+            np.full(num_reqs, length, dtype=np.int32)
+            if length
+            else geometry.ragged_lengths(num_scheduled, num_k, self._max_len).astype(np.int32)
+        )
+        desc, sync = dispatch_cg_and_sync_dp(
+            self.cudagraph_manager,
+            num_reqs,
+            int(lengths.sum()),
+            # Ranks that disagree on it, or of which one is ragged, all draft eagerly.
+            uniform_token_count=length or None,
+            dp_size=self.dp_size,
+            dp_rank=self.dp_rank,
+            need_eager=is_profile or skip_attn or self.cudagraph_manager is None,
+        )
+        replays = desc.cg_mode == CUDAGraphMode.FULL
+        if length:
+            num_reqs_padded = desc.num_reqs if replays else num_reqs
+            assert num_reqs_padded is not None
+            layout = self._static_layout(num_reqs_padded, length, desc.num_tokens)
+            staging = self.staging[: 1 + layout.num_staging_rows]
+            buffers = self.buffers
+        else:
+            layout = Layout(desc.num_tokens, num_reqs)
+            # A prefill's staging is large and short-lived: memory that the target's own activations
+            # need at another time anyway.
+            staging = self.staging.new_empty(1 + input_batch.num_tokens, self.staging.shape[1])
+            buffers = replace(self.buffers, staging=staging[1:])
+            starts = np.cumsum([0, *lengths], dtype=np.int32)
+            async_tensor_h2d(starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
+
         expand(
             TargetBatch(
                 input_ids=input_batch.input_ids,
@@ -159,70 +285,61 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 query_start_loc=input_batch.query_start_loc,
                 num_rejected=num_rejected,
                 num_sampled=num_sampled,
-                idx_mapping=self.idx_mapping,
+                idx_mapping=self.idx_mapping if dummy_run else input_batch.idx_mapping,
                 last_sampled=last_sampled,
                 next_prefill_tokens=next_prefill_tokens.view(-1),
                 num_reqs=num_reqs,
                 num_rows=input_batch.num_tokens,
+                temperature=temperature,
+                seeds=seeds,
             ),
             tuple(aux_hidden_states),
             KVGroups((), ()) if skip_attn else self._kv_groups(),
             layout,
             DraftStep(num_k, self._max_len, self.mask_token_id),
-            replace(self.buffers, staging=staging[1:]),
+            buffers,
         )
-        combined = self.model.combine_hidden_states(staging)
-        rows = slice(0, layout.num_rows)
-        broadcast(self.hidden_states[rows], combined[1:], combined[0], self.buffers.row_map[rows])
 
+        self._prepare_eplb_forward(layout.num_rows)
+        if replays:
+            assert self.cudagraph_manager is not None
+            self.cudagraph_manager.run_fullgraph(desc)
+            return self.draft_tokens[:num_reqs]
         metadata = None
         if not skip_attn:
-            metadata = self._draft_attn_metadata(num_reqs, layout, lengths, input_batch.seq_lens_cpu_upper_bound, num_k)
-        hidden_states = self._forward(num_reqs, layout.num_rows, metadata)
-        if num_k > 0:
-            self._sample(num_reqs, num_k, hidden_states)
+            bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
+            metadata = self._attn_metadata(
+                num_reqs,
+                np.cumsum([0, *lengths], dtype=np.int32),
+                tuple(table[:num_reqs] for table in self.block_tables.input_block_tables),
+                seq_lens_bound=geometry.seq_lens_bound(bound, lengths, num_k, self._max_len),
+            )
+        self._draft(
+            DraftBatch(
+                layout=layout,
+                samples_per_req=layout.samples_per_req(num_k) if num_k else 0,
+                staging=staging,
+                attn_metadata=metadata,
+                num_tokens_across_dp=None if sync is None else sync.num_tokens_across_dp,
+            )
+        )
         return self.draft_tokens[:num_reqs]
 
-    def _choose_layout(self, num_scheduled: np.ndarray, num_k: int) -> tuple[Layout, np.ndarray]:
-        """Rows a request: static where every request verifies at most K_max + 1 rows, else ragged.
-
-        Fills the draft's ``query_start_loc``.
+    def _static_length(self, num_scheduled: np.ndarray, num_k: int) -> int:
+        """Rows a request of the static layout; 0 where the batch needs the ragged one.
 
         Args:
             num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
-
-        Returns:
-            The layout, and [num_reqs] draft rows of each request.
         """
-        num_reqs, max_k = len(num_scheduled), self.num_speculative_steps
-        length = geometry.static_length(max_k, num_k)
-        if num_scheduled.max() <= max_k + 1 and length <= self._max_len and length * num_reqs <= self.max_num_tokens:
-            lengths = np.full(num_reqs, length, dtype=np.int32)
-            layout = Layout(length * num_reqs, num_reqs, static_length=length, staging_length=max_k + 1)
-        else:
-            lengths = geometry.ragged_lengths(torch.from_numpy(num_scheduled), num_k, self._max_len).numpy()
-            layout = Layout(int(lengths.sum()), num_reqs)
-        starts = self.buffers.query_start_loc[: num_reqs + 1]
-        if layout.static_length:
-            torch.mul(self._arange[: num_reqs + 1], length, out=starts)  # no copy from the host in a decode step
-        else:
-            async_tensor_h2d(np.cumsum([0, *lengths], dtype=np.int32), device=self.device, out=starts)
-        return layout, lengths
+        max_k, manager = self.num_speculative_steps, self.cudagraph_manager
+        length = geometry.static_length(max_k, num_k) if manager is None else manager.static_length(num_k)
+        decodes = num_scheduled.max() <= max_k + 1
+        fits = length <= self._max_len and length * len(num_scheduled) <= self.max_num_tokens
+        return length if decodes and fits else 0
 
-    def _staging(self, layout: Layout, num_target_rows: int) -> torch.Tensor:
-        """[1 + staged rows, num_aux x target hidden]: ``mask_hidden``, then room for captured rows.
-
-        Projecting ``mask_hidden`` as one more row of ``fc`` costs nothing, and m follows every reload,
-        sleep and dummy load of the weights by itself.
-        """
-        if layout.static_length:
-            staging = self.buffers.staging[: 1 + layout.num_staging_rows]
-        else:
-            # A prefill's staging is large and short-lived: memory that the target's own activations
-            # need at another time anyway.
-            staging = self.buffers.staging.new_empty(1 + num_target_rows, self.buffers.staging.shape[1])
-        staging[0].copy_(self.model.mask_hidden.view(-1))
-        return staging
+    def _static_layout(self, num_reqs_padded: int, length: int, num_rows: int | None = None) -> Layout:
+        num_rows = length * num_reqs_padded if num_rows is None else num_rows
+        return Layout(num_rows, num_reqs_padded, static_length=length, staging_length=self.num_speculative_steps + 1)
 
     def _kv_groups(self) -> KVGroups:
         tables = self.block_tables
@@ -231,60 +348,69 @@ class ParallelEagleSpeculator(EagleSpeculator):
             tuple(tables.block_sizes[gid] for gid in self.draft_group_ids),
         )
 
-    def _draft_attn_metadata(
+    def _attn_metadata(
         self,
         num_reqs: int,
-        layout: Layout,
-        lengths: np.ndarray,
-        target_seq_lens_upper_bound: torch.Tensor,
-        num_k: int,
+        starts: np.ndarray,
+        block_tables: tuple[torch.Tensor, ...],
+        seq_lens_bound: np.ndarray | None = None,
+        capture: bool = False,
     ) -> dict[str, Any]:
-        """vLLM's attention metadata of this draft batch, from host bounds and the device's lengths."""
-        host_lengths = torch.from_numpy(lengths)
-        query_start_loc_cpu = torch.zeros(num_reqs + 1, dtype=torch.int32)
-        torch.cumsum(host_lengths, dim=0, out=query_start_loc_cpu[1:])
-        appended = geometry.num_appended(num_k) - 1
-        window_end = (target_seq_lens_upper_bound[:num_reqs] + appended).clamp(max=self._max_len)
-        seq_lens_upper_bound = torch.maximum(window_end, host_lengths)
+        """vLLM's attention metadata of a draft batch, from host bounds and the buffers' lengths.
+
+        Args:
+            starts: [num_reqs + 1] int32 draft rows of each request.
+            block_tables: for each KV group [num_reqs, max_blocks].
+            seq_lens_bound: [num_reqs] upper bound of the sequence lengths; None: max_model_len.
+        """
+        num_rows = int(starts[-1])
         slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
         for row, gid in enumerate(self.draft_group_ids):
-            slot_mappings[gid] = self.buffers.slot_mappings[row, : layout.num_rows]
+            slot_mappings[gid] = self.buffers.slot_mappings[row, :num_rows]
+        bound = None if seq_lens_bound is None else seq_lens_bound.astype(np.int32)
         return build_attn_metadata(
             attn_groups=self.attn_groups,
             num_reqs=num_reqs,
-            num_tokens=layout.num_rows,
+            num_tokens=num_rows,
             query_start_loc_gpu=self.buffers.query_start_loc[: num_reqs + 1],
-            query_start_loc_cpu=query_start_loc_cpu,
-            max_query_len=int(host_lengths.max()),
+            query_start_loc_cpu=torch.from_numpy(starts),
+            max_query_len=int((starts[1:] - starts[:-1]).max()),
             seq_lens=self.buffers.seq_lens[:num_reqs],
-            max_seq_len=int(seq_lens_upper_bound.max()),
-            block_tables=[table[:num_reqs] for table in self.block_tables.input_block_tables],
+            max_seq_len=self._max_len if bound is None else int(bound.max()),
+            block_tables=block_tables,
             slot_mappings=slot_mappings,  # indexed at draft groups only
             kv_cache_config=self.kv_cache_config,
-            seq_lens_cpu_upper_bound=seq_lens_upper_bound.int(),
-            positions=self.buffers.positions[: layout.num_rows],
+            for_cudagraph_capture=capture,
+            seq_lens_cpu_upper_bound=None if bound is None else torch.from_numpy(bound),
+            positions=self.buffers.positions[:num_rows],
             is_prefilling=self.draft_is_prefilling[:num_reqs],
         )
 
-    def _forward(self, num_reqs: int, num_rows: int, attn_metadata: dict[str, Any] | None) -> torch.Tensor:
+    def _draft(self, batch: DraftBatch) -> None:
+        """From the filled buffers to ``draft_tokens``. All of it is in the CUDA graph of a decode step.
+
+        So it reads no Python number but those of ``batch``, and waits for nothing.
+        """
+        rows = slice(0, batch.layout.num_rows)
+        # mask_hidden goes through fc as one more row: m follows every reload, sleep and dummy load by itself.
+        batch.staging[0].copy_(self.model.mask_hidden.view(-1))
+        combined = self.model.combine_hidden_states(batch.staging)
+        broadcast(self.hidden_states[rows], combined[1:], combined[0], self.buffers.row_map[rows])
+        hidden_states = self._forward(batch)
+        if batch.samples_per_req:
+            self._sample(batch, hidden_states)
+
+    def _forward(self, batch: DraftBatch) -> torch.Tensor:
         """One drafter forward. Returns [num_rows, hidden_size] normed hidden states."""
-        self._prepare_eplb_forward(num_rows)
-        _, sync = dispatch_cg_and_sync_dp(
-            None, num_reqs, num_rows, None, dp_size=self.dp_size, dp_rank=self.dp_rank, need_eager=True
-        )
+        num_rows = batch.layout.num_rows
         slot_mapping = None
-        if attn_metadata is not None:
-            slot_mapping = {
-                layer: self.buffers.slot_mappings[row, :num_rows]
-                for row, gid in enumerate(self.draft_group_ids)
-                for group in self.attn_groups[gid]
-                for layer in group.layer_names
-            }
+        if batch.attn_metadata is not None:
+            slot_mapping = {layer: slots[:num_rows] for layer, slots in self.slot_mappings_by_layer.items()}
         with set_forward_context(
-            attn_metadata,
+            batch.attn_metadata,
             self.vllm_config,
             num_tokens=num_rows,
-            num_tokens_across_dp=None if sync is None else sync.num_tokens_across_dp,
+            num_tokens_across_dp=batch.num_tokens_across_dp,
             slot_mapping=slot_mapping,
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
             # vLLM compiles heads for at most max_num_batched_tokens rows; only its warm-up, which
@@ -299,16 +425,22 @@ class ParallelEagleSpeculator(EagleSpeculator):
             )
         return hidden_states
 
-    def _sample(self, num_reqs: int, num_k: int, hidden_states: torch.Tensor) -> None:
-        """Draft tokens from the sampled rows, into ``draft_tokens[:num_reqs, :num_k]``."""
-        samples = slice(0, num_reqs * num_k)
-        drafts = self.sample_draft(
-            hidden_states[self.buffers.sample_indices[samples]],
+    def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
+        """Draft tokens from the sampled rows, into the first ``samples_per_req`` columns of ``draft_tokens``."""
+        num_reqs, per_req = batch.layout.num_reqs_padded, batch.samples_per_req
+        samples = slice(0, num_reqs * per_req)
+        sampled = hidden_states[self.buffers.sample_indices[samples]]
+        drafts = self.draft_tokens[:num_reqs, :per_req]
+        if self.draft_logits is None and self.acceptance_estimator is None:
+            top_tokens(self.model, sampled, out=drafts)
+            return
+        chosen = self.sample_draft(
+            sampled,
             self.buffers.sample_positions[samples],
             self.buffers.sample_req[samples],
             self.temperature,
             self.seeds,
-            self._columns[:num_k].repeat(num_reqs),
+            self._columns[per_req][samples],
             self.draft_logits,
         )
-        self.draft_tokens[:num_reqs, :num_k] = drafts.view(num_reqs, num_k)
+        drafts.copy_(chosen.view(drafts.shape))

@@ -1,0 +1,105 @@
+"""V1's draft preparation on a CPU, stock against plugin: ``python -m benchmarks.preparation [--out FILE]``.
+
+Times ``set_inputs_first_pass``, which builds the draft batch from the target's, in decode steps of a live engine on
+the tiny models. Each arm runs in a process of its own, and the arms take turns, so that a drift of the machine's
+speed meets them alike.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import provenance
+
+ROOT = Path(__file__).resolve().parent.parent
+K = 5
+ARMS = {"stock V1": {"PEAGLE_VLLM_DISABLE": "1"}, "plugin V1": {}}
+
+
+def run_arm(batch: int) -> list[float]:
+    """Seconds of each decode step's preparation, in this process."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        str(ROOT / "models/tiny-llama"),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=128,
+        max_num_seqs=batch,
+        max_num_batched_tokens=2048,
+        kv_cache_memory_bytes=256 << 20,
+        disable_log_stats=True,
+        skip_tokenizer_init=True,
+        speculative_config={
+            "method": "eagle3",
+            "model": str(ROOT / "models/tiny-llama-peagle"),
+            "num_speculative_tokens": K,
+            "parallel_drafting": True,
+        },
+    )
+    drafter: Any = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    original, seconds = drafter.set_inputs_first_pass, []
+
+    def timed(**kwargs: Any) -> Any:
+        began = time.perf_counter()
+        out = original(**kwargs)
+        took = time.perf_counter() - began
+        cad = kwargs["cad"]
+        if cad.batch_size() == batch and cad.max_query_len <= K + 1:
+            seconds.append(took)
+        return out
+
+    drafter.set_inputs_first_pass = timed
+    prompts = [TokensPrompt(prompt_token_ids=[17 + i % 200, 40, 41, 42, 43]) for i in range(batch)]
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True, detokenize=False)
+    for _ in range(3):
+        llm.generate(prompts, params, use_tqdm=False)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each arm runs")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--arm", choices=ARMS, help="this arm alone, in this process")
+    args = parser.parse_args()
+    if args.arm:
+        print(json.dumps(run_arm(*args.batch)))
+        return
+    cells = []
+    for batch in args.batch:
+        samples: dict[str, list[float]] = {name: [] for name in ARMS}
+        for _ in range(args.rounds):
+            for name, env in ARMS.items():
+                common = {
+                    "VLLM_USE_V2_MODEL_RUNNER": "0",
+                    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                    "OMP_NUM_THREADS": "1",
+                    "HF_HUB_OFFLINE": "1",
+                    "VLLM_NO_USAGE_STATS": "1",
+                    "VLLM_LOGGING_LEVEL": "ERROR",
+                }
+                command = [sys.executable, "-m", "benchmarks.preparation", "--arm", name, "--batch", str(batch)]
+                done = subprocess.run(command, cwd=ROOT, env=os.environ | common | env, capture_output=True, check=True)
+                samples[name] += json.loads(done.stdout.splitlines()[-1])
+        median = {name: statistics.median(values) * 1e6 for name, values in samples.items()}
+        ratio = median["stock V1"] / median["plugin V1"]
+        print(
+            f"batch {batch:3}: stock {median['stock V1']:6.0f} us, plugin {median['plugin V1']:6.0f} us, {ratio:.2f}x"
+        )
+        microseconds = {name: [round(s * 1e6, 1) for s in values] for name, values in samples.items()}
+        cells.append({"batch": batch, "median_us": median, "stock_over_plugin": ratio, "samples_us": microseconds})
+    if args.out:
+        report = {"what": __doc__.splitlines()[0], "k": K, "rounds": args.rounds, **provenance(), "cells": cells}
+        args.out.write_text(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

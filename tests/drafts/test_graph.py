@@ -1,0 +1,161 @@
+"""The draft step as a CUDA graph, emulated on a CPU (``drafts.graphs``): its drafts equal the simulation's too."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests import tiny_heads
+from tests.drafts.graphs import Seen, emulate
+from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
+from tests.drafts.recorder import Report, compare, planter, record
+from tests.drafts.reference import Reference
+from tests.engines import Engine, Request, Settings, engine
+
+pytestmark = pytest.mark.arm("plugin-v2")
+
+COUNTS = [1, 2, 4]  # three requests are padded to four
+MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_heads.write_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    gen = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
+
+
+def requests(name: str) -> list[Request]:
+    """Four in all, never more than three at once before the last: short prompts, a long one, two to the very end."""
+    return [
+        Request(f"{name}.short", prompt(3, 1), 24),
+        Request(f"{name}.end", prompt(MAX_MODEL_LEN - 14, 2), 14),
+        Request(f"{name}.long", prompt(70, 3), 20),
+        Request(f"{name}.later", prompt(1, 4), 16, arrives=6),
+    ]
+
+
+def exact(
+    live: Engine, pair: tuple[Path, Path], asked: list[Request], every_third_step_without: bool = False
+) -> tuple[Report, Seen]:
+    """Run with planted drafts through emulated graphs; drafts and output must equal the simulation's."""
+    reference = Reference(*pair)
+    right = {}
+    for request in asked:
+        tokens = list(request.prompt)
+        with torch.no_grad():
+            for _ in range(request.max_tokens):
+                last = reference.target.states(torch.tensor(tokens))[-1][-1:]
+                tokens.append(int(reference.target.logits(last).argmax()))
+        right[request.id] = tokens
+    with emulate(live, COUNTS) as seen, record(live, planter(right, tiny_heads.VOCAB)) as noted:
+        if every_third_step_without:
+            _draft_nothing_every_third_step(live)
+        finished = live.run(asked)
+    report = compare(noted, finished, reference, k=live.settings.k, max_model_len=MAX_MODEL_LEN)
+    print(report, seen, sep="\n")
+    assert {req: done.tokens for req, done in finished.items()} == right
+    return report, seen
+
+
+def _draft_nothing_every_third_step(live: Engine) -> None:
+    """As vLLM 0.33 does where nobody could use the drafts; the recorder takes this wrapper away with its own."""
+    propose, calls = live.drafter.propose, itertools.count(1)
+
+    def sometimes(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if next(calls) % 3:
+            return propose(*args, **kwargs)
+        propose(*args, **kwargs | {"num_speculative_tokens": 0})
+        batch = args[0] if args else kwargs["input_batch"]
+        return torch.zeros_like(live.drafter.draft_tokens[: batch.num_reqs])
+
+    live.drafter.propose = sometimes
+
+
+def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
+    return engine(Settings(target, head, k=k, max_model_len=MAX_MODEL_LEN, **changes))
+
+
+@pytest.mark.parametrize("k", FACTORS["k"])
+def test_drafts_of_a_replayed_graph(k: int, target: Path):
+    """Every K: unequal verify lengths, prompts shorter than 2K, requests at max_model_len, padding requests."""
+    pair = target, target.parent / f"head{k}"
+    tiny_heads.write_head(pair[1], target, MIXED if k % 2 else tiny_heads.HeadSpec())
+    report, seen = exact(start(*pair, k), pair, requests(f"k{k}"))
+    assert report.rows > 10
+    assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
+    assert seen.replayed.total() == sum(seen.depths.values()) > 5
+    assert seen.padded > 0
+    assert seen.unequal > 0
+    assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
+
+
+def test_a_schedule_needs_no_recapture(target: Path):
+    """K' = 0, 2 and 5 by batch size: one shape for each, no drafts where K' = 0, and KV kept all the same."""
+    pair, k = (target, target.parent / "head-schedule"), 5
+    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    schedule = [(1, 2, 5), (3, 3, 2), (4, 4, 0)]
+    live = start(*pair, k, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
+    report, seen = exact(live, pair, requests("schedule"))
+    assert {length for _, length in seen.captured} == {k + 5, k + 2, k + 1}
+    assert set(seen.depths) == {0, 2, 5}
+    assert seen.replayed.total() == sum(seen.depths.values())
+    assert report.rows > 10
+
+
+def test_a_step_without_drafts_uses_the_graph_there_is(target: Path):
+    """Trap 14: no schedule, so no shape of its own for K = 0; the drafter's KV is written all the same."""
+    pair, k = (target, target.parent / "head-none"), 3
+    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    report, seen = exact(start(*pair, k), pair, requests("none"), every_third_step_without=True)
+    assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
+    assert seen.depths[0] > 0
+    assert report.dropped["without drafts"] > 0
+
+
+class Forbidden(TorchDispatchMode):
+    """Notes what a CUDA graph cannot hold."""
+
+    NAMES = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::_to_copy", "aten::is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name().startswith(self.NAMES):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeypatch: pytest.MonkeyPatch):
+    """Trap 15: everything after expand, the drafter's forward apart, which is vLLM's."""
+    pair = target, target.parent / "head-sync"
+    tiny_heads.write_head(pair[1], target, MIXED)
+    live = start(*pair, 4)
+    mode, forward = Forbidden(), live.drafter._forward
+    draft, runs = live.drafter._draft, []
+
+    def outside(batch):
+        mode.__exit__(None, None, None)
+        try:
+            return forward(batch)
+        finally:
+            mode.__enter__()
+
+    def watched(batch):
+        runs.append(batch)
+        with mode:
+            draft(batch)
+
+    monkeypatch.setattr(live.drafter, "_forward", outside)
+    monkeypatch.setattr(live.drafter, "_draft", watched)
+    live.run([Request("watched", prompt(9, 5), 12)])
+    assert runs
+    assert mode.seen == []
