@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-DEMO_RESULT = ROOT / "benchmarks/results/demo.json"
+RESULTS = ROOT / "benchmarks/results"
+DEMO_RESULT = RESULTS / "demo.json"
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -26,6 +27,26 @@ def readme() -> str:
     return between((ROOT / "README.md").read_text(), "demo", f"{source}\n\n{table}")
 
 
+def performance() -> str:
+    counts, times = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("dispatches", "preparation"))
+    lines = ["| arm | tensor operations | Triton launches |", "|---|---|---|"]
+    for arm in counts["arms"]:
+        lines.append(f"| {arm['arm']} | {arm['totals']['operations']} | {arm['totals']['launches']} |")
+    lines += ["", f"K = {counts['k']}, {counts['requests']} requests; {_where(counts, 'dispatches')}"]
+    text = between((ROOT / "docs/performance.md").read_text(), "dispatches", "\n".join(lines))
+    lines = ["| batch | stock V1, median us | plugin V1, median us | stock / plugin |", "|---|---|---|---|"]
+    for cell in times["cells"]:
+        stock, plugin = (cell["median_us"][arm] for arm in ("stock V1", "plugin V1"))
+        lines.append(f"| {cell['batch']} | {stock:.0f} | {plugin:.0f} | {cell['stock_over_plugin']:.2f} |")
+    lines += ["", f"K = {times['k']}; {_where(times, 'preparation')}"]
+    return between(text, "preparation", "\n".join(lines))
+
+
+def _where(result: dict, name: str) -> str:
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    return f"{result['device']}; {versions}; `benchmarks/results/{name}.json`."
+
+
 def seams() -> str:
     from peagle_vllm.seams import all_seams
     from peagle_vllm.seams.fingerprint import load_recorded
@@ -34,7 +55,7 @@ def seams() -> str:
     return render(all_seams(), load_recorded())
 
 
-GENERATED = {"README.md": readme, "docs/seams.md": seams}
+GENERATED = {"README.md": readme, "docs/seams.md": seams, "docs/performance.md": performance}
 
 
 def outdated() -> list[str]:

@@ -116,6 +116,7 @@ def test_a_step_without_drafts_uses_the_graph_there_is(target: Path):
     report, seen = exact(start(*pair, k), pair, requests("none"), every_third_step_without=True)
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert seen.depths[0] > 0
+    assert seen.replayed.total() == sum(seen.depths.values())
     assert report.dropped["without drafts"] > 0
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
+QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
+
 SEAM = Seam(
     name="validation",
     runner="both",
@@ -67,11 +69,19 @@ def _install_arguments(module: ModuleType) -> None:
             if given.get("parallel_drafting") and method == "eagle3" and num_tokens is not None:
                 for line in num_tokens_faults(num_tokens):
                     raise refuse(line)
+            if given.get("parallel_drafting") and given.get(QUANTIZATION):
+                _check_quantization_is_known(module.SpeculativeConfig)
             return original(self, *args, **kwargs)
 
         return create_speculative_config
 
     wrap(module.EngineArgs, "create_speculative_config", make)
+
+
+def _check_quantization_is_known(speculative_config: type) -> None:
+    """vLLM 0.32 would only say that it knows no such key."""
+    if not hasattr(speculative_config, QUANTIZATION):
+        raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
 
 
 def _install_speculative(module: ModuleType) -> None:
@@ -137,6 +147,12 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
         if problem.severity == "error":
             raise refuse(problem.line)
         _warn_once(problem.line)
+    head = _read(model, spec.revision)
+    if isinstance(head, Head) and getattr(spec, QUANTIZATION, None) and head.draft_vocab_size != head.vocab_size:
+        raise refuse(
+            f"{QUANTIZATION} quantizes a copy of the target's lm_head, and {head.name} has its own, of "
+            f"{head.draft_vocab_size} tokens; leave it out"
+        )
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
