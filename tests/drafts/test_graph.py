@@ -1,6 +1,7 @@
 """The draft step as a CUDA graph, emulated on a CPU (``drafts.graphs``): its drafts equal the simulation's too."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def requests(name: str) -> list[Request]:
 
 
 def exact(
-    live: Engine, pair: tuple[Path, Path], asked: list[Request], every_third_step_without: bool = False
+    live: Engine, pair: tuple[Path, Path], asked: list[Request], depths: Sequence[int] = ()
 ) -> tuple[Report, Seen]:
     """Run with planted drafts through emulated graphs; drafts and output must equal the simulation's."""
     reference = Reference(*pair)
@@ -55,8 +56,8 @@ def exact(
                 tokens.append(int(reference.target.logits(last).argmax()))
         right[request.id] = tokens
     with emulate(live, COUNTS) as seen, record(live, planter(right, tiny_heads.VOCAB)) as noted:
-        if every_third_step_without:
-            _draft_nothing_every_third_step(live)
+        if depths:
+            _cycle_depths(live, depths)
         finished = live.run(asked)
     report = compare(noted, finished, reference, k=live.settings.k, max_model_len=MAX_MODEL_LEN)
     print(report, seen, sep="\n")
@@ -64,18 +65,18 @@ def exact(
     return report, seen
 
 
-def _draft_nothing_every_third_step(live: Engine) -> None:
-    """As vLLM 0.33 does where nobody could use the drafts; the recorder takes this wrapper away with its own."""
-    propose, calls = live.drafter.propose, itertools.count(1)
+def _cycle_depths(live: Engine, depths: Sequence[int]) -> None:
+    """Another K each step, without a schedule, as vLLM 0.33 asks for none where nobody could use the drafts.
 
-    def sometimes(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if next(calls) % 3:
-            return propose(*args, **kwargs)
-        propose(*args, **kwargs | {"num_speculative_tokens": 0})
-        batch = args[0] if args else kwargs["input_batch"]
-        return torch.zeros_like(live.drafter.draft_tokens[: batch.num_reqs])
+    The recorder takes this wrapper away with its own.
+    """
+    propose, depth = live.drafter.propose, itertools.cycle(depths)
 
-    live.drafter.propose = sometimes
+    def sometimes_fewer(*args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts = propose(*args, **kwargs | {"num_speculative_tokens": next(depth)})
+        return drafts.clamp(min=0)  # columns that were not drafted hold anything
+
+    live.drafter.propose = sometimes_fewer
 
 
 def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
@@ -109,13 +110,13 @@ def test_a_schedule_needs_no_recapture(target: Path):
     assert report.rows > 10
 
 
-def test_a_step_without_drafts_uses_the_graph_there_is(target: Path):
-    """Trap 14: no schedule, so no shape of its own for K = 0; the drafter's KV is written all the same."""
-    pair, k = (target, target.parent / "head-none"), 3
+def test_every_depth_uses_the_graph_there_is(target: Path):
+    """Trap 14: no schedule, so one shape for K = 0 .. 4; without drafts the drafter's KV is written all the same."""
+    pair, k = (target, target.parent / "head-depths"), 4
     tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
-    report, seen = exact(start(*pair, k), pair, requests("none"), every_third_step_without=True)
+    report, seen = exact(start(*pair, k), pair, requests("depths"), depths=(4, 0, 1, 3, 2))
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
-    assert seen.depths[0] > 0
+    assert set(seen.depths) == {0, 1, 2, 3, 4}
     assert seen.replayed.total() == sum(seen.depths.values())
     assert report.dropped["without drafts"] > 0
 

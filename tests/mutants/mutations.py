@@ -23,7 +23,7 @@ SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_t
 EXPAND_TWIN = "tests/kernels/test_expand.py::test_twin_equals_the_story_told_per_request"
 KERNEL_TEST = "tests/kernels/test_expand.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/drafts/test_graph.py::test_drafts_of_a_replayed_graph[3]"
-WITHOUT = "tests/drafts/test_graph.py::test_a_step_without_drafts_uses_the_graph_there_is"
+WITHOUT = "tests/drafts/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_broadcast.py"
 
 
