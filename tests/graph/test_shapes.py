@@ -2,14 +2,10 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.attention.backend import max_decode_query_len
-from vllm.v1.worker.gpu import cudagraph_utils
-
-from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, asked_depths, draft_attention_config, draft_shapes
 
 SIZES = {
     "none": [],
@@ -40,16 +36,30 @@ def config(max_num_seqs: int, k: int, budget: int, sizes: list[int], schedule=No
     )
 
 
+@pytest.fixture(scope="module")
+def rule() -> Any:
+    """The module under test, imported late: V2's arm collects this file too, and must import vLLM in its own way."""
+    from peagle_vllm.v2 import cudagraph
+
+    return cudagraph
+
+
+FULL, NONE = "FULL", "NONE"
+
+
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch):
+def manager(rule: Any, monkeypatch: pytest.MonkeyPatch):
     """Makes a manager that believes it has captured everything."""
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu import cudagraph_utils
+
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
     monkeypatch.setattr(cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
     monkeypatch.setattr(cudagraph_utils, "is_breakable_cudagraph_enabled", lambda: False)
 
-    def make(vllm_config: SimpleNamespace) -> DraftCudaGraphManager:
-        made = DraftCudaGraphManager(vllm_config, torch.device("cpu"), CUDAGraphMode.FULL_DECODE_ONLY)
+    def make(vllm_config: SimpleNamespace) -> Any:
+        made = rule.DraftCudaGraphManager(vllm_config, torch.device("cpu"), CUDAGraphMode.FULL_DECODE_ONLY)
         made._graphs_captured = True
         return made
 
@@ -70,25 +80,25 @@ def told_another_way(max_num_seqs: int, k: int, budget: int, sizes: list[int], s
 
 
 @pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
-def test_shapes_are_the_rule(max_num_seqs: int, k: int, budget: int, sizes: str):
+def test_shapes_are_the_rule(rule, max_num_seqs: int, k: int, budget: int, sizes: str):
     """Trap 1: a ceiling in the target's rows would drop the drafter's largest batches."""
     arguments = max_num_seqs, k, budget, SIZES[sizes]
-    assert set(draft_shapes(config(*arguments))) == told_another_way(*arguments)
+    assert set(rule.draft_shapes(config(*arguments))) == told_another_way(*arguments)
 
 
-def test_every_target_graph_has_a_draft_graph_beyond_the_targets_ceiling():
+def test_every_target_graph_has_a_draft_graph_beyond_the_targets_ceiling(rule):
     """512 rows hold 64 requests that verify 8; their drafts take 896."""
-    shapes = draft_shapes(config(256, 7, 8192, SIZES["vLLM's"]))
+    shapes = rule.draft_shapes(config(256, 7, 8192, SIZES["vLLM's"]))
     assert max(shapes) == (64, 14)
     assert 64 * 14 > 512
 
 
-def test_a_schedule_has_a_shape_for_each_depth():
+def test_a_schedule_has_a_shape_for_each_depth(rule):
     schedule = [(1, 4, 5), (5, 8, 2), (9, 16, 0)]
     vllm_config = config(16, 5, 2048, SIZES["vLLM's"], schedule)
-    assert asked_depths(vllm_config) == [0, 2, 5]
-    assert set(draft_shapes(vllm_config)) == told_another_way(16, 5, 2048, SIZES["vLLM's"], schedule)
-    assert {length for _, length in draft_shapes(vllm_config)} == {10, 7, 6}
+    assert rule.asked_depths(vllm_config) == [0, 2, 5]
+    assert set(rule.draft_shapes(vllm_config)) == told_another_way(16, 5, 2048, SIZES["vLLM's"], schedule)
+    assert {length for _, length in rule.draft_shapes(vllm_config)} == {10, 7, 6}
 
 
 @pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
@@ -103,16 +113,16 @@ def test_a_batch_gets_the_least_graph_that_holds_it(manager, max_num_seqs: int, 
         desc = made.dispatch(num_reqs, num_reqs * 2 * k, 2 * k, 0)
         enough = [n for n, _ in captured if n >= num_reqs]
         if enough:
-            assert (desc.cg_mode, desc.num_reqs, desc.num_tokens) == (
-                CUDAGraphMode.FULL, min(enough), min(enough) * 2 * k
+            assert (desc.cg_mode.name, desc.num_reqs, desc.num_tokens) == (
+                FULL, min(enough), min(enough) * 2 * k
             )  # fmt: skip
         else:
-            assert (desc.cg_mode, desc.num_reqs, desc.num_tokens) == (CUDAGraphMode.NONE, num_reqs, num_reqs * 2 * k)
+            assert (desc.cg_mode.name, desc.num_reqs, desc.num_tokens) == (NONE, num_reqs, num_reqs * 2 * k)
 
 
 def test_a_ragged_batch_gets_no_graph(manager):
     made = manager(config(8, 3, 2048, SIZES["vLLM's"]))
-    assert made.dispatch(2, 12, None, 0).cg_mode == CUDAGraphMode.NONE
+    assert made.dispatch(2, 12, None, 0).cg_mode.name == NONE
 
 
 def test_a_step_of_a_schedule_gets_its_own_width(manager):
@@ -125,15 +135,17 @@ def test_a_step_of_a_schedule_gets_its_own_width(manager):
 def test_the_largest_shape_is_captured_first(manager):
     """Later graphs then fit into the memory of the first."""
     made = manager(config(64, 7, 8192, SIZES["vLLM's"]))
-    rows = [desc.num_tokens for desc in made._capture_descs[CUDAGraphMode.FULL]]
+    rows = [desc.num_tokens for descs in made._capture_descs.values() for desc in descs]
     assert rows == sorted(rows, reverse=True)
     assert made.needs_capture()
 
 
-def test_attention_builders_see_the_drafters_own_batches():
+def test_attention_builders_see_the_drafters_own_batches(rule):
     """Trap 2: 2K rows are a decode. Trap 1: buffers sized by the largest captured batch hold a draft batch."""
+    from vllm.v1.attention.backend import max_decode_query_len
+
     original = config(256, 7, 8192, SIZES["vLLM's"])
-    seen = draft_attention_config(original)
+    seen = rule.draft_attention_config(original)
     assert max_decode_query_len(seen) == 14
     assert seen.compilation_config.max_cudagraph_capture_size == 14 * 64
     assert max_decode_query_len(original) == 8
