@@ -33,5 +33,16 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     fault = value_fault(mask_hidden.float().cpu().numpy())
     if fault is None and not bool(model.combine_hidden_states(mask_hidden.view(1, -1)).isfinite().all()):
         fault = "fc makes NaN or Inf of mask_hidden"
+    if fault is None:
+        broken = [name for name, weight in model.named_parameters() if not _is_finite(weight)]
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        fault = f"{broken[0]} holds NaN or Inf{more}" if broken else None
     if fault:
         raise RefusedError(f"P-EAGLE refused: {fault}: {name}; take the head's weights from their source again")
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether no value is NaN or Inf, without a second tensor as large. fp8 and whole numbers pass."""
+    if not weight.is_floating_point() or weight.element_size() < 2 or not weight.numel():
+        return True
+    return bool(torch.stack(torch.aminmax(weight)).isfinite().all())

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, is_speculators, is_whole
+from peagle_vllm.heads.fields import check_fields, layer_place
 from peagle_vllm.heads.files import HeadError, shown
 from peagle_vllm.heads.head import Head, Problem
+from peagle_vllm.heads.shapes import check_shapes
 from peagle_vllm.heads.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def check_head(head: Head) -> list[Problem]:
                 'token id; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
             )
         ]
-    checks = (_architecture, _mask_token, _tensor_names, _layers, _fc, _mask_hidden, _norms, check_vocabulary)
+    checks = (_architecture, _mask_token, check_fields, _layers, _fc, _mask_hidden, _norms, check_vocabulary, _shapes)
     return [Problem(line) for check in checks for line in check(head)]
 
 
@@ -84,7 +86,10 @@ def _mask_token(head: Head) -> Iterator[str]:
     if token is None:
         beside = ' beside "speculators_model_type": "peagle"' if is_speculators(head.config) else ""
         what = f"no mask token id ({key} is null)" if key else "no mask token id"
-        yield f'{what}: {file}; add "mask_token_id" with the id that the head was trained with{beside}'
+        yield (
+            f'{what}: {file}; add "mask_token_id" with the id that the head was trained with{beside}, or give it to '
+            "peagle-vllm convert --mask-token-id"
+        )
     elif not isinstance(token, int) or not is_whole(token):
         yield f"{key} is {shown(token)}, needs a whole number: {file}; set it to the id the head was trained with"
     elif not 0 <= token < head.vocab_size:
@@ -117,19 +122,6 @@ def _mask_hidden(head: Head) -> Iterator[str]:
     fault = None if values is None else value_fault(values)
     if fault:
         yield f"{fault}: {file}; {SOURCE_AGAIN}, or train mask_hidden"
-
-
-def _tensor_names(head: Head) -> Iterator[str]:
-    wrapped = sorted(
-        info.name
-        for name, info in head.tensors.items()
-        if info.name.startswith("model.") and name not in ("mask_hidden", "t2d")
-    )
-    if wrapped:
-        yield (
-            f"{len(wrapped)} tensors carry a model. prefix that vLLM does not know ({wrapped[0]}): "
-            f"{head.file_of('fc.weight')}; remove the prefix from their names"
-        )
 
 
 def _layers(head: Head) -> Iterator[str]:
@@ -166,14 +158,13 @@ def _fc(head: Head) -> Iterator[str]:
     if fc is None or _is_quantized(head):
         return
     builds = (head.hidden_size, head.num_aux * head.target_hidden_size)
-    count, file = aux_needed(head), head.config_file
+    count = aux_needed(head)
     if fc.shape == builds:
         return
     if fc.shape == (head.hidden_size, count * head.target_hidden_size):
-        place = f"transformer_layer_config of {file}" if is_speculators(head.config) else file
         yield (
-            f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}: {place}; add "
-            f'"num_aux_hidden_states": {count} there'
+            f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}: {layer_place(head)}; "
+            f'set "num_aux_hidden_states": {count} there'
         )
         return
     yield (
@@ -200,6 +191,14 @@ def _norms(head: Head) -> Iterator[str]:
             yield f'{tensor} is in the weights, vLLM sees no "{key}": {inner}{place}; add "{key}": true there'
         if wanted and not has:
             yield f"{key} is set, the weights hold no {tensor}: {head.file_of('fc.weight')}; {SOURCE_AGAIN}"
+
+
+def _shapes(head: Head) -> Iterator[str]:
+    if head.family is None or _is_quantized(head) or any(True for _ in check_fields(head)):
+        return
+    if any(True for _ in _layers(head)):
+        return
+    yield from check_shapes(head)
 
 
 def _is_quantized(head: Head) -> bool:
