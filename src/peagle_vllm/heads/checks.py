@@ -13,7 +13,7 @@ from peagle_vllm.heads.fields import check_fields, layer_place
 from peagle_vllm.heads.files import HeadError, shown
 from peagle_vllm.heads.head import Head, Problem
 from peagle_vllm.heads.shapes import check_shapes
-from peagle_vllm.heads.vocabulary import check_vocabulary
+from peagle_vllm.heads.vocabulary import TARGET_IDS, check_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,8 @@ def check_head(head: Head) -> list[Problem]:
             )
         ]
     checks = (_architecture, _mask_token, check_fields, _layers, _fc, _mask_hidden, _norms, check_vocabulary, _shapes)
-    return [Problem(line) for check in checks for line in check(head)]
+    lines = [line for check in checks for line in check(head)]
+    return [Problem(line, by_convert=line.startswith(TARGET_IDS)) for line in lines]
 
 
 def aux_needed(head: Head) -> int:

@@ -105,6 +105,11 @@ def aux_layers(served: Config, file: str) -> tuple[tuple[int, ...] | None, str |
     return None, None
 
 
+def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers that vLLM captures when the head names none."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
 def count_aux(served: Config, family: str | None, file: str) -> int:
     """How many aux hidden states vLLM builds ``fc`` for. Its Llama class does not look at the top-level ids."""
     keys = ["num_aux_hidden_states"] if family == "llama" else ["num_aux_layers", "num_aux_hidden_states"]

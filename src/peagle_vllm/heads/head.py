@@ -15,10 +15,14 @@ Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "un
 
 @dataclass(frozen=True)
 class Problem:
-    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving."""
+    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving.
+
+    ``by_convert`` marks what ``convert`` mends by itself.
+    """
 
     line: str
     severity: Literal["error", "warning"] = "error"
+    by_convert: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "line", as_line(self.line))

@@ -14,6 +14,7 @@ from peagle_vllm.heads.head import Head
 if TYPE_CHECKING:
     import numpy as np
 
+TARGET_IDS = "d2t holds target ids"  # the one fault that convert mends
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")
 
 
@@ -82,8 +83,7 @@ def _check_d2t(head: Head, is_reduced: bool) -> Iterator[str]:
         yield f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
     elif form == "target ids":
         yield (
-            f"d2t holds target ids, and vLLM adds it to the draft ids: {file}; store it as offsets (peagle-vllm "
-            "convert does)"
+            f"{TARGET_IDS}, and vLLM adds it to the draft ids: {file}; store it as offsets (peagle-vllm convert does)"
         )
 
 
