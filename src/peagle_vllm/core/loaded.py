@@ -8,7 +8,19 @@ from peagle_vllm.core.config import RefusedError
 from peagle_vllm.heads.checks import value_fault
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
+
+
+def refuse_mixed_windows(spec: "SpeculativeConfig") -> None:
+    """Refuse a head with sliding and full layers, where the runner keeps one attention metadata for all (V1)."""
+    hf_config = spec.draft_model_config.hf_config
+    kinds = set((getattr(hf_config, "layer_types", None) or [])[: hf_config.num_hidden_layers])
+    if len(kinds) > 1:
+        raise RefusedError(
+            f"P-EAGLE refused: layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts "
+            f"with one kind only: {spec.draft_model_config.model}/config.json; use Model Runner V2 "
+            "(VLLM_USE_V2_MODEL_RUNNER=1)"
+        )
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
-from peagle_vllm.core.loaded import check_loaded_head
+from peagle_vllm.core.loaded import check_loaded_head, refuse_mixed_windows
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -28,6 +28,7 @@ class ParallelEagleProposer(EagleProposer):
     drafts_up_to_max_model_len = True  # read by the seam "drafter limit"
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
+        refuse_mixed_windows(vllm_config.speculative_config)
         super().__init__(vllm_config, device, runner)
         self.runner = runner
         buffers = DraftBuffers.allocate(
