@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from peagle_vllm.commands.convert import convert
+from peagle_vllm.commands.diagnose import diagnose
 from peagle_vllm.commands.doctor import doctor
 from peagle_vllm.commands.inspect import inspect
 
@@ -34,7 +35,7 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, doctor):
+for command in (inspect, convert, diagnose, doctor):
     app.command()(command)
 
 

@@ -12,7 +12,7 @@ from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, i
 from peagle_vllm.heads.fields import check_fields, layer_place
 from peagle_vllm.heads.files import HeadError, shown
 from peagle_vllm.heads.head import Head, Problem
-from peagle_vllm.heads.shapes import check_shapes
+from peagle_vllm.heads.shapes import FLOATS, check_shapes
 from peagle_vllm.heads.vocabulary import TARGET_IDS, check_vocabulary
 
 if TYPE_CHECKING:
@@ -114,6 +114,10 @@ def _mask_hidden(head: Head) -> Iterator[str]:
     fault = width_fault(width, aux_needed(head), head.target_hidden_size)
     if fault:
         yield f"{fault}: {file}; retrain or convert the head for this target"
+        return
+    dtype = head.tensors["mask_hidden"].dtype
+    if dtype not in FLOATS:
+        yield f"mask_hidden is stored as {dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
         return
     try:
         values = head.mask_hidden()

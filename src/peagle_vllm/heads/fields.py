@@ -78,11 +78,13 @@ REQUIRED = ("model_type", "intermediate_size", "num_attention_heads")
 REQUIRED_NESTED = ("hidden_act", "rms_norm_eps")  # a speculators config gets no defaults from transformers
 NEVER_NULL = {
     "attention_bias",
+    "intermediate_size",
     "hidden_act",
     "max_position_embeddings",
     "mlp_bias",
     "num_attention_heads",
     "rms_norm_eps",
+    "rope_theta",
     "tie_word_embeddings",
     "use_cache",
 }
@@ -119,6 +121,10 @@ def check_fields(head: Head) -> Iterator[str]:
         yield from _layer_types(head, place)
         for key in ("rope_parameters", "rope_scaling"):
             yield from _rope(served.get(key) or {}, key, place)
+        parameters = served.get("rope_parameters") or {}
+        if is_speculators(head.config) and "rope_theta" not in served and parameters.get("rope_theta") is None:
+            key = "rope_parameters.rope_theta" if "rope_parameters" in served else "rope_theta"
+            yield f"{key} is missing: {place}; add it"
 
 
 def layer_place(head: Head) -> str:
