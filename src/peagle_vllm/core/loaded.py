@@ -1,5 +1,6 @@
 """Checks on a head that vLLM has loaded, for what its files could not show before."""
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,12 +46,21 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     fault = value_fault(mask_hidden.float().cpu().numpy())
     if fault is None and not bool(model.combine_hidden_states(mask_hidden.view(1, -1)).isfinite().all()):
         fault = "fc makes NaN or Inf of mask_hidden"
-    if fault is None:
-        broken = [name for name, weight in model.named_parameters() if not _is_finite(weight)]
-        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        fault = f"{broken[0]} holds NaN or Inf{more}" if broken else None
     if fault:
         raise RefusedError(f"P-EAGLE refused: {fault}: {name}; take the head's weights from their source again")
+
+
+def refuse_broken(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same (name, tensor) pairs; refused at the first one with NaN or Inf.
+
+    As they are loaded, because a loaded layer may have packed its weights away.
+    """
+    for name, weight in weights:
+        if not _is_finite(weight):
+            raise RefusedError(
+                f"P-EAGLE refused: {name} holds NaN or Inf: the head's weights; take them from their source again"
+            )
+        yield name, weight
 
 
 def _is_finite(weight: torch.Tensor) -> bool:

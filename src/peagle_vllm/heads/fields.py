@@ -23,7 +23,6 @@ COUNT: Kind = (lambda v: is_whole(v) and 0 <= v < 2**63, "a whole number from 0 
 POSITIVE: Kind = (lambda v: _number(v) and 0 < v < 1e30, "a number above 0")
 NUMBER: Kind = (_number, "a number")
 FLAG: Kind = (lambda v: isinstance(v, bool), "true or false")
-TEXT: Kind = (lambda v: isinstance(v, str) and v.isprintable(), "a text")
 OBJECT: Kind = (lambda v: isinstance(v, dict), "a JSON object")
 TOKENS: Kind = (
     lambda v: is_whole(v) or (isinstance(v, list) and all(map(is_whole, v))),
@@ -54,7 +53,7 @@ KINDS: dict[str, Kind] = {
     "logit_scale": POSITIVE,
     "max_position_embeddings": SIZE,
     "mlp_bias": FLAG,
-    "model_type": TEXT,
+    "model_type": one_of("llama", "mistral", "qwen2", "qwen3"),  # what transformers and vLLM's two classes agree on
     "norm_before_fc": FLAG,
     "norm_before_residual": FLAG,
     "norm_output": FLAG,
@@ -82,6 +81,7 @@ NEVER_NULL = {
     "hidden_act",
     "max_position_embeddings",
     "mlp_bias",
+    "model_type",
     "num_attention_heads",
     "rms_norm_eps",
     "rope_theta",
@@ -105,12 +105,13 @@ LLAMA3 = ("factor", "high_freq_factor", "low_freq_factor", "original_max_positio
 def check_fields(head: Head) -> Iterator[str]:
     """One line for each field of another kind than vLLM's layers need, and for each that they lack."""
     served, place = head.served, layer_place(head)
-    required = REQUIRED + (REQUIRED_NESTED if is_speculators(head.config) else ())
-    for key in required:
-        if key not in served and not (key == "model_type" and is_speculators(head.config)):
+    nested = is_speculators(head.config)
+    judged_here = {key: kind for key, kind in KINDS.items() if not (nested and key == "model_type")}  # else in checks
+    for key in REQUIRED + (REQUIRED_NESTED if nested else ()):
+        if key in judged_here and key not in served:
             yield f"{key} is missing: {place}; add it"
     faults = 0
-    for key, (fits, needs) in KINDS.items():
+    for key, (fits, needs) in judged_here.items():
         value = served.get(key)
         if (value is None and key not in NEVER_NULL) or key not in served or fits(value):
             continue
@@ -122,7 +123,7 @@ def check_fields(head: Head) -> Iterator[str]:
         for key in ("rope_parameters", "rope_scaling"):
             yield from _rope(served.get(key) or {}, key, place)
         parameters = served.get("rope_parameters") or {}
-        if is_speculators(head.config) and "rope_theta" not in served and parameters.get("rope_theta") is None:
+        if nested and "rope_theta" not in served and parameters.get("rope_theta") is None:
             key = "rope_parameters.rope_theta" if "rope_parameters" in served else "rope_theta"
             yield f"{key} is missing: {place}; add it"
 

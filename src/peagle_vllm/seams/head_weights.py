@@ -15,7 +15,7 @@ SEAM = Seam(
     name="head weights",
     runner="both",
     why="AWS's heads carry d2t although their draft vocabulary is the target's; vLLM then builds no parameter for it "
-    "and dies of the tensor. NeMo puts model. before its tensors' names.",
+    "and dies of the tensor. NeMo puts model. before its tensors' names. And NaN or Inf is served in silence.",
     waits_for="vLLM's EAGLE-3 classes skipping d2t where they have no draft_id_to_target_id, and taking NeMo's names",
     delete_when="the AWS and NeMo heads of tests/heads/writers.py load in stock vLLM",
     touches=(
@@ -32,10 +32,12 @@ SEAM = Seam(
 
 
 def install(module: ModuleType) -> None:
+    from peagle_vllm.core.loaded import refuse_broken  # imports torch, which the ledger does not need
+
     def make(original):
         def load_weights(self, weights, *args, **kwargs):
             if self.use_parallel_drafting:
-                weights = ((vllm_name(name), tensor) for name, tensor in weights)
+                weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
                 # check_pair has refused a map that is not the identity.
                 if self.draft_id_to_target_id is None:
                     weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
