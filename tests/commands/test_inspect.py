@@ -99,14 +99,18 @@ def test_pickled_weights_are_unfit_and_never_opened(tmp_path: Path, monkeypatch:
     assert "pickled weights are never read" in problem["line"]
 
 
-def test_the_mask_token_by_the_targets_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])
+def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "target"
     target.mkdir()
     config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 8, "eos_token_id": [3, 60]}
     added = [{"id": 60, "content": "<|end|>"}, {"id": 61, "content": "<|mask|>"}, {"id": 62, "content": "<|user|>"}]
     (target / "config.json").write_text(json.dumps(config))
     (target / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"the": 5}}}))
-    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": "<|user|>{{ text }}"}))
+    if template == "tokenizer_config.json":
+        (target / template).write_text(json.dumps({"chat_template": "<|user|>{{ text }}"}))
+    else:
+        (target / template).write_text("<|user|>{{ text }}")
     wanted = {
         60: ("<|end|>", "in use"),
         61: ("<|mask|>", "special"),
@@ -170,7 +174,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert "config.json is no JSON" in only_line(run(monkeypatch, "inspect", folder))
 
 
-@pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["diagnose"], ["doctor"]])
 def test_help_fits_80_columns(command: list[str], monkeypatch: pytest.MonkeyPatch):
     ran = run(monkeypatch, *command, "--help")
     assert ran.code == 0

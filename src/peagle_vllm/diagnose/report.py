@@ -72,12 +72,9 @@ def show(console: Console, setup: Setup, found: Diagnosis) -> None:
         _show_trials(console, found.trials)
     for trial in found.causes:
         before, after = trial.before.acceptance_length, trial.after.acceptance_length
-        console.print(
-            Text("cause    ", "bold red")
-            + Text(
-                f"{trial.intervention.kind}: {trial.intervention.words} makes {after:.2f} of {before:.2f}", "default"
-            )
-        )
+        raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
+        words = f"{trial.intervention.kind}: {trial.intervention.words} {raised}"
+        console.print(Text("cause    ", "bold red") + Text(words, "default"), highlight=False)
         console.print(Text("mend     ", "green") + Text(trial.intervention.mend, "default"), soft_wrap=True)
     if not found.causes:
         console.print(Text(_verdict(found), "green" if not found.odd else "yellow"))

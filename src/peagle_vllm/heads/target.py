@@ -48,14 +48,15 @@ class TargetFiles:
         self.model, self.revision = model, revision
 
     def json(self, file: str) -> dict[str, Any]:
+        return read_json(self._path(file))
+
+    def _path(self, file: str) -> Path:
         if Path(self.model).is_dir():
-            return read_json(Path(self.model) / file)
+            return Path(self.model) / file
         try:
             import huggingface_hub as hub
 
-            return read_json(Path(hub.hf_hub_download(self.model, file, revision=self.revision)))
-        except HeadError:
-            raise
+            return Path(hub.hf_hub_download(self.model, file, revision=self.revision))
         except Exception as error:
             raise HeadError(
                 f"{self.model} is no folder, and the hub gives no {file} ({one_line(error)}); name the target's folder "
@@ -120,8 +121,16 @@ class TargetFiles:
             for key in ("bos_token_id", "eos_token_id"):
                 value = config.get(key)
                 ends += value if isinstance(value, list) else [value]
+        return token_id in ends or bool(text and text in self._chat_template())
+
+    def _chat_template(self) -> str:
+        """The chat template, from either of the places that transformers knows; empty where there is none."""
         settings = self.json_or_none("tokenizer_config.json") or {}
-        return token_id in ends or bool(text and text in str(settings.get("chat_template", "")))
+        try:
+            own_file = self._path("chat_template.jinja").read_text(encoding="utf-8")
+        except (HeadError, OSError, ValueError):
+            own_file = ""
+        return str(settings.get("chat_template", "")) + own_file
 
 
 def mask_token_fault(token: Token | None, place: str) -> str | None:
