@@ -1,6 +1,8 @@
 """``peagle-vllm inspect``: the table, the JSON, the exit status."""
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -181,3 +183,16 @@ def test_help_fits_80_columns(command: list[str], monkeypatch: pytest.MonkeyPatc
     assert max(map(len, ran.out.splitlines())) <= 80
     for word in command:
         assert word in ran.out
+
+
+def test_inspect_and_convert_need_neither_torch_nor_vllm(tmp_path: Path):
+    script = (
+        "import sys\nfrom peagle_vllm.cli import app\n"
+        "assert not {'numpy', 'rich.progress', 'huggingface_hub'} & set(sys.modules), 'the help would be slow'\n"
+        "for arguments in (['inspect', sys.argv[1], '--target', sys.argv[2]], ['convert', sys.argv[1], sys.argv[3]]):\n"
+        "    try:\n        app(arguments)\n"
+        "    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, str(PEAGLE), str(TARGET), str(tmp_path / "out")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -130,6 +130,15 @@ def test_unordered_aux_layers_are_a_warning(tmp_path: Path):
     assert "ascending order" in only(problems(head, tmp_path), "warning")
 
 
+def test_layers_counted_by_their_outputs_are_a_warning(tmp_path: Path):
+    """SpecForge's own default for eight layers is what vLLM calls (2, 4, 5)."""
+    head = writers.speculators()
+    head.config[AUX_KEY] = [1, 3, 4]
+    line = only(problems(head, tmp_path), "warning")
+    assert "[1, 3, 4], one less than vLLM's default [2, 4, 5]" in line
+    assert "peagle-vllm diagnose" in line
+
+
 def test_specforge_lacks_only_its_mask_token(tmp_path: Path):
     line = only(problems(FOREIGN["specforge"](), tmp_path))
     assert line.startswith(f"no mask token id: {tmp_path}/config.json")

@@ -105,6 +105,13 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
             f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; name the layers that the "
             "head was trained on"
         )
+    if tuple(ids) == tuple(i - 1 for i in default):
+        yield Problem(
+            f"{key} is {shown(ids)}, one less than vLLM's default {list(default)}: {file}; SpecForge and SGLang count "
+            "the layer whose output is read, vLLM the one whose input: add one to each if the head was trained so "
+            "(peagle-vllm diagnose tries it)",
+            "warning",
+        )
     if list(ids) != sorted(ids):
         yield Problem(
             f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order: {file}; drafts are poor if the "

@@ -19,7 +19,6 @@ def _number(value: Any) -> bool:
 
 
 SIZE: Kind = (lambda v: is_whole(v) and 0 < v < 2**31, "a whole number above 0")
-COUNT: Kind = (lambda v: is_whole(v) and 0 <= v < 2**63, "a whole number from 0 on")
 POSITIVE: Kind = (lambda v: _number(v) and 0 < v < 1e30, "a number above 0")
 NUMBER: Kind = (_number, "a number")
 FLAG: Kind = (lambda v: isinstance(v, bool), "true or false")
@@ -29,8 +28,13 @@ TOKENS: Kind = (
     "a token id or a list of token ids",
 )
 DTYPES = ("float32", "float16", "bfloat16", "float", "half", "torch.float32", "torch.float16", "torch.bfloat16", "auto")
+# Trainers copy the target's; transformers must know it. Its defaults are read, the layers are vLLM's Llama or Qwen3.
+MODEL_TYPES = (
+    *("llama", "qwen3", "gemma2", "gpt_oss", "llama4_text", "minimax_m2", "mistral", "olmo2", "phi3"),
+    *("qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen3_moe", "qwen3_vl_text"),
+)
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ROPE_TYPES = ("default", "linear", "dynamic", "ntk", "yarn", "llama3", "longrope", "proportional", "mrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "ntk", "yarn", "llama3", "longrope", "su", "proportional", "mrope")
 
 
 def one_of(*words: str) -> Kind:
@@ -53,13 +57,13 @@ KINDS: dict[str, Kind] = {
     "logit_scale": POSITIVE,
     "max_position_embeddings": SIZE,
     "mlp_bias": FLAG,
-    "model_type": one_of("llama", "mistral", "qwen2", "qwen3"),  # what transformers and vLLM's two classes agree on
+    "model_type": one_of(*MODEL_TYPES),
     "norm_before_fc": FLAG,
     "norm_before_residual": FLAG,
     "norm_output": FLAG,
     "num_attention_heads": SIZE,
     "num_key_value_heads": SIZE,
-    "pad_token_id": COUNT,
+    "pad_token_id": TOKENS,
     "partial_rotary_factor": POSITIVE,
     "pretraining_tp": SIZE,
     "quantization_config": OBJECT,
