@@ -208,7 +208,13 @@ def test_the_quicker_of_two_converts_wins(tmp_path: Path):
 
 def start(head: Path, out: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "peagle_vllm.cli", "convert", str(head), str(out)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    # A job in the background starts its children with SIGINT ignored, and they would keep to that.
+    return subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=_heed_interrupts)
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def partials(folder: Path) -> list[Path]:

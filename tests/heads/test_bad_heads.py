@@ -81,10 +81,10 @@ REFUSED = {
     "narrow": (
         put(MASK, lambda t: t[..., 1:].contiguous()),
         "mask_hidden is 47 wide, needs 3 x 16 = 48 (aux layers x target hidden size): {}/model.safetensors",
-        "retrain or convert the head for this target",
+        "use the head that was trained for this target",
     ),
-    "empty": (put(MASK, lambda t: t[..., :0].contiguous()), "mask_hidden is 0 wide, needs 3 x 16 = 48", "retrain"),
-    "one element": (put(MASK, lambda t: t[..., 0].contiguous()), "mask_hidden is 1 wide", "retrain"),
+    "empty": (put(MASK, lambda t: t[..., :0].contiguous()), "mask_hidden is 0 wide, needs 3 x 16 = 48", "use the head"),
+    "one element": (put(MASK, lambda t: t[..., 0].contiguous()), "mask_hidden is 1 wide", "use the head"),
     "fp8": (put(MASK, lambda t: t.to(torch.float8_e4m3fn)), "mask_hidden is stored as F8_E4M3", "save it as F32"),
     "no id": (drop("mask_token_id"), "no mask token id: {}/config.json", 'add "mask_token_id"'),
     "null id": (setting(mask_token_id=None), "no mask token id", 'add "mask_token_id"'),
@@ -232,9 +232,13 @@ REFUSED = {
     "another method": (
         setting(speculators_model_type="dflash"),
         'speculators_model_type "dflash" with model_type "llama" is no P-EAGLE class of vLLM',
-        "convert the head",
+        "name a P-EAGLE head",
     ),
-    "another model": (layer_setting(model_type="gemma"), 'with model_type "gemma" is no P-EAGLE class', "convert"),
+    "another model": (
+        layer_setting(model_type="gemma"),
+        'with model_type "gemma" is no P-EAGLE class',
+        "name a P-EAGLE head",
+    ),
 }
 
 

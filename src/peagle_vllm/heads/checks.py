@@ -70,7 +70,7 @@ def _architecture(head: Head) -> Iterator[str]:
             kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
             yield (
                 f"speculators_model_type {shown(kind)} with model_type {shown(nested)} is no P-EAGLE class of vLLM, "
-                f'needs "peagle" with "llama" or "qwen3": {head.config_file}; convert the head'
+                f'needs "peagle" with "llama" or "qwen3": {head.config_file}; name a P-EAGLE head'
             )
         else:
             yield (
@@ -113,7 +113,7 @@ def _mask_hidden(head: Head) -> Iterator[str]:
     width = math.prod(head.tensors["mask_hidden"].shape)
     fault = width_fault(width, aux_needed(head), head.target_hidden_size)
     if fault:
-        yield f"{fault}: {file}; retrain or convert the head for this target"
+        yield f"{fault}: {file}; use the head that was trained for this target, or correct the sizes in config.json"
         return
     dtype = head.tensors["mask_hidden"].dtype
     if dtype not in FLOATS:
