@@ -166,7 +166,7 @@ _live: Engine | None = None
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """vLLM collects garbage seven times a start; over its own modules that takes seconds and finds nothing."""
     collect = gc.collect
     gc.collect = lambda *_: 0  # type: ignore[assignment]
@@ -181,7 +181,7 @@ def shut_down() -> None:
     global _live
     if _live is None:
         return
-    with _no_collection():
+    with no_collection():
         # The client's shutdown also detaches its finalizer, which would tear down the *next* engine's groups.
         _live.llm.llm_engine.engine_core.shutdown()
     _live = None
@@ -209,6 +209,6 @@ def engine(settings: Settings) -> Engine:
     import vllm  # noqa: F401  (before the freeze, so that its objects are never scanned again)
 
     gc.freeze()
-    with _no_collection():
+    with no_collection():
         _live = Engine(settings)
     return _live

@@ -1,8 +1,11 @@
-"""Write the generated parts of README and docs, or check them: ``python tools/docs.py [--check]``."""
+"""Write the generated parts of README and docs, or check them: ``python tools/docs.py [--check] [--diagnose]``."""
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -10,6 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 RESULTS = ROOT / "benchmarks/results"
 DEMO_RESULT = RESULTS / "demo.json"
+DIAGNOSE_SESSION = RESULTS / "diagnose.md"
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -55,7 +59,72 @@ def seams() -> str:
     return render(all_seams(), load_recorded())
 
 
-GENERATED = {"README.md": readme, "docs/seams.md": seams, "docs/performance.md": performance}
+def heads() -> str:
+    from peagle_vllm.diagnose.report import FIELDS as DIAGNOSED
+    from peagle_vllm.heads.report import FIELDS as INSPECTED
+
+    text = (ROOT / "docs/heads.md").read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("inspect", "convert"):
+            text = between(text, name, session(Path(folder), *SESSIONS[name]))
+    text = between(text, "diagnose", DIAGNOSE_SESSION.read_text())
+    text = between(text, "inspect-json", fields("inspect --json", INSPECTED))
+    return between(text, "diagnose-json", fields("diagnose --json", DIAGNOSED))
+
+
+SESSIONS = {
+    "inspect": (
+        "peagle-vllm inspect models/tiny-llama-peagle --target models/tiny-llama",
+        "peagle-vllm inspect models/tiny-llama-peagle --target models/tiny-qwen3",
+    ),
+    "convert": (
+        "peagle-vllm convert models/tiny-llama-peagle-d2t own",
+        "peagle-vllm convert own back --to speculators --target models/tiny-llama",
+        "cmp own/model.safetensors back/model.safetensors && ls own",
+        "peagle-vllm convert own back",
+    ),
+    "diagnose": (
+        "peagle-vllm convert models/tiny-llama-peagle wrong --mask-token-id 300",
+        'peagle-vllm diagnose --target models/tiny-llama --head wrong --engine \'{"dtype": "float32"}\'',
+    ),
+}
+
+
+OWN_WORDS = ("peagle-vllm: ", "error: ", "warning: ", "note: ")
+
+
+def session(folder: Path, *commands: str) -> str:
+    """What a shell on 80 columns shows for the commands, in a folder beside which models/ stands."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "models").exists():
+        (folder / "models").symlink_to(ROOT / "models")
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"COLUMNS": "80", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
+    shown = []
+    for command in commands:
+        line = command.replace("peagle-vllm", f"{sys.executable} -m peagle_vllm.cli")
+        done = subprocess.run(line, shell=True, cwd=folder, env=env, capture_output=True, text=True)
+        errors = [row for row in done.stderr.splitlines() if row.startswith(OWN_WORDS)]  # not vLLM's log
+        output = [row.rstrip() for row in [*done.stdout.splitlines(), *errors]]
+        shown += [f"$ {command}", *output, *([f"(exit status {done.returncode})"] if done.returncode else []), ""]
+    return "\n".join(["```console", *shown[:-1], "```"])
+
+
+def diagnose_session() -> str:
+    """Runs engines: the tiny pair with another mask token than its own."""
+    engine = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ.update(engine, PYTHONWARNINGS="ignore", VLLM_CPU_KVCACHE_SPACE="1")
+    with tempfile.TemporaryDirectory() as folder:
+        return session(Path(folder), *SESSIONS["diagnose"])
+
+
+def fields(command: str, described: dict[str, str]) -> str:
+    """A table of the fields that a command prints as JSON."""
+    rows = [f"| `{name}` | {text} |" for name, text in described.items()]
+    return "\n".join([f"`{command}` prints one object:", "", "| field | what it is |", "|---|---|", *rows])
+
+
+GENERATED = {"README.md": readme, "docs/heads.md": heads, "docs/performance.md": performance, "docs/seams.md": seams}
 
 
 def outdated() -> list[str]:
@@ -66,6 +135,9 @@ def outdated() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing, fail when something is out of date")
+    parser.add_argument("--diagnose", action="store_true", help="run the session of diagnose again (minutes)")
+    if parser.parse_args().diagnose:
+        DIAGNOSE_SESSION.write_text(diagnose_session() + "\n")
     stale = outdated()
     if parser.parse_args().check:
         for name in stale:

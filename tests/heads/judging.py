@@ -45,12 +45,25 @@ def fc_norm(head: Written) -> None:
     head.tensors |= {f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}
 
 
+def top_fc_norm(head: Written) -> None:
+    """Where the speculators library writes it; vLLM looks into transformer_layer_config."""
+    fc_norm(head)
+    head.config["fc_norm"] = head.layer_config.pop("fc_norm")
+
+
+def windowed(head: Written) -> None:
+    head.layer_config.update(layer_types=["full_attention", "sliding_attention"], sliding_window=8)
+
+
+def prefixed(head: Written) -> None:
+    head.tensors = {f"model.{name}": value for name, value in head.tensors.items()}
+
+
 def fused(head: Written) -> None:
-    for name in [n for n in head.tensors if ".k_proj." in n or ".v_proj." in n or ".up_proj." in n]:
-        del head.tensors[name]
-    head.tensors = {
-        n.replace(".q_proj.", ".qkv_proj.").replace(".gate_proj.", ".gate_up_proj."): t for n, t in head.tensors.items()
-    }
+    for name in [n for n in head.tensors if ".q_proj." in n or ".gate_proj." in n]:
+        kind, parts = ("qkv", "qkv") if ".q_proj." in name else ("gate_up", ("gate", "up"))
+        pieces = [head.tensors.pop(name.replace(".q_", f".{p}_").replace(".gate_", f".{p}_")) for p in parts]
+        head.tensors[name.replace(".q_", f".{kind}_").replace(".gate_", f".{kind}_")] = torch.cat(pieces)
 
 
 def quantized(head: Written) -> None:

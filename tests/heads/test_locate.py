@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from peagle_vllm.core.pair import check_pair
+from peagle_vllm.heads.locate import download, find
 from peagle_vllm.heads.reader import HeadError, RemoteHead, locate, read_head
 from tests.heads.writers import SERVED, TARGET, speculators
 
@@ -104,6 +105,30 @@ def test_a_failing_hub_never_breaks_serving(error: Exception, monkeypatch: pytes
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", fail)
     assert locate(REPO) is None
+
+
+def test_a_tool_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
+        find(REPO)
+    head = speculators().save(cache(tmp_path))
+    assert find(REPO) == download(REPO) == head
+
+    def fail(*args, **kwargs):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", fail)
+    with pytest.raises(HeadError, match=r"other/head is no folder, and the hub does not give it \(no network at all\)"):
+        find("other/head")
+
+
+def test_a_tool_fetches_weights_only_when_it_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hub_of(speculators(), monkeypatch, tmp_path / "origin")
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
+    assert isinstance(find(REPO), RemoteHead) and not asked
+    assert download(REPO, "main") == tmp_path
+    assert asked == [((REPO,), {"revision": "main", "allow_patterns": ["*.json", "*.safetensors"]})]
 
 
 def test_a_broken_config_from_the_hub_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -18,8 +18,11 @@ from tests.heads.judging import (
     no_lm_head,
     norm_before_fc,
     only,
+    prefixed,
     problems,
     quantized,
+    top_fc_norm,
+    windowed,
 )
 from tests.heads.writers import FOREIGN, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB
 
@@ -34,7 +37,9 @@ def test_sound_heads_have_no_problem(name: str, dtype: torch.dtype, shards: int,
     assert problems(head, tmp_path) == []
 
 
-@pytest.mark.parametrize("change", [no_embeddings, no_lm_head, norm_before_fc, fc_norm, fused, quantized])
+@pytest.mark.parametrize(
+    "change", [no_embeddings, no_lm_head, norm_before_fc, fc_norm, top_fc_norm, fused, quantized, windowed, prefixed]
+)
 def test_sound_variants_have_no_problem(change: Change, tmp_path: Path):
     head = writers.speculators()
     change(head)
@@ -125,13 +130,19 @@ def test_unordered_aux_layers_are_a_warning(tmp_path: Path):
     assert "ascending order" in only(problems(head, tmp_path), "warning")
 
 
-def test_foreign_dialects_are_refused_by_what_vllm_lacks(tmp_path: Path):
-    found = problems(FOREIGN["specforge"](), tmp_path / "specforge")
-    assert 'architecture "Eagle3PEagleDraftModel" is no P-EAGLE class of vLLM' in found[0].line
-    assert "no mask token id" in found[1].line
-    found = problems(FOREIGN["nemo"](), tmp_path / "nemo")
-    assert 'architecture "Eagle3LlamaEagle3DraftModel"' in found[0].line
-    assert "carry a model. prefix" in found[1].line
+def test_layers_counted_by_their_outputs_are_a_warning(tmp_path: Path):
+    """SpecForge's own default for eight layers is what vLLM calls (2, 4, 5)."""
+    head = writers.speculators()
+    head.config[AUX_KEY] = [1, 3, 4]
+    line = only(problems(head, tmp_path), "warning")
+    assert "[1, 3, 4], one less than vLLM's default [2, 4, 5]" in line
+    assert "peagle-vllm diagnose" in line
+
+
+def test_specforge_lacks_only_its_mask_token(tmp_path: Path):
+    line = only(problems(FOREIGN["specforge"](), tmp_path))
+    assert line.startswith(f"no mask token id: {tmp_path}/config.json")
+    assert "peagle-vllm convert" in line and "--mask-token-id" in line
 
 
 def test_without_weights_the_config_is_still_checked(tmp_path: Path):

@@ -1,8 +1,10 @@
 """A head's config is read as vLLM reads it, by vLLM's own code."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,14 @@ from tests.heads.writers import FOREIGN, SERVED
 ALL = SERVED | FOREIGN
 
 
-def vllms_config(folder: Path):
-    """The draft config that vLLM's SpeculativeConfig ends with for method eagle3."""
+def vllms_config(folder: Path, mapped: Mapping[str, Any] = {}):
+    """The draft config that vLLM's SpeculativeConfig ends with for method eagle3, with the fields that we map."""
     from vllm.transformers_utils.config import get_config
     from vllm.transformers_utils.configs.eagle import EAGLEConfig
     from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 
     config = get_config(str(folder), trust_remote_code=False)
+    config.update(dict(mapped))
     return config if isinstance(config, SpeculatorsConfig) else EAGLEConfig(config, method="eagle3", model_type="eagle")
 
 
@@ -30,7 +33,7 @@ def test_fields(name: str, tmp_path: Path):
     from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
     head = read_head(ALL[name]().save(tmp_path))
-    config = vllms_config(tmp_path)
+    config = vllms_config(tmp_path, head.mapped)
     assert config.architectures == [head.architecture]
     for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
         assert getattr(config, field) == head.served[field]

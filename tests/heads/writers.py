@@ -151,12 +151,13 @@ def vllm(family: str = "llama", draft_vocab: int = DRAFT_VOCAB) -> Written:
     return Written(layer_config(family) | own, tensors_of(family, draft_vocab=draft_vocab))
 
 
-def specforge() -> Written:
-    own = {"architectures": ["PEagleDraftModel"], "draft_vocab_size": DRAFT_VOCAB}
-    return Written(layer_config() | own, tensors_of(draft_vocab=DRAFT_VOCAB, first="midlayer"))
+def specforge(**fields: Any) -> Written:
+    """No mask token id in its JSON, but where ``fields`` put one, as a user would."""
+    own = {"architectures": ["PEagleDraftModel"], "draft_vocab_size": DRAFT_VOCAB} | fields
+    return Written(layer_config() | own, tensors_of(draft_vocab=DRAFT_VOCAB))
 
 
-def nemo() -> Written:
+def nemo(family: str = "llama") -> Written:
     own = {
         "architectures": ["LlamaEagle3DraftModel"],
         "draft_vocab_size": VOCAB,
@@ -164,10 +165,10 @@ def nemo() -> Written:
         "num_depths": 8,
         "parallel_drafting": True,
     }
-    tensors = tensors_of()
+    tensors = tensors_of(family)
     top = ("lm_head.weight", "mask_hidden")
     return Written(
-        layer_config() | own, {name if name in top else f"model.{name}": value for name, value in tensors.items()}
+        layer_config(family) | own, {name if name in top else f"model.{name}": value for name, value in tensors.items()}
     )
 
 
@@ -189,6 +190,9 @@ SERVED = {
     "flat": flat,
     "vllm-llama": vllm,
     "vllm-qwen3": lambda: vllm("qwen3"),
+    "nemo": nemo,
+    "nemo-qwen3": lambda: nemo("qwen3"),
+    "specforge-with-id": lambda: specforge(mask_token_id=MASK_TOKEN),
 }
 # Heads that need a conversion first.
-FOREIGN = {"specforge": specforge, "nemo": nemo}
+FOREIGN = {"specforge": specforge}

@@ -12,6 +12,12 @@ BROADCAST = "kernels/peagle_kernels/broadcast.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
+NAMES = "src/peagle_vllm/heads/names.py"
+DIALECTS = "src/peagle_vllm/heads/dialects.py"
+CONVERT = "src/peagle_vllm/heads/convert.py"
+VOCABULARY = "src/peagle_vllm/heads/vocabulary.py"
+LOADED = "src/peagle_vllm/core/loaded.py"
+HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
@@ -20,6 +26,9 @@ CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
 END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
 DYNAMIC = "tests/drafts/test_basics.py::test_fewer_drafts_some_steps"
 SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_to_their_request"
+DIALECT = "tests/drafts/test_dialects.py::test_drafts_of_a_dialect"
+THERE_AND_BACK = "tests/commands/test_convert.py::test_there_and_back_changes_no_tensor"
+STOCK_FINDS = "tests/commands/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
 EXPAND_TWIN = "tests/kernels/test_expand.py::test_twin_equals_the_story_told_per_request"
 KERNEL_TEST = "tests/kernels/test_expand.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/drafts/test_graph.py::test_drafts_of_a_replayed_graph[3]"
@@ -193,5 +202,64 @@ MUTATIONS = (
         "in_range & (source < 0)",
         BROADCAST_TEST,
         "kernels",
+    ),
+    # Heads: what serving maps, and what convert writes.
+    Mutation("names keep model.", NAMES, 'name.removeprefix("model.")', "name", f"{DIALECT}[nemo]"),
+    Mutation("mapped fields are not set", HEAD_CONFIG, "hf_config.update(dict(fields))", "pass", f"{DIALECT}[nemo]"),
+    Mutation(
+        "aux layers inside eagle_config are forgotten",
+        DIALECTS,
+        "fields[AUX_KEY] = list(ids)",
+        "fields[AUX_KEY] = [1, 3, 5]",
+        f"{DIALECT}[specforge-with-id]",
+    ),
+    Mutation(
+        "fc_norm of a speculators head is dropped",
+        DIALECTS,
+        'config.get("fc_norm") is True',
+        'config.get("fc_norm") is None',
+        f"{DIALECT}[speculators-5-aux]",
+    ),
+    Mutation(
+        "target ids are taken for offsets",
+        VOCABULARY,
+        'return ids + np.arange(len(ids)) if form == "offsets" else ids',
+        "return ids + np.arange(len(ids))",
+        "tests/commands/test_convert.py::test_target_ids_become_offsets",
+    ),
+    Mutation(
+        "convert forgets the window",
+        CONVERT,
+        "return _with_rope(_without_unused_window(fields, head.config))",
+        'return _with_rope({k: v for k, v in fields.items() if k != "layer_types"})',
+        f"{DIALECT}[speculators-window]",
+    ),
+    Mutation(
+        "convert forgets norm_before_residual",
+        CONVERT,
+        '"norm_before_residual": bool(served.get("norm_before_residual", False)),',
+        '"norm_before_residual": False,',
+        f"{DIALECT}[speculators-bare]",
+    ),
+    Mutation(
+        "convert swaps two weights",
+        CONVERT,
+        "(head.folder / info.file, info.name)))",
+        '(head.folder / info.file, info.name.replace("gate_", "up_"))))',
+        THERE_AND_BACK,
+    ),
+    Mutation(
+        "convert leaves the count of aux states out",
+        CONVERT,
+        'layers |= {"num_aux_hidden_states": aux_needed(head)} if aux_needed(head) != 3 else {}',
+        "pass",
+        STOCK_FINDS,
+    ),
+    Mutation(
+        "Inf in a projection is served",
+        LOADED,
+        "if not _is_finite(weight):",
+        "if weight.isnan().any():",
+        "tests/drafts/test_mutations.py",
     ),
 )

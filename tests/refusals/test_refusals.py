@@ -5,12 +5,14 @@
 
 import json
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
 
 from tests import tiny_heads
 from tests.tiny_heads import MASK_TOKEN, HeadSpec
@@ -200,6 +202,32 @@ def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Pa
     edit_config(aws, move)
     hf_config = configure(target, aws).speculative_config.draft_model_config.hf_config
     assert list(hf_config.eagle_aux_hidden_state_layer_ids) == [1, 3, 6]
+
+
+def nemo(target: Path, folder: Path) -> Path:
+    """An architecture that vLLM does not know."""
+    head = tiny_heads.write_head(folder, target, HeadSpec(fmt="aws"))
+    edit_config(head, lambda c: c.update(architectures=["LlamaEagle3DraftModel"]))
+    return head
+
+
+def test_what_serving_maps_reaches_other_processes(target: Path, tmp_path: Path):
+    """The draft config is pickled on its way to engine and workers, and read anew from its overrides there."""
+    draft = configure(target, nemo(target, tmp_path / "nemo")).speculative_config.draft_model_config
+    assert draft.hf_config.architectures == ["LlamaForCausalLMEagle3"]
+    overrides = pickle.loads(pickle.dumps(draft.hf_overrides))
+    assert overrides(PretrainedConfig(architectures=["x"])).architectures == ["LlamaForCausalLMEagle3"]
+
+
+def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A fault that our checks let pass: vLLM's page of text becomes a line that names the head's config."""
+    from peagle_vllm.seams import validation
+
+    head = nemo(target, tmp_path / "nemo")
+    edit_config(head, lambda c: c.update(model_type="nobody_knows_it"))
+    monkeypatch.setattr(validation, "_problems", lambda *_: [])
+    line = refusal(target, head)
+    assert "vLLM cannot take the head's config (" in line and f"{head}/config.json" in line
 
 
 def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):

@@ -4,29 +4,14 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from peagle_vllm.heads.checks import aux_needed, check_head
-from peagle_vllm.heads.config import AUX_KEY, is_whole
+from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.files import shown
 from peagle_vllm.heads.head import Head, Problem
+from peagle_vllm.heads.target import Target
 
 __all__ = ["Problem", "Target", "check_pair", "default_aux_layers", "num_tokens_faults"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a head must fit: the served model, by vLLM's own reading of its config."""
-
-    name: str
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-
-
-def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers that vLLM captures when the head names none."""
-    return (2, num_layers // 2, num_layers - 3)
 
 
 def check_pair(head: Head, target: Target, *, num_speculative_tokens: object, parallel_drafting: bool) -> list[Problem]:
@@ -119,6 +104,13 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
         yield Problem(
             f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; name the layers that the "
             "head was trained on"
+        )
+    if tuple(ids) == tuple(i - 1 for i in default):
+        yield Problem(
+            f"{key} is {shown(ids)}, one less than vLLM's default {list(default)}: {file}; SpecForge and SGLang count "
+            "the layer whose output is read, vLLM the one whose input: add one to each if the head was trained so "
+            "(peagle-vllm diagnose tries it)",
+            "warning",
         )
     if list(ids) != sorted(ids):
         yield Problem(

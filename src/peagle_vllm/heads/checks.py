@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, is_speculators, is_whole
+from peagle_vllm.heads.fields import check_fields, layer_place
 from peagle_vllm.heads.files import HeadError, shown
 from peagle_vllm.heads.head import Head, Problem
-from peagle_vllm.heads.vocabulary import check_vocabulary
+from peagle_vllm.heads.shapes import FLOATS, check_shapes
+from peagle_vllm.heads.vocabulary import TARGET_IDS, check_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +30,9 @@ def check_head(head: Head) -> list[Problem]:
                 'token id; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
             )
         ]
-    checks = (_architecture, _mask_token, _tensor_names, _layers, _fc, _mask_hidden, _norms, check_vocabulary)
-    return [Problem(line) for check in checks for line in check(head)]
+    checks = (_architecture, _mask_token, check_fields, _layers, _fc, _mask_hidden, _norms, check_vocabulary, _shapes)
+    lines = [line for check in checks for line in check(head)]
+    return [Problem(line, by_convert=line.startswith(TARGET_IDS)) for line in lines]
 
 
 def aux_needed(head: Head) -> int:
@@ -67,7 +70,7 @@ def _architecture(head: Head) -> Iterator[str]:
             kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
             yield (
                 f"speculators_model_type {shown(kind)} with model_type {shown(nested)} is no P-EAGLE class of vLLM, "
-                f'needs "peagle" with "llama" or "qwen3": {head.config_file}; convert the head'
+                f'needs "peagle" with "llama" or "qwen3": {head.config_file}; name a P-EAGLE head'
             )
         else:
             yield (
@@ -84,7 +87,10 @@ def _mask_token(head: Head) -> Iterator[str]:
     if token is None:
         beside = ' beside "speculators_model_type": "peagle"' if is_speculators(head.config) else ""
         what = f"no mask token id ({key} is null)" if key else "no mask token id"
-        yield f'{what}: {file}; add "mask_token_id" with the id that the head was trained with{beside}'
+        yield (
+            f'{what}: {file}; add "mask_token_id" with the id that the head was trained with{beside}, or give it to '
+            "peagle-vllm convert --mask-token-id"
+        )
     elif not isinstance(token, int) or not is_whole(token):
         yield f"{key} is {shown(token)}, needs a whole number: {file}; set it to the id the head was trained with"
     elif not 0 <= token < head.vocab_size:
@@ -107,7 +113,11 @@ def _mask_hidden(head: Head) -> Iterator[str]:
     width = math.prod(head.tensors["mask_hidden"].shape)
     fault = width_fault(width, aux_needed(head), head.target_hidden_size)
     if fault:
-        yield f"{fault}: {file}; retrain or convert the head for this target"
+        yield f"{fault}: {file}; use the head that was trained for this target, or correct the sizes in config.json"
+        return
+    dtype = head.tensors["mask_hidden"].dtype
+    if dtype not in FLOATS:
+        yield f"mask_hidden is stored as {dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
         return
     try:
         values = head.mask_hidden()
@@ -117,19 +127,6 @@ def _mask_hidden(head: Head) -> Iterator[str]:
     fault = None if values is None else value_fault(values)
     if fault:
         yield f"{fault}: {file}; {SOURCE_AGAIN}, or train mask_hidden"
-
-
-def _tensor_names(head: Head) -> Iterator[str]:
-    wrapped = sorted(
-        info.name
-        for name, info in head.tensors.items()
-        if info.name.startswith("model.") and name not in ("mask_hidden", "t2d")
-    )
-    if wrapped:
-        yield (
-            f"{len(wrapped)} tensors carry a model. prefix that vLLM does not know ({wrapped[0]}): "
-            f"{head.file_of('fc.weight')}; remove the prefix from their names"
-        )
 
 
 def _layers(head: Head) -> Iterator[str]:
@@ -166,14 +163,13 @@ def _fc(head: Head) -> Iterator[str]:
     if fc is None or _is_quantized(head):
         return
     builds = (head.hidden_size, head.num_aux * head.target_hidden_size)
-    count, file = aux_needed(head), head.config_file
+    count = aux_needed(head)
     if fc.shape == builds:
         return
     if fc.shape == (head.hidden_size, count * head.target_hidden_size):
-        place = f"transformer_layer_config of {file}" if is_speculators(head.config) else file
         yield (
-            f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}: {place}; add "
-            f'"num_aux_hidden_states": {count} there'
+            f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}: {layer_place(head)}; "
+            f'set "num_aux_hidden_states": {count} there'
         )
         return
     yield (
@@ -200,6 +196,14 @@ def _norms(head: Head) -> Iterator[str]:
             yield f'{tensor} is in the weights, vLLM sees no "{key}": {inner}{place}; add "{key}": true there'
         if wanted and not has:
             yield f"{key} is set, the weights hold no {tensor}: {head.file_of('fc.weight')}; {SOURCE_AGAIN}"
+
+
+def _shapes(head: Head) -> Iterator[str]:
+    if head.family is None or _is_quantized(head) or any(True for _ in check_fields(head)):
+        return
+    if any(True for _ in _layers(head)):
+        return
+    yield from check_shapes(head)
 
 
 def _is_quantized(head: Head) -> bool:

@@ -7,11 +7,10 @@ place is not an error there: it is ignored, and a default drafts garbage in its 
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from peagle_vllm.heads.files import HeadError, shown
-from peagle_vllm.heads.head import Dialect
 
 Config = Mapping[str, Any]
 
@@ -36,8 +35,8 @@ def is_speculators(config: Config) -> bool:
     return "speculators_model_type" in config or config.get("speculators_config") is not None
 
 
-def served_config(config: Config, file: str) -> dict[str, Any]:
-    """The flat config that vLLM makes of ``config``. ``file`` is for messages."""
+def stock_config(config: Config, file: str) -> dict[str, Any]:
+    """The flat config that vLLM by itself makes of ``config``. ``file`` is for messages."""
     if not is_speculators(config):
         names = _object_list(config, "architectures", file)
         if not all(isinstance(name, str) for name in names):
@@ -56,6 +55,7 @@ def served_config(config: Config, file: str) -> dict[str, Any]:
         "architectures": [architecture] if architecture else [],
         "draft_vocab_size": config.get("draft_vocab_size"),
         "norm_before_fc": config.get("norm_before_fc", False),
+        "norm_before_residual": config.get("norm_before_residual", kind == "eagle3"),
     }
     if config.get("target_hidden_size") is not None:
         served["target_hidden_size"] = config["target_hidden_size"]
@@ -66,22 +66,6 @@ def served_config(config: Config, file: str) -> dict[str, Any]:
     if kind == "eagle3":
         served["fc_norm"] = config.get("fc_norm", False)
     return served
-
-
-def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
-    """Who wrote the head, by its tell-tales. ``tensor_names`` as they stand in the file."""
-    architectures = config.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    if is_speculators(config):
-        return "speculators"
-    if first == "LlamaEagle3DraftModel" or any(name.startswith("model.") for name in tensor_names):
-        return "nemo"
-    if first == "PEagleDraftModel":
-        return "specforge"
-    if "ptd_token_id" in config:
-        return "flat" if first == "LlamaForCausalLM" else "aws"
-    known = isinstance(first, str) and family_of(first) is not None
-    return "vllm" if known else "unknown"
 
 
 def family_of(architecture: str | None) -> Literal["llama", "qwen3"] | None:
@@ -119,6 +103,11 @@ def aux_layers(served: Config, file: str) -> tuple[tuple[int, ...] | None, str |
             raise HeadError(f"{key} is {shown(ids)}, needs a list of whole numbers: {file}; correct it")
         return tuple(ids), key
     return None, None
+
+
+def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers that vLLM captures when the head names none."""
+    return (2, num_layers // 2, num_layers - 3)
 
 
 def count_aux(served: Config, family: str | None, file: str) -> int:

@@ -1,6 +1,8 @@
 """The files of a head: headers through safetensors' own parser, and single small tensors. Never a pickle."""
 
 import json
+import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 INDEX = "model.safetensors.index.json"
+MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
+BITS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32},
+    **{"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8},
+    **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
 NUMPY = {
     "F64": "<f8",
     "F32": "<f4",
@@ -41,10 +49,21 @@ class TensorInfo:
     dtype: str
     file: str
 
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * BITS.get(self.dtype, 8) // 8
+
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises HeadError for anything else."""
+    """A JSON object. Raises HeadError for anything else, also for a pipe or a device, which would never end."""
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON:
+            raise HeadError(f"{path} is no file of at most {MAX_JSON >> 20} MB; take it from its source again")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise HeadError(f"{path} cannot be read ({error.strerror}); a head needs it") from None
@@ -98,6 +117,8 @@ def is_file(path: Path) -> bool:
 
 
 def _headers_of(path: Path) -> dict[str, TensorInfo]:
+    if not is_file(path):
+        raise HeadError(f"{path} is no file (a broken link, perhaps); download it again")
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -109,28 +130,42 @@ def _headers_of(path: Path) -> dict[str, TensorInfo]:
         raise HeadError(f"{path} is no whole safetensors file ({one_line(error)}); download it again") from None
 
 
-def read_values(path: Path, tensor: str) -> "np.ndarray":
+def data_ranges(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor's bytes are in a safetensors file that ``read_headers`` has accepted: (offset, length)."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        begins = {name: info["data_offsets"] for name, info in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError) as error:
+        raise HeadError(f"{path} is no whole safetensors file ({one_line(error)}); download it again") from None
+    return {name: (8 + length + begin, end - begin) for name, (begin, end) in begins.items()}
+
+
+def read_values(path: Path, info: TensorInfo) -> "np.ndarray":
     """One tensor's values, bf16 widened to float32; nothing else of the file is read.
 
     safetensors' numpy reader knows no bf16, and importing torch for one vector would be heavy.
     """
+    ranges = data_ranges(path)
+    if info.dtype not in NUMPY:
+        raise HeadError(f"{info.name} is stored as {info.dtype}, needs a plain number type: {path}; save it as F32")
+    try:
+        offset, length = ranges[info.name]
+        with path.open("rb") as file:
+            file.seek(offset)
+            raw = file.read(length)
+        return as_values(raw, info.dtype).reshape(info.shape)
+    except (OSError, ValueError, KeyError) as error:
+        raise HeadError(f"{info.name} cannot be read ({one_line(error)}): {path}; download it again") from None
+
+
+def as_values(raw: bytes, dtype: str) -> "np.ndarray":
+    """A flat array of the numbers in ``raw``; bf16 widened to float32."""
     import numpy as np
 
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            info = json.loads(file.read(length))[tensor]
-            begin, end = info["data_offsets"]
-            file.seek(8 + length + begin)
-            raw = file.read(end - begin)
-    except (OSError, ValueError, KeyError) as error:
-        raise HeadError(f"{tensor} cannot be read ({one_line(error)}): {path}; download it again") from None
-    if info["dtype"] not in NUMPY:
-        raise HeadError(f"{tensor} is stored as {info['dtype']}, needs a plain number type: {path}; save it as F32")
-    values = np.frombuffer(raw, NUMPY[info["dtype"]]) if raw else np.empty(0, NUMPY[info["dtype"]])
-    if info["dtype"] == "BF16":
-        values = (values.astype("<u4") << 16).view("<f4")
-    return values.reshape(info["shape"])
+    values = np.frombuffer(raw, NUMPY[dtype]) if raw else np.empty(0, NUMPY[dtype])
+    return (values.astype("<u4") << 16).view("<f4") if dtype == "BF16" else values
 
 
 def as_line(text: str) -> str:

@@ -15,10 +15,14 @@ Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "un
 
 @dataclass(frozen=True)
 class Problem:
-    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving."""
+    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving.
+
+    ``by_convert`` marks what ``convert`` mends by itself.
+    """
 
     line: str
     severity: Literal["error", "warning"] = "error"
+    by_convert: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "line", as_line(self.line))
@@ -31,9 +35,10 @@ class Head:
     Attributes:
         name: the folder or hub id it was read from.
         folder: where its files are, or None when only their headers were fetched.
-        dialect: who wrote it, by the tell-tales of ``config.dialect_of``.
+        dialect: who wrote it, by the tell-tales of ``dialects.dialect_of``.
         config: config.json as it stands.
-        served: the flat config that vLLM makes of it.
+        served: the flat config that it is served with: what vLLM makes of config.json, and ``mapped``.
+        mapped: the fields of ``served`` that vLLM does not find by itself (``dialects.mapped_fields``).
         architecture: the model class name that vLLM looks up, or None where it finds none.
         family: "llama" or "qwen3", the classes of vLLM that can draft in parallel; None for any other.
         target_hidden_size: width of the target's hidden states.
@@ -53,6 +58,7 @@ class Head:
     dialect: Dialect
     config: Mapping[str, Any]
     served: Mapping[str, Any]
+    mapped: Mapping[str, Any]
     architecture: str | None
     family: Literal["llama", "qwen3"] | None
     num_layers: int
@@ -95,7 +101,7 @@ class Head:
         if self.folder is None or tensor not in self.tensors:
             return None
         info = self.tensors[tensor]
-        return read_values(self.folder / info.file, info.name)
+        return read_values(self.folder / info.file, info)
 
     def mask_hidden(self) -> "np.ndarray | None":
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from peagle_vllm.heads import config as configs
+from peagle_vllm.heads.dialects import dialect_of, mapped_fields
 from peagle_vllm.heads.files import HeadError, TensorInfo, read_headers, read_json
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.locate import RemoteHead, locate
+from peagle_vllm.heads.names import vllm_name
 
 __all__ = ["Head", "HeadError", "RemoteHead", "TensorInfo", "locate", "read_head"]
 
@@ -27,20 +29,24 @@ def read_head(source: Path | RemoteHead) -> Head:
 
 def _head(name: str, folder: Path | None, config: configs.Config, raw: Mapping[str, TensorInfo]) -> Head:
     file = f"{name}/config.json"
-    served = configs.served_config(config, file)
+    tensors = _by_vllm_name(raw, name)
+    stock = configs.stock_config(config, file)
+    mapped = mapped_fields(config, stock, tensors, file)
+    served = {**stock, **mapped}
     architecture = served["architectures"][0] if served["architectures"] else None
     family = configs.family_of(architecture)
     hidden_size = configs.positive(served, "hidden_size", file)
     vocab_size = configs.positive(served, "vocab_size", file)
     has_draft_vocab = served.get("draft_vocab_size") is not None
-    aux_layer_ids, aux_key = configs.aux_layers(served, file)
+    aux_layer_ids, aux_key = configs.aux_layers(stock, file)
     mask_token_id, mask_token_key = configs.mask_token(config, served, file)
     return Head(
         name=name,
         folder=folder,
-        dialect=configs.dialect_of(config, raw),
+        dialect=dialect_of(config, raw),
         config=config,
         served=served,
+        mapped=mapped,
         architecture=architecture,
         family=family,
         num_layers=configs.positive(served, "num_hidden_layers", file),
@@ -54,16 +60,14 @@ def _head(name: str, folder: Path | None, config: configs.Config, raw: Mapping[s
         mask_token_id=mask_token_id,
         mask_token_key=mask_token_key,
         trained_depth=configs.trained_depth(config),
-        tensors=_plain_names(raw, name),
+        tensors=tensors,
     )
 
 
-def _plain_names(raw: Mapping[str, TensorInfo], where: str) -> dict[str, TensorInfo]:
-    """Names as vLLM knows them: no ``model.`` in front, ``midlayer`` called ``layers.0``, mask_hidden bare."""
+def _by_vllm_name(raw: Mapping[str, TensorInfo], where: str) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for info in raw.values():
-        name = info.name.removeprefix("model.").replace("midlayer.", "layers.0.")
-        name = "mask_hidden" if name.endswith(".mask_hidden") else name
+        name = vllm_name(info.name)
         if name in tensors:
             raise HeadError(f"{info.name} and {tensors[name].name} are the same tensor: {where}; remove one of them")
         tensors[name] = info

@@ -1,11 +1,12 @@
 """A head's vocabularies: embeddings, output matrix, and the map from draft ids to target ids.
 
 vLLM adds ``d2t`` to the draft id: target id = draft id + d2t[draft id]. A head without the map drafts the first ids of
-the target's vocabulary, and one that holds target ids themselves drafts others; neither raises.
+the target's vocabulary, and one that holds target ids themselves drafts others; neither raises. ``t2d`` marks the
+target ids that can be drafted; vLLM does not read it, but it tells the two forms of ``d2t`` apart.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head
@@ -13,6 +14,7 @@ from peagle_vllm.heads.head import Head
 if TYPE_CHECKING:
     import numpy as np
 
+TARGET_IDS = "d2t holds target ids"  # the one fault that convert mends
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")
 
 
@@ -63,32 +65,65 @@ def _check_d2t(head: Head, is_reduced: bool) -> Iterator[str]:
         )
         return
     try:
-        d2t, t2d = head.values("d2t"), _known_targets(head)
+        d2t, t2d = head.values("d2t"), known_targets(head)
     except HeadError as error:
         yield str(error)
         return
     if d2t is None:
         return
-    ids = np.arange(head.draft_vocab_size)
     if not is_reduced:
-        if d2t.any() and not np.array_equal(d2t, ids):
+        if d2t.any() and not np.array_equal(d2t, np.arange(head.draft_vocab_size)):
             yield (
                 f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no "
                 f"map: {file}; remove d2t, or correct the sizes in config.json"
             )
         return
-    fault = _fault_of_offsets(ids + d2t.astype(np.int64), d2t, t2d, head.vocab_size)
+    form, fault = form_of_d2t(d2t, t2d, head.vocab_size)
     if fault:
         yield f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
+    elif form == "target ids":
+        yield (
+            f"{TARGET_IDS}, and vLLM adds it to the draft ids: {file}; store it as offsets (peagle-vllm convert does)"
+        )
 
 
-def _fault_of_offsets(targets: "np.ndarray", d2t: "np.ndarray", t2d: "np.ndarray | None", size: int) -> str | None:
+def form_of_d2t(
+    d2t: "np.ndarray", marked: "np.ndarray | None", vocab_size: int
+) -> tuple[Literal["offsets", "target ids"] | None, str | None]:
+    """Which of the two forms a map has, or what is wrong with it: (form, None) or (None, fault).
+
+    Args:
+        d2t: whole numbers [draft vocabulary].
+        marked: the target ids that ``t2d`` marks, ascending; None where the head has no usable one.
+    """
     import numpy as np
 
+    as_ids = d2t.astype(np.int64)
+    as_offsets = as_ids + np.arange(len(d2t))
+    offsets_fault = _fault_of(as_offsets, marked, vocab_size)
+    ids_fit = _fault_of(as_ids, marked, vocab_size) is None
+    if offsets_fault is None and ids_fit:
+        return None, "could be offsets or target ids, and no t2d tells which"
+    if offsets_fault is None:
+        return "offsets", None
+    return ("target ids", None) if ids_fit else (None, offsets_fault)
+
+
+def target_ids(d2t: "np.ndarray", form: str) -> "np.ndarray":
+    """int64 [draft vocabulary], the target id of each draft id."""
+    import numpy as np
+
+    ids = d2t.astype(np.int64)
+    return ids + np.arange(len(ids)) if form == "offsets" else ids
+
+
+def _fault_of(targets: "np.ndarray", marked: "np.ndarray | None", size: int) -> str | None:
+    import numpy as np
+
+    if marked is not None and len(marked) != len(targets):
+        return f"has {len(targets)} entries where t2d marks {len(marked)} target ids"
     outside = int(((targets < 0) | (targets >= size)).sum())
-    if t2d is not None and len(t2d) == len(targets) and not np.array_equal(np.sort(targets), t2d):
-        if np.array_equal(np.sort(d2t), t2d):
-            return "holds target ids, and vLLM adds it to the draft ids"
+    if marked is not None and not np.array_equal(np.sort(targets), marked):
         return "leads to other target ids than t2d marks"
     if outside:
         return f"sends {outside} draft ids outside the vocabulary of {size} tokens"
@@ -97,8 +132,8 @@ def _fault_of_offsets(targets: "np.ndarray", d2t: "np.ndarray", t2d: "np.ndarray
     return None
 
 
-def _known_targets(head: Head) -> "np.ndarray | None":
-    """The target ids that ``t2d`` marks, where the head carries a usable one."""
+def known_targets(head: Head) -> "np.ndarray | None":
+    """The target ids that ``t2d`` marks, ascending, where the head carries a usable one."""
     info = head.tensors.get("t2d")
     if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):
         return None

@@ -21,7 +21,7 @@ logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 # Module of vLLM -> the seams that wait for its import. Order is the order of installation.
 _HOOKS = {
     "vllm.engine.arg_utils": ("validation",),
-    "vllm.config.speculative": ("validation",),
+    "vllm.config.speculative": ("validation", "head_config"),
     "vllm.config.vllm": ("validation", "gate", "capture_range"),
     "vllm.model_executor.models.llama_eagle3": ("head_weights",),
     "vllm.model_executor.models.qwen3_eagle3": ("head_weights",),

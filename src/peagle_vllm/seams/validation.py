@@ -2,13 +2,16 @@
 
 import functools
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import peagle_vllm.seams as seams
 from peagle_vllm.core.config import RefusedError, is_peagle_spec
 from peagle_vllm.core.pair import Problem, Target, check_pair, num_tokens_faults
+from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.reader import Head, HeadError, locate, read_head
+from peagle_vllm.seams import head_config
 from peagle_vllm.seams.ledger import Seam, Touch
 from peagle_vllm.seams.patching import wrap
 
@@ -93,6 +96,9 @@ def _install_speculative(module: ModuleType) -> None:
                     self.method = "eagle3"  # the one method for such a head; vLLM would go by its name
                 if is_peagle_spec(self):
                     _check_head(self.model, self)
+                    _read_config(original, self, *args, **kwargs)
+                    _name_aux_layers(self)
+                    return
             original(self, *args, **kwargs)
             if self.draft_model_config is None or self.target_model_config is None or not self.parallel_drafting:
                 return
@@ -183,11 +189,25 @@ def _target(model_config: "ModelConfig") -> Target:
     )
 
 
-def _name_aux_layers(spec: "SpeculativeConfig") -> None:
-    """Put the head's aux layers where both runners look.
+def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args: Any, **kwargs: Any) -> None:
+    """Let vLLM read the head's config, with what it does not find by itself."""
+    assert spec.model is not None
+    head = _read(spec.model, spec.revision)
+    with head_config.serving(head.mapped if isinstance(head, Head) else {}):
+        try:
+            original(spec, *args, **kwargs)
+        except RefusedError:
+            raise
+        except Exception as error:
+            if spec.draft_model_config is not None or not isinstance(head, Head):
+                raise  # not about the head's config, or not known to be
+            raise refuse(
+                f"vLLM cannot take the head's config ({one_line(error)}): {head.config_file}; correct it"
+            ) from error
 
-    Many heads name them inside ``eagle_config`` alone. V1 looks there; V2 would take vLLM's default in silence.
-    """
+
+def _name_aux_layers(spec: "SpeculativeConfig") -> None:
+    """Put aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us."""
     hf_config = spec.draft_model_config.hf_config
     nested = getattr(hf_config, "eagle_config", None) or {}
     named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None

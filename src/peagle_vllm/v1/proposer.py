@@ -21,7 +21,7 @@ from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
 from peagle_vllm.core.greedy import top_tokens
-from peagle_vllm.core.loaded import check_loaded_head
+from peagle_vllm.core.loaded import check_loaded_head, refuse_mixed_windows
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -30,6 +30,7 @@ class ParallelEagleProposer(EagleProposer):
     drafts_up_to_max_model_len = True  # read by the seam "drafter limit"
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
+        refuse_mixed_windows(vllm_config.speculative_config)
         super().__init__(vllm_config, device, runner)
         self.runner = runner
         buffers = DraftBuffers.allocate(

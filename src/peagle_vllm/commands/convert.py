@@ -1,0 +1,86 @@
+"""``peagle-vllm convert``."""
+
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peagle_vllm.commands.common import one_line_errors
+
+if TYPE_CHECKING:
+    from peagle_vllm.heads.head import Head, Problem
+    from peagle_vllm.heads.target import Target
+
+
+class Format(StrEnum):
+    vllm = "vllm"
+    speculators = "speculators"
+
+
+def convert(
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
+    to: Annotated[Format, typer.Option("--to", help="vLLM's own format, or speculators'.")] = Format.vllm,
+    mask_token_id: Annotated[
+        int | None, typer.Option(metavar="N", help="The mask token, where the head does not name it.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Check the head against this model, and name it in the result."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="REV", help="The head's branch, tag or commit on the hub.")
+    ] = None,
+) -> None:
+    """Write a head of any dialect in a format that vLLM loads by itself.
+
+    Weights are copied byte by byte, in pieces; OUT appears whole or not at all.
+
+    Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from peagle_vllm.heads import convert as converting
+    from peagle_vllm.heads.locate import download
+    from peagle_vllm.heads.reader import read_head
+    from peagle_vllm.heads.target import TargetFiles
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
+    with one_line_errors():
+        found = converting.with_mask_token(read_head(download(head, revision)), mask_token_id)
+        model = TargetFiles(target).target() if target is not None else None
+        problems = _problems(found, to.value, model)
+        for problem in problems:
+            print(f"{problem.severity}: {problem.line}", file=sys.stderr)
+        if any(problem.severity == "error" for problem in problems):
+            raise typer.Exit(1)
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = progress.add_task(f"{out.name}", total=converting.num_bytes(found, to.value))
+            written = converting.convert(found, out, to.value, model, lambda count: progress.advance(bar, count))
+    print(f"wrote {out}: {found.dialect} to {to.value}, {len(written.tensors)} tensors")
+    if to is Format.speculators and not _verifier(written):
+        print(
+            f"note: {out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it",
+            file=sys.stderr,
+        )
+
+
+def _problems(head: "Head", to: str, target: "Target | None") -> "list[Problem]":
+    from peagle_vllm.core.pair import check_pair
+    from peagle_vllm.heads.convert import obstacles
+
+    problems = obstacles(head, "vllm" if to == "vllm" else "speculators")
+    if target is not None:
+        pair = check_pair(head, target, num_speculative_tokens=None, parallel_drafting=True)
+        problems += [problem for problem in pair if problem not in problems and not problem.by_convert]
+    return problems
+
+
+def _verifier(head: "Head") -> str | None:
+    return head.config["speculators_config"].get("verifier", {}).get("name_or_path")

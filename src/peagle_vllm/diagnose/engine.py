@@ -1,0 +1,173 @@
+"""Measuring a setup in vLLM: one engine for each head and K, prompts greedily, acceptance from vLLM's own counters."""
+
+import dataclasses
+import gc
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+from peagle_vllm.diagnose.curve import Curve
+from peagle_vllm.diagnose.interventions import Setup
+from peagle_vllm.heads.convert import config_for
+from peagle_vllm.heads.files import INDEX
+from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.writer import write_json
+
+Messages = list[dict[str, str]]
+
+
+class VllmMeasure:
+    """Runs setups of one pair; use as a context manager, which ends the engine.
+
+    Args:
+        conversations: each prompt as chat messages.
+        max_tokens: that each prompt may be answered with.
+        llm: more arguments for ``vllm.LLM``.
+    """
+
+    def __init__(self, target: str, head: Head, conversations: list[Messages], max_tokens: int, llm: dict[str, Any]):
+        self.target, self.head, self.conversations, self.max_tokens = target, head, conversations, max_tokens
+        self.llm_arguments = llm
+        self._live: tuple[tuple, Any] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="peagle-diagnose-")
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from peagle_vllm import plugin
+
+        plugin.register()  # idempotent; an installed package is registered through its entry point too
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shut_down()
+        self._folder.cleanup()
+
+    def __call__(self, setup: Setup) -> Curve:
+        from vllm import SamplingParams
+
+        llm = self._engine(setup)
+        prompts = [{"prompt_token_ids": ids} for ids in self.prompt_ids(setup)]
+        before = _counters(llm)
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=self.max_tokens), use_tqdm=False)
+        after = _counters(llm)
+        gained = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in after}
+        return Curve(gained["drafts"][0], tuple(gained["accepted_tokens_per_pos"][: setup.k]))
+
+    def prompt_ids(self, setup: Setup) -> list[list[int]]:
+        """Token ids of every prompt, as the setup wants them."""
+        tokenizer = self.tokenizer
+        ids = []
+        for messages in self.conversations:
+            if setup.chat_template:
+                made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            else:
+                made = tokenizer.encode("\n".join(message["content"] for message in messages))
+            ids.append(made[-setup.prompt_tokens :] if setup.prompt_tokens else made)
+        return ids
+
+    @property
+    def tokenizer(self) -> Any:
+        if not hasattr(self, "_tokenizer"):
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.target)
+        return self._tokenizer
+
+    def _engine(self, setup: Setup) -> Any:
+        key = (setup.aux_layers, setup.mask_token_id, setup.k)
+        if self._live is not None and self._live[0] == key:
+            return self._live[1]
+        self._shut_down()
+        from vllm import LLM
+
+        gc.freeze()  # vLLM collects garbage seven times a start; its modules' million objects need not be scanned
+        longest = max(len(ids) for ids in self.prompt_ids(dataclasses.replace(setup, prompt_tokens=None)))
+        arguments: dict[str, Any] = {
+            "model": self.target,
+            "enforce_eager": True,  # acceptance does not depend on graphs, starting does
+            "max_model_len": longest + self.max_tokens + 2 * setup.k + 64,
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,  # they are what is read
+            "seed": 0,
+            "use_tqdm_on_load": False,
+        }
+        speculative = {
+            "method": "eagle3",
+            "model": str(self._variant(setup)),
+            "num_speculative_tokens": setup.k,
+            "parallel_drafting": True,
+        }
+        llm = LLM(**arguments | self.llm_arguments, speculative_config=speculative)
+        self._live = key, llm
+        return llm
+
+    def _variant(self, setup: Setup) -> Path:
+        """A folder with the head's weights, linked, and a config that names the setup's layers and mask token."""
+        assert self.head.folder is not None
+        name = "-".join(map(str, (setup.mask_token_id, *setup.aux_layers)))
+        folder = Path(self._folder.name) / name
+        if folder.exists():
+            return folder
+        folder.mkdir()
+        varied = dataclasses.replace(
+            self.head, aux_layer_ids=setup.aux_layers, mask_token_id=setup.mask_token_id, mask_token_key="mask_token_id"
+        )
+        write_json(folder / "config.json", config_for(varied, "vllm", None))
+        files = {info.file for info in self.head.tensors.values()}
+        for file in (*files, INDEX):
+            source = self.head.folder / file
+            if source.exists():
+                (folder / file).symlink_to(source.resolve())
+        return folder
+
+    def _shut_down(self) -> None:
+        if self._live is not None:
+            self._live[1].llm_engine.engine_core.shutdown()
+            self._live = None
+
+
+def _counters(llm: Any) -> dict[str, list[int]]:
+    """vLLM's counts since the start, by their name after ``vllm:spec_decode_num_``."""
+    counts: dict[str, list[int]] = {}
+    for metric in llm.get_metrics():
+        name = metric.name.removeprefix("vllm:spec_decode_num_")
+        if name != metric.name:
+            counts[name] = list(metric.values) if hasattr(metric, "values") else [metric.value]
+    return counts
+
+
+def read_prompts(path: Path) -> list[Messages]:
+    """Prompts from a file, one a line: text, or JSON with ``prompt`` or ``messages``.
+
+    Raises:
+        ValueError: a line is neither, or there is none; the message names it.
+    """
+    conversations: list[Messages] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            conversations.append(_messages(line, f"{path}:{number}"))
+    if not conversations:
+        raise ValueError(f"{path} holds no prompt; write one a line")
+    return conversations
+
+
+def _messages(line: str, place: str) -> Messages:
+    if not line.lstrip().startswith("{"):
+        return [{"role": "user", "content": line}]
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        raise ValueError(f'{place} is no JSON; write text, or {{"prompt": "..."}}') from None
+    if isinstance(entry.get("prompt"), str):
+        return [{"role": "user", "content": entry["prompt"]}]
+    messages = entry.get("messages")
+    valid = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
+    if not valid:
+        raise ValueError(f'{place} holds neither "prompt" nor "messages"; write one of them')
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))

@@ -1,0 +1,112 @@
+"""A diagnosis for people, on 80 columns, and for machines."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peagle_vllm.diagnose.curve import Curve, usual_rates
+from peagle_vllm.diagnose.interventions import Setup
+from peagle_vllm.diagnose.search import LEAST_GAIN, Diagnosis, Trial
+
+SCHEMA = 1
+FIELDS = {
+    "schema": "version of this shape, a whole number",
+    "setup": "object: `aux_layers`, `mask_token_id`, `k`, `chat_template`, `prompt_tokens`: what was measured",
+    "acceptance_length": "tokens for each step of the target, the bonus token included",
+    "acceptance": "share of the drafts in which each position was accepted, K numbers",
+    "drafts": "how often K tokens were drafted",
+    "odd": "list of lines: what looks wrong in that curve",
+    "trials": "list of objects: `kind`, `change`, `acceptance_length` (before, after), `gain` (relative)",
+    "causes": "the trials that raised the acceptance length by 15% or more, and `mend`: what to do for good",
+}
+
+
+def as_dict(setup: Setup, found: Diagnosis) -> dict[str, Any]:
+    """The diagnosis, each of ``FIELDS``, ready for JSON."""
+    return {
+        "schema": SCHEMA,
+        "setup": {
+            "aux_layers": list(setup.aux_layers),
+            "mask_token_id": setup.mask_token_id,
+            "k": setup.k,
+            "chat_template": setup.chat_template,
+            "prompt_tokens": setup.prompt_tokens,
+        },
+        "acceptance_length": round(found.curve.acceptance_length, 4),
+        "acceptance": [round(rate, 4) for rate in found.curve.rates],
+        "drafts": found.curve.drafts,
+        "odd": found.odd,
+        "trials": [_trial(trial) for trial in found.trials],
+        "causes": [_trial(trial) | {"mend": trial.intervention.mend} for trial in found.causes],
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "kind": trial.intervention.kind,
+        "change": trial.intervention.words,
+        "acceptance_length": [
+            round(trial.before.acceptance_length, 4),
+            round(trial.after.acceptance_length, 4),
+        ],
+        "gain": round(trial.gain, 4),
+    }
+
+
+def show(console: Console, setup: Setup, found: Diagnosis) -> None:
+    """Print a diagnosis."""
+    prompts = "through the chat template" if setup.chat_template else "raw"
+    console.print(
+        f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}, "
+        f"greedy, {found.curve.drafts} drafts",
+        highlight=False,
+    )
+    console.print(f"acceptance length {found.curve.acceptance_length:.2f}\n", style="bold", highlight=False)
+    _show_curve(console, found.curve)
+    console.print()
+    for line in found.odd:
+        console.print(Text("odd      ", "yellow") + Text(line, "default"))
+    if found.trials:
+        _show_trials(console, found.trials)
+    for trial in found.causes:
+        before, after = trial.before.acceptance_length, trial.after.acceptance_length
+        raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
+        words = f"{trial.intervention.kind}: {trial.intervention.words} {raised}"
+        console.print(Text("cause    ", "bold red") + Text(words, "default"), highlight=False)
+        console.print(Text("mend     ", "green") + Text(trial.intervention.mend, "default"), soft_wrap=True)
+    if not found.causes:
+        console.print(Text(_verdict(found), "green" if not found.odd else "yellow"))
+
+
+def _verdict(found: Diagnosis) -> str:
+    if not found.odd:
+        return "a usual curve; no cause to look for"
+    if not found.trials:
+        return "nothing to try"
+    return f"no cause: nothing tried raised the acceptance length by {LEAST_GAIN:.0%} or more"
+
+
+def _show_curve(console: Console, curve: Curve) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("position", "accepted", "usual"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for position, rate in enumerate(curve.rates, start=1):
+        low, high = usual_rates(position)
+        table.add_row(str(position), f"{rate:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * rate))
+    console.print(table, highlight=False)
+
+
+def _show_trials(console: Console, trials: list[Trial]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("tried")
+    for column in ("AL before", "after", "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for trial in trials:
+        before, after = trial.before.acceptance_length, trial.after.acceptance_length
+        table.add_row(trial.intervention.words, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
+    console.print()
+    console.print(table, highlight=False)
+    console.print()

@@ -1,0 +1,55 @@
+"""What a head's config says in words that vLLM does not read, said again in words that it does."""
+
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.patching import wrap
+
+SEAM = Seam(
+    name="head config",
+    runner="both",
+    why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
+    "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere.",
+    waits_for="vLLM reading these dialects",
+    delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts right in stock vLLM",
+    touches=(Touch("vllm.config.speculative", "SpeculativeConfig.compose_draft_hf_overrides", "wrapped"),),
+)
+
+Override = Callable[[Any], Any]
+
+_fields: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("peagle_head_fields", default=None)
+
+
+@contextmanager
+def serving(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Draft configs that are built meanwhile get ``fields`` (``Head.mapped``) on top of their own."""
+    token = _fields.set(fields)
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def with_fields(inner: Override, fields: Mapping[str, Any], hf_config: Any) -> Any:
+    """vLLM's own override, then ``fields``. A module's function, because a config is pickled on its way to workers."""
+    hf_config = inner(hf_config)
+    hf_config.update(dict(fields))
+    return hf_config
+
+
+def install(module: ModuleType) -> None:
+    def make(original):
+        def compose_draft_hf_overrides(*args: Any, **kwargs: Any) -> Override:
+            composed, fields = original(*args, **kwargs), _fields.get()
+            return functools.partial(with_fields, composed, dict(fields)) if fields else composed
+
+        return compose_draft_hf_overrides
+
+    config = module.SpeculativeConfig
+    wrap(config, "compose_draft_hf_overrides", make)
+    config.compose_draft_hf_overrides = staticmethod(config.compose_draft_hf_overrides)

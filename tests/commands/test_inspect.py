@@ -1,0 +1,198 @@
+"""``peagle-vllm inspect``: the table, the JSON, the exit status."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peagle_vllm.heads.files import TensorInfo
+from peagle_vllm.heads.locate import RemoteHead
+from peagle_vllm.heads.report import FIELDS, SCHEMA
+from tests.commands.running import only_line, run
+from tests.heads import published, writers
+from tests.heads.writers import DRAFT_VOCAB, FOREIGN, HIDDEN, LAYERS, SERVED, VOCAB
+from tests.models import PEAGLE, QWEN3, TARGET
+
+
+def inspected(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict:
+    ran = run(monkeypatch, "inspect", "--json", *arguments)
+    assert ran.err == ""
+    data = json.loads(ran.out)
+    assert ran.code == (0 if data["fit"] else 1)
+    return data
+
+
+@pytest.mark.parametrize("name", SERVED | FOREIGN)
+def test_every_dialect_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = (SERVED | FOREIGN)[name]()
+    head.save(tmp_path / "head")
+    data = inspected(monkeypatch, tmp_path / "head")
+    assert list(data) == list(FIELDS)
+    assert data["schema"] == SCHEMA
+    assert data["dialect"] == name.split("-")[0]
+    assert (data["layers"], data["hidden_size"], data["vocab_size"]) == (LAYERS, HIDDEN, VOCAB)
+    assert data["weights"]["tensors"] == len(head.tensors)
+    assert data["weights"]["bytes"] == sum(t.numel() * t.element_size() for t in head.tensors.values())
+    assert data["fit"] is (name != "specforge")
+
+
+def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", PEAGLE, "--target", TARGET)
+    assert (ran.code, ran.err) == (0, "")
+    words = " ".join(ran.out.split())
+    for fact in (
+        "dialect speculators",
+        "layers 4",
+        "aux layers [2, 5, 7] (from eagle_aux_hidden_state_layer_ids)",
+        "mask token 6 (mask_token_id); '<|mask|>', a special token that no text uses",
+        "mask_hidden [1, 1, 384] BF16, norm 19.63",
+        "trained depth 8",
+        "1,001,088 parameters, 2 MB, BF16",
+        '"num_speculative_tokens": 5, "parallel_drafting": true',
+        "fits ",
+    ):
+        assert fact in words
+    facts = [line for line in ran.out.splitlines() if "--speculative-config" not in line and "fits" not in line]
+    assert max(map(len, facts)) <= 80
+
+
+def test_a_foreign_target_is_unfit(monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", PEAGLE, "--target", QWEN3)
+    assert (ran.code, ran.err) == (1, "")
+    assert "unfit    hidden_size is 128, " in ran.out
+    assert "--speculative-config" not in ran.out
+
+
+def test_the_forms_of_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    offsets = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    assert inspected(monkeypatch, offsets.save(tmp_path / "offsets"))["vocabulary_map"] == "offsets"
+    absolute = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    absolute.tensors["d2t"] += torch.arange(DRAFT_VOCAB)
+    for name in ("with t2d", "without t2d"):
+        data = inspected(monkeypatch, absolute.save(tmp_path / name))
+        assert data["vocabulary_map"] == "target ids"
+        assert "peagle-vllm convert" in data["problems"][0]["line"]
+        absolute.tensors.pop("t2d", None)
+    assert inspected(monkeypatch, writers.aws().save(tmp_path / "aws"))["vocabulary_map"] == "identity"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.speculators()
+    head.tensors = {name: tensor.to(dtype) for name, tensor in head.tensors.items()}
+    head.tensors["layers.1.mlp.down_proj.weight"][3, 5] = value
+    head.save(tmp_path / "head")
+    (problem,) = inspected(monkeypatch, tmp_path / "head")["problems"]
+    assert problem["line"].startswith("layers.1.mlp.down_proj.weight holds NaN or Inf: ")
+    assert inspected(monkeypatch, tmp_path / "head", "--headers-only")["fit"]
+
+
+def test_pickled_weights_are_unfit_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = writers.speculators().save(tmp_path / "head")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    (problem,) = inspected(monkeypatch, folder)["problems"]
+    assert "pickled weights are never read" in problem["line"]
+
+
+@pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])
+def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = tmp_path / "target"
+    target.mkdir()
+    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 8, "eos_token_id": [3, 60]}
+    added = [{"id": 60, "content": "<|end|>"}, {"id": 61, "content": "<|mask|>"}, {"id": 62, "content": "<|user|>"}]
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"the": 5}}}))
+    if template == "tokenizer_config.json":
+        (target / template).write_text(json.dumps({"chat_template": "<|user|>{{ text }}"}))
+    else:
+        (target / template).write_text("<|user|>{{ text }}")
+    wanted = {
+        60: ("<|end|>", "in use"),
+        61: ("<|mask|>", "special"),
+        62: ("<|user|>", "in use"),
+        5: ("the", "ordinary"),
+    }
+    for number, (text, kind) in (wanted | {7: (None, "unused")}).items():
+        head = writers.speculators()
+        head.config["mask_token_id"] = number
+        data = inspected(monkeypatch, head.save(tmp_path / "head"), "--target", target)
+        assert data["mask_token"] == {"id": number, "key": "mask_token_id", "text": text, "kind": kind}
+        warned = [p["line"] for p in data["problems"] if p["severity"] == "warning"]
+        assert len(warned) == (kind in ("in use", "ordinary"))
+
+
+PUBLISHED_TABLE = (
+    "dialect AWS (flat config, ptd_token_id)",
+    "served as LlamaForCausalLMEagle3 (llama)",
+    "layers 4",
+    "width 2880; reads hidden states 2880 wide",
+    "vocabulary 201,088 tokens, all can be drafted (identity d2t)",
+    "aux layers [2, 12, 21] (vLLM's default for 24 layers)",
+    "mask token 201020 (ptd_token_id); '<|reserved_201020|>'",
+    "mask_hidden [1, 1, 8640] BF16",
+    "3.6 GB",
+    "fits ",
+)
+
+
+def test_a_published_head_by_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = published.write_head(tmp_path / "head")
+    target = published.write_target(tmp_path / "target")
+    began = time.perf_counter()
+    ran = run(monkeypatch, "inspect", head, "--target", target, "--headers-only")
+    assert time.perf_counter() - began < 5
+    assert (ran.code, ran.err) == (0, "")
+    for fact in PUBLISHED_TABLE:
+        assert fact in " ".join(ran.out.split())
+
+
+def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tensors = {
+        n: TensorInfo(n, tuple(shape), dtype, "model.safetensors") for n, (dtype, shape) in published.shapes().items()
+    }
+    remote = RemoteHead("amazon/GPT-OSS-20B-P-EAGLE", published.CONFIG, tensors)
+    monkeypatch.setattr("peagle_vllm.heads.locate._search", lambda model, revision: replace(remote, name=model))
+    ran = run(monkeypatch, "inspect", remote.name, "--target", published.write_target(tmp_path / "target"))
+    assert (ran.code, ran.err) == (0, "")
+    for fact in PUBLISHED_TABLE:
+        assert fact in " ".join(ran.out.split())
+
+
+def test_what_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    assert "no/where is no folder" in only_line(run(monkeypatch, "inspect", "no/where"))
+    assert "no/where is no folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = writers.speculators().save(tmp_path / "head")
+    (folder / "config.json").write_text("{")
+    assert "config.json is no JSON" in only_line(run(monkeypatch, "inspect", folder))
+
+
+@pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["diagnose"], ["doctor"]])
+def test_help_fits_80_columns(command: list[str], monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, *command, "--help")
+    assert ran.code == 0
+    assert max(map(len, ran.out.splitlines())) <= 80
+    for word in command:
+        assert word in ran.out
+
+
+def test_inspect_and_convert_need_neither_torch_nor_vllm(tmp_path: Path):
+    script = (
+        "import sys\nfrom peagle_vllm.cli import app\n"
+        "assert not {'numpy', 'rich.progress', 'huggingface_hub'} & set(sys.modules), 'the help would be slow'\n"
+        "for arguments in (['inspect', sys.argv[1], '--target', sys.argv[2]], ['convert', sys.argv[1], sys.argv[3]]):\n"
+        "    try:\n        app(arguments)\n"
+        "    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, str(PEAGLE), str(TARGET), str(tmp_path / "out")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

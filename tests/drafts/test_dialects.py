@@ -1,0 +1,111 @@
+"""A head of any dialect, served as it is and converted, drafts what the same weights draft in vLLM's own format."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_heads
+from tests.commands.running import run
+from tests.conftest import ARM
+from tests.drafts.dialects import CASES, Case, write_dialect, write_own
+from tests.drafts.grid import MAX_MODEL_LEN, requests
+from tests.drafts.recorder import planter, record
+from tests.engines import Settings, engine
+
+pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
+
+K = 5
+V2 = ARM == "plugin-v2"
+Drafts = dict[tuple[str, int], tuple[int, ...]]  # by request and p_last
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dialects")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    return tiny_heads.write_target(folder / "target")
+
+
+@pytest.fixture(scope="module")
+def right(target: Path) -> dict[str, list[int]]:
+    """Each request's tokens without speculation."""
+    live = engine(Settings(target, max_model_len=MAX_MODEL_LEN))
+    return {req: done.tokens for req, done in live.run(asked()).items()}
+
+
+def asked():
+    """On V2, where Triton's interpreter takes a tenth of a second a step, fewer."""
+    return requests(4, 12, seed=0)[:2] if V2 else requests(9, 24, seed=0)
+
+
+def drafts(target: Path, head: Path, right: dict[str, list[int]]) -> Drafts:
+    live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN))
+    with record(live, planter(right, tiny_heads.VOCAB)) as noted:
+        finished = live.run(asked())
+    assert {req: done.tokens for req, done in finished.items()} == right
+    return {(row.req, row.p_last): row.draft for row in noted.rows}
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, target: Path, right: dict[str, list[int]]):
+    """What each set of weights drafts in vLLM's own format; one engine a set."""
+    known: dict[tuple, tuple[Path, Drafts]] = {}
+
+    def of(case: Case) -> tuple[Path, Drafts]:
+        key = repr(case.weights)
+        if key not in known:
+            own = write_own(folder / f"own-{len(known)}", target, case)
+            known[key] = own, drafts(target, own, right)
+        return known[key]
+
+    return of
+
+
+# Cases of the same weights stand together, so that fewer engines start.
+ORDER = sorted((name for name in CASES if CASES[name].v2 is V2), key=lambda name: repr(CASES[name].weights))
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_drafts_of_a_dialect(name: str, folder: Path, target: Path, right, expected, monkeypatch: pytest.MonkeyPatch):
+    case = CASES[name]
+    own, wanted = expected(case)
+    assert len(wanted) >= (12 if V2 else 60) and len(set(wanted.values())) >= len(wanted) // 2
+    head = write_dialect(folder / name, own, case)
+    if case.direct:
+        assert drafts(target, head, right) == wanted, "served as it is"
+    to = "speculators" if "speculators" not in name and len(name) % 2 else "vllm"
+    ran = run(monkeypatch, "convert", head, folder / f"{name}-converted", "--to", to, "--target", target, *case.options)
+    assert ran.code == 0, ran.err
+    assert drafts(target, folder / f"{name}-converted", right) == wanted, f"converted to {to}"
+
+
+@pytest.mark.arm("plugin-v1")
+def test_a_window_changes_drafts(expected):
+    assert expected(CASES["speculators-window"])[1] != expected(CASES["speculators-sharded"])[1]
+
+
+@pytest.mark.arm("plugin-v1")
+def test_windows_that_only_v2_serves_are_refused_on_v1(folder: Path, target: Path):
+    from peagle_vllm.core.config import RefusedError
+
+    own = write_own(folder / "mixed", target, CASES["speculators-mixed"])
+    with pytest.raises(RefusedError, match=r"full_attention and sliding_attention layers, and the V1 "):
+        engine(Settings(target, own, k=K))
+
+
+@pytest.mark.arm("plugin-v1")
+def test_what_needs_convert_is_refused_by_inspects_line(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch):
+    from peagle_vllm.core.config import RefusedError
+
+    for name in (name for name, case in CASES.items() if not case.direct):
+        own = write_own(folder / f"{name}-own", target, CASES[name])
+        head = write_dialect(folder / f"{name}-refused", own, CASES[name])
+        inspected = run(monkeypatch, "inspect", head, "--target", target)
+        assert inspected.code == 1
+        with pytest.raises(RefusedError) as refused:
+            engine(Settings(target, head, k=K))
+        line = str(refused.value).removeprefix("P-EAGLE refused: ")
+        assert f"unfit    {line}" in inspected.out

@@ -1,0 +1,143 @@
+"""Every mutated head is refused by one line that names the fault, or is exactly what it was; and nothing else happens.
+
+Through the commands, as a user would: inspect says it, convert refuses or writes the same weights.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from peagle_vllm.heads.config import default_aux_layers
+from peagle_vllm.heads.convert import DEFAULTS
+from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.shapes import expected_shapes
+from tests.commands.running import Ran, run
+from tests.heads import writers
+from tests.heads.mutations import Mutation, mutations
+from tests.heads.writers import DRAFT_VOCAB, MASK_TOKEN, TARGET, Written
+
+HEADS: dict[str, Callable[[], Written]] = {
+    "speculators": lambda: writers.speculators(draft_vocab=DRAFT_VOCAB),
+    "aws": writers.aws,
+    "flat": writers.flat,
+    "nemo-qwen3": lambda: writers.nemo("qwen3"),
+    "specforge": lambda: writers.specforge(mask_token_id=MASK_TOKEN),
+    "vllm-sharded": lambda: _sharded(writers.vllm()),
+}
+STEP = 13  # of the small run: every thirteenth mutation
+
+
+def _sharded(head: Written) -> Written:
+    head.shards = 2
+    return head
+
+
+def meaning(folder: Path) -> dict[str, Any]:
+    """All that serving takes from a head's config. Not ``max_position_embeddings``: vLLM takes the target's."""
+    head = read_head(folder)
+    aux = head.aux_layer_ids or default_aux_layers(TARGET.num_layers)
+    fields: dict[str, Any] = {
+        "family": head.family,
+        "aux": tuple(aux),
+        "mask token": head.mask_token_id,
+        "rope": (head.served.get("rope_theta", 10000.0), head.served.get("rope_scaling")),
+        "windows": (head.served.get("layer_types"), head.served.get("sliding_window")),
+        "shapes": expected_shapes(head),
+        "norms": [bool(head.served.get(key)) for key in ("norm_before_residual", "norm_before_fc", "fc_norm")],
+    }
+    fields |= DEFAULTS
+    return fields | {key: head.served[key] for key in fields if head.served.get(key) is not None}
+
+
+def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """ "refused" or "the same"; anything else is an AssertionError."""
+    target = place / "target"
+    target.mkdir(parents=True)
+    sizes = asdict(TARGET)
+    config = {"hidden_size": sizes["hidden_size"], "vocab_size": sizes["vocab_size"]}
+    (target / "config.json").write_text(json.dumps(config | {"num_hidden_layers": sizes["num_layers"]}))
+    mutation.change(head)
+    folder = head.save(place / "head")
+    mutation.damage(folder)
+    before = listing(place)
+
+    began = time.monotonic()
+    inspected = run(monkeypatch, "inspect", "--json", folder, "--target", target)
+    converted = run(monkeypatch, "convert", folder, place / "out", "--target", target)
+    assert time.monotonic() - began < 5
+    lines = refusals(inspected)
+    if lines:
+        assert converted.code != 0 and not (place / "out").exists()
+        assert listing(place) == before
+        assert any(word in line for line in lines for word in mutation.names), lines
+        return "refused"
+    assert converted.code == 0, converted.err
+    assert meaning(folder) == meaning(original), "accepted in silence"
+    assert {n: t.tolist() for n, t in weights(folder).items()} == {n: t.tolist() for n, t in weights(original).items()}
+    assert listing(place) - before == {"out", "out/config.json", "out/model.safetensors"}
+    return "the same"
+
+
+def refusals(ran: Ran) -> list[str]:
+    assert "Traceback" not in ran.err + ran.out
+    if ran.code == 2:
+        assert ran.out == ""
+        lines = ran.err.splitlines()
+        assert len(lines) == 1
+        return lines
+    assert ran.err == ""
+    data = json.loads(ran.out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    lines = [problem["line"] for problem in data["problems"] if problem["severity"] == "error"]
+    assert ran.code == (1 if lines else 0)
+    for line in lines:
+        assert len(line.splitlines()) == 1 and len(line) < 1500
+        line.encode()
+    return lines
+
+
+def weights(folder: Path) -> dict:
+    """What the head computes with: not the map that a full vocabulary has no use for, and never ``t2d``."""
+    head, found = read_head(folder), {}
+    for name, info in head.tensors.items():
+        tensor = load_file(folder / info.file)[info.name].float()
+        found[name] = tensor.flatten() if name == "mask_hidden" else tensor
+    unused = {"t2d", "d2t"} if head.draft_vocab_size == head.vocab_size else {"t2d"}
+    return {name: tensor for name, tensor in found.items() if name not in unused}
+
+
+def listing(place: Path) -> set[str]:
+    return {str(path.relative_to(place)) for path in place.rglob("*")}
+
+
+def sweep(name: str, step: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    original = HEADS[name]().save(place / "original")
+    seen: Counter[str] = Counter()
+    for number, mutation in enumerate(list(mutations(HEADS[name]()))[::step]):
+        try:
+            seen[judge(HEADS[name](), mutation, place / str(number), original, monkeypatch)] += 1
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {mutation.name}: {error}") from error
+    print(f"{name}: {dict(seen)}")
+    return seen
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_some_mutations(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = sweep(name, STEP, tmp_path, monkeypatch)
+    assert seen["refused"] > 20 and seen["the same"] > 0
+
+
+@pytest.mark.full
+def test_every_mutation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: Counter[str] = Counter()
+    for name in HEADS:
+        seen += sweep(name, 1, tmp_path / name, monkeypatch)
+    print(dict(seen))
+    assert seen.total() >= 1000
