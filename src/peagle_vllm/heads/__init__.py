@@ -1,6 +1,8 @@
-"""Head checkpoints: reading them and judging them. Imports no vLLM and no torch.
+"""Head checkpoints: reading, judging and converting them. Imports no vLLM and no torch.
 
-locate(name) -> folder | RemoteHead    where the files are
-read_head(folder) -> Head              config.json and the safetensors headers, as vLLM reads them
+locate(name) -> folder | RemoteHead    where the files are; find and download for tools
+read_head(folder) -> Head              config.json and the safetensors headers, and what serving makes of them
 check_head(head) -> [Problem]          what is wrong with the head alone; core.pair adds the target
+report(head, problems) -> dict         what inspect tells
+convert(head, out, to) -> Head         the same weights in vLLM's own format or speculators'
 """
