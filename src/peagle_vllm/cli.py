@@ -7,6 +7,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from peagle_vllm.bench.cli import app as bench_app
+from peagle_vllm.plan.cli import plan
+
 app = typer.Typer(
     name="peagle-vllm",
     help="P-EAGLE, parallel-drafting EAGLE, on vLLM.",
@@ -14,6 +17,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app)
+app.command()(plan)
 
 
 def _fail(message: str) -> NoReturn:
