@@ -50,6 +50,7 @@ class Metrics:
     acceptance: tuple[float, ...]
     kv_use: float
     gpu_memory_mib: float
+    texts: tuple[str, ...]  # hashes of the answers, in the order of the prompts
 
 
 def metrics_of(result: CellResult) -> Metrics:
@@ -76,6 +77,7 @@ def metrics_of(result: CellResult) -> Metrics:
         acceptance=tuple(n / drafts.num_drafts for n in drafts.accepted_per_position) if drafts else (),
         kv_use=max(result.gauges.get("kv_use") or [math.nan]),
         gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
+        texts=tuple(raw.get("texts_sha256", ())),
     )
 
 
@@ -147,6 +149,12 @@ class Point:
     def acceptance(self) -> list[float]:
         """Median share accepted at each position."""
         return [self.spread("acceptance", i).median for i in range(self.k)]
+
+
+def same_texts(point: Point, base: Point) -> float:
+    """Share of requests answered with the same text as without speculation, at temperature 0; NaN when unknown."""
+    pairs = list(zip(point.cells[0].texts, base.cells[0].texts, strict=False))
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else math.nan
 
 
 def points(results: Iterable[CellResult]) -> list[Point]:

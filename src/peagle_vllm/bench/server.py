@@ -61,8 +61,13 @@ def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
     return arguments
 
 
+def client_environment(suite: Suite) -> dict[str, str]:
+    """What all arms share: nothing in which arms differ may reach the client."""
+    return ENVIRONMENT | suite.serve.environment
+
+
 def serve_environment(suite: Suite, arm_name: str) -> dict[str, str]:
-    return ENVIRONMENT | suite.serve.environment | suite.arms[arm_name].environment
+    return client_environment(suite) | suite.arms[arm_name].environment
 
 
 class Server:

@@ -13,27 +13,22 @@ What can go wrong, and what then happens:
 import contextlib
 import errno
 import fcntl
-import hashlib
-import json
 import shutil
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.bench import processes, provenance
+from peagle_vllm.bench import provenance
 from peagle_vllm.bench.cells import Cell, Only, Session, sessions
-from peagle_vllm.bench.client import CLIENT, RESULT, bench_arguments
+from peagle_vllm.bench.client import CLIENT
 from peagle_vllm.bench.errors import BenchError
 from peagle_vllm.bench.gauges import Gauges
-from peagle_vllm.bench.last_words import last_words
+from peagle_vllm.bench.measure import CellFailed, configuration, measure, without_paths, without_texts
 from peagle_vllm.bench.progress import Progress
 from peagle_vllm.bench.results import (
-    SAMPLES,
     CellResult,
     as_json,
     drafts_of,
@@ -53,7 +48,6 @@ from peagle_vllm.bench.server import (
 from peagle_vllm.bench.suite import Suite
 
 MIN_FREE_BYTES = 64 << 20
-PAUSE = 0.2  # seconds between two looks at a running client
 
 
 @dataclass(frozen=True)
@@ -62,10 +56,6 @@ class Commands:
 
     server: list[str] = field(default_factory=lambda: list(SERVER))
     client: list[str] = field(default_factory=lambda: list(CLIENT))
-
-
-class CellFailed(Exception):
-    """One cell failed; the message says why. The sweep goes on."""
 
 
 class Sweep:
@@ -206,7 +196,16 @@ class Sweep:
     def _measure(self, cell: Cell, server: Server) -> bool:
         began, gauges = datetime.now(UTC), Gauges(server)
         try:
-            raw = self._run_client(cell, server, gauges)
+            raw = measure(
+                self.suite,
+                cell,
+                server,
+                gauges,
+                client=self.commands.client,
+                cwd=self.folder,
+                partial=self._partial,
+                log=self._new_log(f"{cell.id}-client"),
+            )
             kept = self._result(cell, server.start_seconds, began)
             result = CellResult(
                 **kept,
@@ -223,67 +222,13 @@ class Sweep:
         self.progress.cell_done(result)
         return True
 
-    def _run_client(self, cell: Cell, server: Server, gauges: Gauges) -> dict[str, Any]:
-        """One call of ``vllm bench serve``; raises CellFailed unless every request was answered."""
-        folder, log = self._partial / cell.id, self._new_log(f"{cell.id}-client")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        command = [*self.commands.client, *bench_arguments(self.suite, cell), "--port", str(server.port)]
-        command += ["--result-dir", str(folder), "--result-filename", RESULT]
-        try:
-            server.empty_prefix_cache()
-        except OSError as error:
-            with _as_cell_failure():
-                server.check()
-            raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
-        client = processes.start(command, cwd=self.folder, env=serve_environment(self.suite, cell.arm), log=log)
-        deadline = time.monotonic() + self.suite.cell_seconds
-        try:
-            while (status := _wait(client)) is None:
-                with _as_cell_failure():
-                    server.check()
-                gauges.sample()
-                if time.monotonic() > deadline:
-                    raise CellFailed(f"not done after {self.suite.cell_seconds} s (cell_seconds)")
-        finally:
-            processes.end(client, patience=5)
-        with _as_cell_failure():
-            server.check()
-        if status:
-            words = last_words(log)
-            if "No space left on device" in words:
-                raise OSError(errno.ENOSPC, "")
-            raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {words}")
-        try:
-            raw = json.loads((folder / RESULT).read_text())
-        except (OSError, ValueError):
-            raise CellFailed(f"vllm bench serve wrote no result: {last_words(log)}") from None
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        asked = self.suite.datasets[cell.dataset].num_prompts(cell.concurrency)
-        if raw.get("completed") != asked or raw.get("failed"):
-            first = next((text for text in raw.get("errors", []) if text), "no error was given")
-            why = first.strip().splitlines()[-1][:300]
-            raise CellFailed(f"{raw.get('completed')} of {asked} requests were answered: {why}")
-        return raw
-
     def _result(self, cell: Cell, start_seconds: float, began: datetime) -> dict[str, Any]:
-        dataset = self.suite.datasets[cell.dataset]
-        configuration: dict[str, Any] = {
-            "suite": self.suite.name,
-            "suite_fingerprint": self.suite.fingerprint(),
-            "serve": ["python", *self.commands.server[1:], *serve_arguments(self.suite, cell.arm, cell.k)],
-            "bench": ["python", *self.commands.client[1:], *bench_arguments(self.suite, cell)],
-            "environment": serve_environment(self.suite, cell.arm),
-            "dataset": dataset.model_dump(mode="json", exclude_none=True),
-        }
-        if dataset.jsonl is not None:
-            content = (self.folder / dataset.jsonl).read_bytes()
-            configuration["dataset"]["sha256"] = hashlib.sha256(content).hexdigest()
         return {
             "cell": cell,
             "kind": self.suite.arms[cell.arm].kind,
-            "configuration": configuration,
+            "configuration": configuration(
+                self.suite, self.folder, cell, server=self.commands.server, client=self.commands.client
+            ),
             "versions": self.versions,
             "hardware": self.hardware,
             "began": began.isoformat(timespec="seconds"),
@@ -299,37 +244,6 @@ class Sweep:
 
     def _keep(self, result: CellResult) -> None:
         write_json(as_json(result), self._file(result.cell), self._partial / f"{result.cell.id}.json")
-
-
-def without_paths(text: str) -> str:
-    """A result says nothing about where things lie on the machine that made it."""
-    return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
-
-
-def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Samples rounded to the microsecond; texts as hashes, enough to see whether two arms wrote the same."""
-    kept = {name: value for name, value in raw.items() if name not in ("generated_texts", "errors", "tokenizer_id")}
-    for name in SAMPLES:
-        if name in kept:
-            kept[name] = [[round(v, 6) for v in x] if isinstance(x, list) else round(x, 6) for x in kept[name]]
-    texts = raw.get("generated_texts", [])
-    kept["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
-    return kept
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> int | None:
-    try:
-        return process.wait(PAUSE)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-@contextlib.contextmanager
-def _as_cell_failure() -> Iterator[None]:
-    try:
-        yield
-    except ServerFailed as error:
-        raise CellFailed(str(error)) from None
 
 
 @contextlib.contextmanager

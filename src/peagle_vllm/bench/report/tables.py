@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peagle_vllm.bench.metrics import Point, Ratio, Spread, best_depth
+from peagle_vllm.bench.metrics import Point, Ratio, Spread, best_depth, same_texts
 from peagle_vllm.bench.report.published import Published
 
 
@@ -48,9 +48,15 @@ def by_dataset(points: Sequence[Point]) -> dict[str, list[Point]]:
 def cell_table(dataset: str, points: Sequence[Point]) -> Table:
     """Every metric of every point."""
     header: tuple[str, ...] = ("arm", "K", "c", "tokens/s", "tokens/s per user", "AL", "accepted at position 1..K, %")
-    header += ("TTFT ms, p50 / p90 / p99", "TPOT ms", "ITL ms", "KV use %", "GPU memory MiB", "repeats")
+    header += ("TTFT ms, p50 / p90 / p99", "TPOT ms", "ITL ms", "KV use %", "GPU memory MiB", "same text %", "repeats")
+    note = (
+        "Medians over repeats, in brackets the smallest and largest. Same text: answers equal to those without "
+        "speculation; only float32 at temperature 0 promises 100."
+    )
     rows: list[tuple[str, ...]] = []
+    base = {p.concurrency: p for p in points if p.kind == "none"}
     for p in points:
+        same = same_texts(p, base[p.concurrency]) if p.concurrency in base else math.nan
         al = p.spread("acceptance_length")
         rows.append(
             (
@@ -66,10 +72,11 @@ def cell_table(dataset: str, points: Sequence[Point]) -> Table:
                 percentiles(p, "itl"),
                 f"{100 * p.spread('kv_use').median:.1f}" if p.spread("kv_use").repeats else "",
                 count(p.spread("gpu_memory_mib").median),
+                "" if math.isnan(same) else f"{100 * same:.0f}",
                 f"{len(p.cells)}" if len(p.cells) == p.asked else f"{len(p.cells)} of {p.asked}",
             )
         )
-    return Table(f"All cells, {dataset}", header, rows, "Medians over repeats, in brackets the smallest and largest.")
+    return Table(f"All cells, {dataset}", header, rows, note)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""A suite for synthetic results and stand-ins: three arms, two depths, two concurrencies, two repeats."""
+
+from pathlib import Path
+
+import pytest
+
+SUITE = """\
+name: trial
+target: ./target
+arms:
+  none: {}
+  EAGLE-3:
+    speculative_config: {method: eagle3, model: ./eagle}
+    k: [3, 7]
+  P-EAGLE:
+    speculative_config: {method: eagle3, model: ./peagle, parallel_drafting: true}
+    k: [3, 7]
+datasets:
+  prompts:
+    jsonl: ./prompts.jsonl
+    prompts: 12
+    output_tokens: 64
+concurrency: [1, 4]
+repeats: 2
+warmups: 0
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> Path:
+    """The suite above, with everything it names beside it."""
+    folder = tmp_path / "suite"
+    for name in ("target", "eagle", "peagle"):
+        (folder / name).mkdir(parents=True)
+    (folder / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    file = folder / "trial.yaml"
+    file.write_text(SUITE)
+    return file
