@@ -1,4 +1,4 @@
-"""A suite for synthetic results and stand-ins: three arms, two depths, two concurrencies, two repeats."""
+"""A suite for synthetic results: three arms, two depths, two concurrencies, two repeats; and a smaller one."""
 
 from pathlib import Path
 
@@ -36,3 +36,12 @@ def suite_file(tmp_path: Path) -> Path:
     file = folder / "trial.yaml"
     file.write_text(SUITE)
     return file
+
+
+@pytest.fixture
+def small_suite_file(suite_file: Path) -> Path:
+    """Two arms, one depth: four server starts, eight cells."""
+    text = suite_file.read_text()
+    begin, end = text.index("  P-EAGLE:"), text.index("datasets:")
+    suite_file.write_text((text[:begin] + text[end:]).replace("k: [3, 7]", "k: [3]"))
+    return suite_file

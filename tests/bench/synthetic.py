@@ -10,6 +10,7 @@ from peagle_vllm.bench.results import CellResult, as_json, drafts_of, write_json
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 
+
 def result(suite: Suite, cell: Cell, *, noise: float = 1.0, reason: str = "", gpu: str = "") -> CellResult:
     kind = suite.arms[cell.arm].kind
     data = {} if reason else raw(kind, cell.k, cell.concurrency, noise=noise)

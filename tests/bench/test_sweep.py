@@ -75,8 +75,8 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def trial(suite_file: Path) -> Trial:
-    return Trial(suite_file)
+def trial(small_suite_file: Path) -> Trial:
+    return Trial(small_suite_file)
 
 
 def one_line(output: str) -> str:
@@ -95,8 +95,8 @@ def test_a_whole_sweep(trial: Trial) -> None:
     assert all(r.ok for r in found)
     assert "min left" in output or "s left" in output
     starts = [line for line in output.splitlines() if line.startswith("starting")]
-    assert len(starts) == 10  # 5 servers a repeat; the first repeat is over before the second begins
-    assert all("repeat 1" in line for line in starts[:5]) and all("repeat 2" in line for line in starts[5:])
+    order = ["none, repeat 1", "EAGLE-3 K=3, repeat 1", "none, repeat 2", "EAGLE-3 K=3, repeat 2"]
+    assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
     assert not list(trial.results.glob(".partial/*"))
     trial.assert_nothing_is_left()
     one = found[0]
@@ -115,11 +115,12 @@ def test_a_second_run_measures_nothing(trial: Trial) -> None:
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sign: sign.name)
 def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
+    trial.change("repeats: 2", "repeats: 4")
     rng = random.Random(sign)
     whole: dict[str, int] = {}
     for _ in range(3):
         process = trial.start()
-        time.sleep(rng.uniform(0.8, 2.5))
+        time.sleep(rng.uniform(0.5, 1.8))
         process.send_signal(sign)
         output, _ = process.communicate(timeout=60)
         trial.assert_nothing_is_left()
@@ -140,35 +141,35 @@ def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
 
 
 def test_a_server_that_dies_mid_cell(trial: Trial) -> None:
-    trial.change("    k: [3, 7]\n  P-EAGLE", '    k: [3, 7]\n    environment: {STANDIN: "dies:2"}\n  P-EAGLE')
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:2"}\n')
     status, output = trial.run()
     assert status == 1
     failed = [r for r in read_results(trial.results) if not r.ok]
-    # each of the two EAGLE-3 servers of a repeat dies in its second cell
-    assert [(r.cell.arm, r.cell.concurrency) for r in failed] == [("EAGLE-3", 4)] * 4
+    # the EAGLE-3 server of each repeat dies in its second cell
+    assert [(r.cell.arm, r.cell.concurrency) for r in failed] == [("EAGLE-3", 4)] * 2
     for r in failed:
         assert "the server ended (exit status 1): ValueError: out of everything" in r.reason
     assert len(read_results(trial.results)) == len(trial.cells())
-    assert "4 of 20 cells failed" in output
+    assert "2 of 8 cells failed" in output
     trial.assert_nothing_is_left()
 
 
 def test_a_server_started_again_goes_on_with_the_next_cell(trial: Trial) -> None:
-    trial.change("    k: [3, 7]\n  P-EAGLE", '    k: [3, 7]\n    environment: {STANDIN: "dies:1"}\n  P-EAGLE')
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:1"}\n')
     status, output = trial.run()
     assert status == 1
     found = read_results(trial.results)
     assert {r.cell.arm for r in found if not r.ok} == {"EAGLE-3"}
-    assert sum(not r.ok for r in found) == 8  # every cell had a server, and each died at once
+    assert sum(not r.ok for r in found) == 4  # every cell had a server, and each died at once
     assert "starting it again" in output
 
 
 def test_a_head_that_does_not_fit(trial: Trial) -> None:
-    trial.change("    k: [3, 7]\n  P-EAGLE", "    k: [3, 7]\n    environment: {STANDIN: no-start}\n  P-EAGLE")
+    trial.change("    k: [3]\n", "    k: [3]\n    environment: {STANDIN: no-start}\n")
     status, _ = trial.run()
     assert status == 1
     failed = [r for r in read_results(trial.results) if not r.ok]
-    assert {r.cell.arm for r in failed} == {"EAGLE-3"} and len(failed) == 8
+    assert {r.cell.arm for r in failed} == {"EAGLE-3"} and len(failed) == 4
     assert all("ValueError: the head is 64 wide, the target 128" in r.reason for r in failed)
     trial.assert_nothing_is_left()
 
@@ -211,7 +212,7 @@ def test_a_missing_dataset(trial: Trial) -> None:
     (trial.suite.parent / "prompts.jsonl").unlink()
     status, output = trial.run()
     assert status == 2
-    assert "trial.yaml:13: datasets.prompts.jsonl: there is no file ./prompts.jsonl" in one_line(output)
+    assert "trial.yaml:10: datasets.prompts.jsonl: there is no file ./prompts.jsonl" in one_line(output)
     assert not trial.results.exists()
 
 

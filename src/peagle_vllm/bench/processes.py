@@ -35,7 +35,7 @@ def end(process: "subprocess.Popen[bytes]", patience: float = 20) -> None:
             break
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and _group_lives(process):
-            time.sleep(0.1)
+            time.sleep(0.03)
     process.poll()
 
 

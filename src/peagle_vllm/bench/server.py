@@ -13,7 +13,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 from peagle_vllm.bench import processes
@@ -109,9 +108,9 @@ class Server:
         if (status := self._process.poll()) is not None:
             raise ServerFailed(f"the server ended ({processes.how_it_ended(status)}): {last_words(self.log)}")
 
-    def wait_until_ready(self, seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
+    def wait_until_ready(self, seconds: float) -> None:
         """Raises ServerFailed when it dies first, or takes longer than ``seconds``."""
-        began = time.monotonic()
+        began, pause = time.monotonic(), 0.05
         while True:
             self.check()
             with contextlib.suppress(OSError, urllib.error.URLError):
@@ -119,7 +118,8 @@ class Server:
                 break
             if time.monotonic() - began > seconds:
                 raise ServerFailed(f"the server was not ready after {seconds:.0f} s: {last_words(self.log)}")
-            pause(0.3)
+            time.sleep(pause)
+            pause = min(0.5, 1.3 * pause)
         self.check()  # it was our server that answered
         self.start_seconds = time.monotonic() - began
 

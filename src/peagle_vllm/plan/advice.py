@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from peagle_vllm.plan.acceptance import Profile
 from peagle_vllm.plan.model import Costs, speedup, throughput
 
+LOW_ACCEPTANCE = 0.4  # "below alpha of about 0.4, speedup vanishes", the textbook says
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -64,9 +66,11 @@ def why_not(costs: Costs, profile: Profile, requests: int, depths: Sequence[int]
     needed = costs.round_ms(requests, k) / costs.target(requests)
     alone = costs.target(requests)
     draft = costs.fixed * (1 if costs.drafting == "parallel" else k)
-    cause = "the batch is large: drafting and verifying more tokens costs as much as it gains"
-    if draft > alone * (profile.length(k) - 1):
+    first = profile.shares(1)[0]
+    if first < LOW_ACCEPTANCE:
+        cause = f"acceptance is low: the first draft token is accepted {first:.0%} of the time"
+    elif draft > alone * (profile.length(k) - 1):
         cause = f"the target is small: drafting takes {draft:.1f} ms beside its step of {alone:.1f} ms"
-    elif profile.length(1) < 1.4:
-        cause = f"acceptance is low: the first draft token is accepted {profile.shares(1)[0]:.0%} of the time"
+    else:
+        cause = "the batch is large: drafting and verifying more tokens costs as much as it gains"
     return f"at K={k} a round takes {needed:.2f} steps and yields {profile.length(k):.2f} tokens; {cause}"

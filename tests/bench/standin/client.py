@@ -1,9 +1,9 @@
 """Stands for `vllm bench serve`: writes a synthetic result. STANDIN_CLIENT in its environment says what fails.
 
-    fails         an error and no result
-    half          half of the requests failed
-    full-disk     the error that a full disk gives
-    slow          takes a second before it writes
+fails         an error and no result
+half          half of the requests failed
+full-disk     the error that a full disk gives
+slow          takes a second before it writes
 """
 
 import argparse
@@ -38,7 +38,7 @@ if wanted == "fails":
 if wanted == "full-disk":
     print("OSError: [Errno 28] No space left on device")
     sys.exit(1)
-time.sleep(1.0 if wanted == "slow" else 0.15)
+time.sleep(1.0 if wanted == "slow" else 0.05)
 k = int(cell.split("-k")[1].split("-")[0])
 kind = {"none": "none", "eagle": "EAGLE-3"}.get(cell.split("-")[0], "P-EAGLE")
 found = raw(kind, k, int(args.max_concurrency), prompts=int(args.num_prompts))

@@ -1,7 +1,7 @@
 """Stands for vLLM's server: answers what the sweep asks, in milliseconds. STANDIN in its environment says what fails.
 
-    no-start    ends with an error that looks like vLLM's before it listens
-    dies:N      ends abruptly when the N-th cell of this start begins
+no-start    ends with an error that looks like vLLM's before it listens
+dies:N      ends abruptly when the N-th cell of this start begins
 """
 
 import argparse
