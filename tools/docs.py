@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 DEMO_RESULT = ROOT / "benchmarks/results/demo.json"
+TINY_SWEEP = ROOT / "benchmarks/results/tiny-cpu"
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -34,7 +35,36 @@ def seams() -> str:
     return render(all_seams(), load_recorded())
 
 
-GENERATED = {"README.md": readme, "docs/seams.md": seams}
+def benchmarking() -> str:
+    page = (ROOT / "docs/benchmarking.md").read_text()
+    if not (TINY_SWEEP / "cells").is_dir():
+        return between(page, "tiny-cpu", "No sweep is committed yet.")
+    return between(page, "tiny-cpu", tiny_sweep())
+
+
+def tiny_sweep() -> str:
+    """Best K of the committed sweep, and what the planner says about its K=7 cells after seeing those at K=3."""
+    from peagle_vllm.bench.report.write import gather, markdown_table
+    from peagle_vllm.plan.fit import fit, judge
+
+    report = gather(TINY_SWEEP)
+    folder = TINY_SWEEP.relative_to(ROOT)
+    parts = [f"`peagle-vllm bench run benchmarks/suites/tiny-cpu.yaml --results {folder}` measured:", report.setting]
+    parts += [markdown_table(table, level=3) for table in report.best]
+    if report.failures:
+        parts.append("Failed: " + "; ".join(report.failures))
+    lines = ["| arm | c | measured tokens/s, K=7 | predicted from K=3 | error |", "| --- | --- | --- | --- | --- |"]
+    for dataset, points in report.groups.items():
+        for arm in dict.fromkeys(p.arm for p in points if {3, 7} <= {q.k for q in points if q.arm == p.arm}):
+            for j in judge(fit(points, arm, dataset, [3]), points):
+                if j.point.k == 7:
+                    measured = f"{j.point.tokens_per_second.median:.0f} | {j.predicted:.0f}"
+                    lines.append(f"| {arm} | {j.point.concurrency} | {measured} | {j.error:+.0%} |")
+    parts += ["The planner, shown the K=3 cells only, about the K=7 cells:", "\n".join(lines)]
+    return "\n\n".join(parts)
+
+
+GENERATED = {"README.md": readme, "docs/seams.md": seams, "docs/benchmarking.md": benchmarking}
 
 
 def outdated() -> list[str]:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from peagle_vllm.bench.errors import BenchError
 from peagle_vllm.bench.metrics import points
 from peagle_vllm.bench.report.published import matching, published
-from peagle_vllm.bench.report.svg import linear_axis, log_axis
+from peagle_vllm.bench.report.svg import decades_axis, linear_axis, log_axis
 from peagle_vllm.bench.report.tables import best_rows
 from peagle_vllm.bench.report.write import write_report
 from peagle_vllm.bench.results import read_results
@@ -118,6 +118,7 @@ def test_published_ratios_agree_with_the_published_rates() -> None:
 def test_axes() -> None:
     assert linear_axis("", [0, 870]).ticks == (0, 200, 400, 600, 800, 1000)
     assert linear_axis("", [1, 3], zero=False).low == 1
+    assert decades_axis("", [130, 870]).ticks == (100, 200, 500, 1000)
     axis = log_axis("", [1, 4, 8])
     assert axis.ticks == (1, 4, 8) and 0 < axis.share(1) < axis.share(4) < axis.share(8) < 1
     assert log_axis("", [4]).share(4) == pytest.approx(0.5)

@@ -78,14 +78,23 @@ def drafts_of(raw: dict[str, Any]) -> Drafts | None:
     )
 
 
-def write_json(data: Any, file: Path, partial: Path) -> None:
+def write_json(data: dict[str, Any], file: Path, partial: Path) -> None:
     """Write whole or not at all: into ``partial``, then renamed."""
     with partial.open("w") as out:
-        json.dump(data, out, indent=1)
-        out.write("\n")
+        out.write(_lines(data) + "\n")
         out.flush()
         os.fsync(out.fileno())
     partial.replace(file)
+
+
+def _lines(data: dict[str, Any], indent: str = " ") -> str:
+    """JSON with one key a line, lists of samples on theirs: readable, and no larger than need be."""
+    parts = []
+    for key, value in data.items():
+        deeper = isinstance(value, dict) and value
+        text = _lines(value, indent + " ") if deeper else json.dumps(value, separators=(", ", ": "))
+        parts.append(f"{indent}{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}"
 
 
 def as_json(result: CellResult) -> dict[str, Any]:

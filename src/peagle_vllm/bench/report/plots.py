@@ -9,6 +9,7 @@ from peagle_vllm.bench.report.svg import (
     Series,
     Square,
     chart,
+    decades_axis,
     heat_map,
     linear_axis,
     log_axis,
@@ -42,7 +43,7 @@ def throughput(dataset: str, points: Sequence[Point]) -> str:
 
     series = _series(points, mark)
     x = log_axis("concurrency", [p.concurrency for p in points])
-    y = linear_axis("output tokens/s", [m.high for s in series for m in s.marks])
+    y = decades_axis("output tokens/s", [v for s in series for m in s.marks for v in (m.low, m.high)])
     return chart(series, x, y, f"Throughput against concurrency, {dataset}")
 
 

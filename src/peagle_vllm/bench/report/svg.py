@@ -69,6 +69,18 @@ def log_axis(title: str, values: Sequence[float]) -> Axis:
     return Axis(title, low / pad, high * pad, ticks, log=True)
 
 
+def decades_axis(title: str, values: Sequence[float]) -> Axis:
+    """Logarithmic, with ticks at 1, 2, 5, 10, 20 ... around ``values``."""
+    low, high = min(values), max(values)
+    all_ticks = [
+        f * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2) for f in (1, 2, 5)
+    ]
+    first = max(tick for tick in all_ticks if tick <= low)
+    last = min(tick for tick in all_ticks if tick >= high)
+    ticks = tuple(tick for tick in all_ticks if first <= tick <= last)
+    return Axis(title, first, last, ticks, log=True)
+
+
 def number(value: float) -> str:
     """Short and exact enough for a tick or a label."""
     if value == int(value) and abs(value) < 1e6:

@@ -97,19 +97,20 @@ READING = (
 
 def markdown(report: Report) -> str:
     parts = [f"# {report.title}", report.setting, READING]
-    parts += [_markdown_table(t) for t in report.best]
+    parts += [markdown_table(t) for t in report.best]
     if report.failures:
         parts += ["## Failed cells", "\n".join(f"- {line}" for line in report.failures)]
     if report.doubts:
         parts += ["## Ratios in doubt", "\n".join(f"- {line}" for line in report.doubts)]
-    parts += [_markdown_table(t) for t in (*report.beside, *report.cells)]
+    parts += [markdown_table(t) for t in (*report.beside, *report.cells)]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(t: Table) -> str:
+def markdown_table(t: Table, level: int = 2) -> str:
+    """A table under a heading of this level."""
     lines = [t.header, ("---",) * len(t.header), *t.rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"## {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
+    return f"{'#' * level} {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
 
 
 def html(report: Report) -> str:
@@ -166,7 +167,7 @@ def write_report(folder: Path, out: Path) -> Written:
     except OSError as error:
         raise BenchError(f"{out}: cannot be written ({error.strerror})") from None
     md, page_file = texts
-    summary = "\n\n".join(_markdown_table(t) for t in report.best)
+    summary = "\n\n".join(markdown_table(t) for t in report.best)
     for words, lines in (("failed", report.failures), ("in doubt", report.doubts)):
         if lines:
             summary += f"\n\n{len(lines)} {words}; the report names them."
