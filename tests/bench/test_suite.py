@@ -179,3 +179,28 @@ def test_synthetic_lengths_are_the_published_ones(monkeypatch: pytest.MonkeyPatc
         lengths = {k: entry["synthetic_acceptance_length"] for k, entry in suite.arms[kind].overrides.items()}
         assert {k: lengths[k] for k in (3, 7)} == figures.acceptance_length[kind]
         assert lengths[5] == round(profiles(figures)[kind].length(5), 2)
+
+
+@pytest.mark.parametrize(
+    "command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"], ["plan"]]
+)
+def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from typer.testing import CliRunner
+
+    from peagle_vllm.cli import app
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert done.stderr == 'peagle-vllm: pydantic is not installed: pip install "peagle-vllm[bench]"\n'
+
+
+def test_help_imports_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, peagle_vllm.cli; print([m for m in ('vllm', 'torch', 'pydantic', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

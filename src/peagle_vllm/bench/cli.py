@@ -1,5 +1,6 @@
 """``peagle-vllm bench run | report | compare``. Heavy imports stay inside the commands."""
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -20,6 +21,13 @@ def fail(message: str) -> NoReturn:
     for line in message.splitlines():
         print(f"peagle-vllm: {line}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+def check_extra() -> None:
+    """vLLM brings these two; a machine that only reports has no vLLM."""
+    for name, package in (("pydantic", "pydantic"), ("yaml", "pyyaml")):
+        if importlib.util.find_spec(name) is None:
+            fail(f'{package} is not installed: pip install "peagle-vllm[bench]"')
 
 
 def latest_results() -> Path:
@@ -45,13 +53,12 @@ def run(
 
     Exit status: 0 all cells are there; 1 some failed, the others are there; 2 the sweep cannot run; 130 interrupted.
     """
-    try:
-        from peagle_vllm.bench.cells import Only
-        from peagle_vllm.bench.errors import BenchError
-        from peagle_vllm.bench.suite import read_suite
-        from peagle_vllm.bench.sweep import Sweep
-    except ModuleNotFoundError as error:
-        fail(f'{error.name} is not installed: pip install "peagle-vllm[bench]"')
+    check_extra()
+    from peagle_vllm.bench.cells import Only
+    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench.suite import read_suite
+    from peagle_vllm.bench.sweep import Sweep
+
     try:
         read = read_suite(suite)
         if unknown := [name for name in arm or () if name not in read.arms]:
@@ -76,6 +83,7 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; RESULTS if not said.")] = None,
 ) -> None:
     """Write report.md and report.html: tables, plots, best K, and the published figures beside the measured ones."""
+    check_extra()
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -104,6 +112,7 @@ def compare(
 
     Exit status: 0 none; 1 some are slower, failed or missing; 2 the two cannot be compared.
     """
+    check_extra()
     from rich.console import Console
 
     from peagle_vllm.bench.compare import compare as compare_results

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from peagle_vllm.bench.cli import DEFAULT, fail
+from peagle_vllm.bench.cli import DEFAULT, check_extra, fail
 
 
 def plan(
@@ -37,6 +37,7 @@ def plan(
 
     With RESULTS also writes RESULTS/plan.html with the break-even surface.
     """
+    check_extra()
     from rich.console import Console
 
     from peagle_vllm.bench.errors import BenchError
