@@ -19,7 +19,10 @@ def result(suite: Suite, cell: Cell, *, noise: float = 1.0, reason: str = "", gp
         kind=kind,
         status="failed" if reason else "ok",
         reason=reason,
-        configuration={"dataset": suite.datasets[cell.dataset].model_dump(mode="json")},
+        configuration={
+            "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
+            "layers": {"target": 4} | ({"draft": 1} if cell.k else {}),
+        },
         versions={"vllm": "0.0"},
         hardware={"cpu": "a CPU, 2 cores", "system": "Linux x86_64"} | ({"gpu": gpu} if gpu else {}),
         began="2026-01-01T00:00:00+00:00",

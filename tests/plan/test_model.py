@@ -1,6 +1,7 @@
 """The throughput model: the textbook, the published tables, and fits of cells with known costs."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from peagle_vllm.bench.suite import read_suite
 from peagle_vllm.cli import app
 from peagle_vllm.plan.acceptance import Profile, ProfileError, from_alpha, from_lengths, from_shares, parse
 from peagle_vllm.plan.advice import break_even, choose, schedule, schedule_json, why_not
-from peagle_vllm.plan.fit import fit, judge
+from peagle_vllm.plan.fit import fit, judge, non_negative
 from peagle_vllm.plan.model import Costs, Target, speedup, textbook
 from tests.bench import synthetic
 from tests.bench.conftest import suite_file  # noqa: F401
@@ -90,7 +91,10 @@ def test_costs_come_back_out_of_cells(measured, arm: str) -> None:
     _, found = measured
     fitted = fit(found, arm, "prompts")
     assert fitted.costs.drafting == ("parallel" if arm == "P-EAGLE" else "sequential")
-    assert fitted.costs.fixed == pytest.approx(1.0, abs=0.05)
+    once, forward = (3.0, 0.0) if arm == "P-EAGLE" else (2.0, 1.0)
+    assert fitted.costs.once == pytest.approx(once, abs=0.2)
+    assert fitted.costs.forward == pytest.approx(forward, abs=0.05)
+    assert fitted.assumed == ""
     assert fitted.costs.per_token == pytest.approx(0.05, abs=0.01)
     assert fitted.costs.target(1) == pytest.approx(4.2, rel=0.01)
 
@@ -102,6 +106,27 @@ def test_k3_predicts_k7(measured, arm: str) -> None:
     predicted = [j for j in judge(fitted, found) if not j.used]
     assert [(j.point.k, j.point.concurrency) for j in predicted] == [(7, 1), (7, 4)]
     assert all(abs(j.error) < 0.03 for j in predicted)
+    assert fitted.assumed == ("" if arm == "P-EAGLE" else fitted.assumed)
+
+
+def test_one_depth_cannot_tell_a_sequential_forward(measured) -> None:
+    """With layers known, a forward is taken to cost its share of them; without, all is taken to grow with K."""
+    _, found = measured
+    known = fit(found, "EAGLE-3", "prompts", [3])
+    assert known.costs.forward == pytest.approx(4.2 / 4, rel=0.02) and "its share of layers" in known.assumed
+    unknown = fit([replace(p, layers_share=None) for p in found], "EAGLE-3", "prompts", [3])
+    assert unknown.costs.once == 0 and "layers unknown" in unknown.assumed
+    slow = [j.predicted for j in judge(unknown, found) if j.point.k == 7]
+    assert all(a < b for a, b in zip(slow, [j.predicted for j in judge(known, found) if j.point.k == 7], strict=True))
+
+
+def test_least_squares_without_negative_coefficients() -> None:
+    ones, xs = [1.0] * 4, [1.0, 2.0, 3.0, 4.0]
+    assert non_negative([ones, xs], [5, 7, 9, 11], ones) == pytest.approx((3, 2))
+    assert non_negative([ones, xs], [4, 3, 2, 1], ones) == pytest.approx((2.5, 0))  # the slope would be negative
+    assert non_negative([ones, xs], [-4, -3, -2, -1], ones) == (0, 0)
+    assert non_negative([xs, xs], [2, 4, 6, 8], ones) in ((2.0, 0.0), (0.0, 2.0))  # columns that depend
+    assert non_negative([ones], [1, 1, 1, 9], [1, 1, 1, 0]) == pytest.approx((1,))
 
 
 def test_a_fit_says_what_it_lacks(measured) -> None:
@@ -125,7 +150,7 @@ def test_the_command_plans_and_draws(measured) -> None:
 
 # -------------------------------------------------------------------------------------- advice
 
-COSTS = Costs(Target(((1, 4.0), (64, 10.3))), "parallel", fixed=1.0, per_token=0.1)
+COSTS = Costs(Target(((1, 4.0), (64, 10.3))), "parallel", once=1.0, forward=0.0, per_token=0.1)
 
 
 def test_break_even_is_where_nothing_gains() -> None:
@@ -157,7 +182,7 @@ def test_when_not_to_speculate() -> None:
     assert why_not(COSTS, from_alpha(0.7), 1, depths) == ""
     assert "acceptance is low" in why_not(COSTS, from_alpha(0.05), 1, depths)
     assert "the batch is large" in why_not(COSTS, from_alpha(0.5), 512, depths)
-    tiny = Costs(Target(((1, 0.5),)), "sequential", fixed=1.0, per_token=0.0)
+    tiny = Costs(Target(((1, 0.5),)), "sequential", once=0.0, forward=1.0, per_token=0.0)
     assert "the target is small" in why_not(tiny, from_alpha(0.6), 1, depths)
 
 
@@ -168,7 +193,7 @@ def test_permuted_acceptance_changes_the_answer() -> None:
     def profile(rates) -> Profile:
         return from_shares({7: [math.prod(rates[: i + 1]) for i in range(7)]})
 
-    costs = Costs(Target(((1, 4.0),)), "sequential", fixed=0.5, per_token=0.0)
+    costs = Costs(Target(((1, 4.0),)), "sequential", once=0.0, forward=0.5, per_token=0.0)
     forwards = choose(costs, profile(conditional), 1, range(1, 8))
     backwards = choose(costs, profile(conditional[::-1]), 1, range(1, 8))
     assert (forwards.k, backwards.k) == (3, 0)

@@ -16,6 +16,7 @@ from peagle_vllm.bench.cells import Cell
 from peagle_vllm.bench.client import RESULT, bench_arguments
 from peagle_vllm.bench.gauges import Gauges
 from peagle_vllm.bench.last_words import last_words
+from peagle_vllm.bench.layers import layers
 from peagle_vllm.bench.results import SAMPLES
 from peagle_vllm.bench.server import Server, ServerFailed, client_environment, serve_arguments, serve_environment
 from peagle_vllm.bench.suite import Suite
@@ -93,6 +94,7 @@ def configuration(suite: Suite, folder: Path, cell: Cell, *, server: list[str], 
         "bench": ["python", *client[1:], *bench_arguments(suite, cell)],
         "environment": serve_environment(suite, cell.arm),
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
+        "layers": layers(suite, folder, cell.arm),
     }
     if dataset.jsonl is not None:
         found["dataset"]["sha256"] = hashlib.sha256((folder / dataset.jsonl).read_bytes()).hexdigest()

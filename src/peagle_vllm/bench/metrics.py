@@ -133,6 +133,7 @@ class Point:
     concurrency: int
     cells: tuple[Metrics, ...]
     asked: int  # repeats that were run, failed ones included
+    layers_share: float | None = None  # layers of the head / layers of the target, where both are known
 
     def spread(self, name: str, at: int | None = None) -> Spread:
         """A metric by its field name; ``at`` is an index into a tuple of values."""
@@ -167,7 +168,9 @@ def points(results: Iterable[CellResult]) -> list[Point]:
     for (arm, k, dataset, concurrency), members in groups.items():
         whole = tuple(metrics_of(result) for result in members if result.ok)
         if whole:
-            found.append(Point(arm, members[0].kind, k, dataset, concurrency, whole, len(members)))
+            layers = members[0].configuration.get("layers", {})
+            share = layers["draft"] / layers["target"] if len(layers) == 2 else None
+            found.append(Point(arm, members[0].kind, k, dataset, concurrency, whole, len(members), share))
     return found
 
 

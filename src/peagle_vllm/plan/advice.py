@@ -65,7 +65,7 @@ def why_not(costs: Costs, profile: Profile, requests: int, depths: Sequence[int]
     k = max(depths, key=lambda depth: speedup(costs, profile, requests, depth))
     needed = costs.round_ms(requests, k) / costs.target(requests)
     alone = costs.target(requests)
-    draft = costs.fixed * (1 if costs.drafting == "parallel" else k)
+    draft = costs.draft_ms(k)
     first = profile.shares(1)[0]
     if first < LOW_ACCEPTANCE:
         cause = f"acceptance is low: the first draft token is accepted {first:.0%} of the time"

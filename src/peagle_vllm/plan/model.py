@@ -1,11 +1,12 @@
 """The throughput model. A round of B requests at depth K yields B AL(K) tokens and takes
 
-    parallel (P-EAGLE):     T(B, K) = target(B) + fixed + per_token K B          one draft forward
-    sequential (EAGLE-3):   T(B, K) = target(B) + K (fixed + per_token B)        K draft forwards
+    parallel (P-EAGLE):     T(B, K) = target(B) + once + per_token K B                  one draft forward, in ``once``
+    sequential (EAGLE-3):   T(B, K) = target(B) + once + K forward + per_token K B      K draft forwards
     no speculation:         T(B, 0) = target(B)
 
-``fixed`` is what a draft forward costs whatever its size; ``per_token`` what one more drafted token costs, drafting
-and verifying it together. Cells cannot tell those two apart, and no choice of K depends on how they split.
+``once`` is what a round costs more than a step, whatever K; ``forward`` a draft forward, whatever its size;
+``per_token`` one more drafted token, drafting and verifying it together. Cells cannot tell those two apart, and no
+choice of K depends on how they split.
 
     tokens/s(B, K) = 1000 B AL(K) / T(B, K)        T in milliseconds
 """
@@ -40,20 +41,25 @@ class Costs:
     """What rounds cost, in milliseconds.
 
     Attributes:
+        once: of a round that speculates; holds the one forward of a parallel draft.
+        forward: of each draft forward of a sequential draft; 0 for a parallel one.
         per_token: of one drafted token of one request.
     """
 
     target: Target
     drafting: Drafting
-    fixed: float
+    once: float
+    forward: float
     per_token: float
+
+    def draft_ms(self, k: int) -> float:
+        """What drafting k tokens takes, whatever the batch."""
+        return self.once + (self.forward * k if self.drafting == "sequential" else 0.0)
 
     def round_ms(self, requests: float, k: int) -> float:
         if k == 0:
             return self.target(requests)
-        if self.drafting == "parallel":
-            return self.target(requests) + self.fixed + self.per_token * k * requests
-        return self.target(requests) + k * (self.fixed + self.per_token * requests)
+        return self.target(requests) + self.draft_ms(k) + self.per_token * k * requests
 
 
 def throughput(costs: Costs, profile: Profile, requests: float, k: int) -> float:
@@ -68,4 +74,5 @@ def speedup(costs: Costs, profile: Profile, requests: float, k: int) -> float:
 
 def textbook(draft_cost: float, drafting: Drafting = "sequential") -> Costs:
     """The lesson's model: verifying costs one target step, a draft forward ``draft_cost`` of one."""
-    return Costs(Target(((1.0, 1.0),)), drafting, fixed=draft_cost, per_token=0.0)
+    once, forward = (draft_cost, 0.0) if drafting == "parallel" else (0.0, draft_cost)
+    return Costs(Target(((1.0, 1.0),)), drafting, once, forward, per_token=0.0)

@@ -35,11 +35,14 @@ def concurrencies(up_to: int) -> list[int]:
 def costs_line(fitted: Fitted) -> str:
     costs = fitted.costs
     steps = ", ".join(f"{ms:.1f} ms at c={n:g}" for n, ms in costs.target.points)
-    once = "a round" if costs.drafting == "parallel" else "each of the K draft forwards"
+    added = f"a round adds {costs.once:.2f} ms"
+    if costs.drafting == "sequential":
+        added += f" and {costs.forward:.2f} ms for each of its K draft forwards"
     depths = ", ".join(map(str, fitted.depths))
+    assumed = f" {fitted.assumed}" if fitted.assumed else ""
     return (
-        f"{fitted.arm}, {fitted.dataset}: target step {steps}; {once} adds {costs.fixed:.2f} ms, each drafted token of "
-        f"each request {costs.per_token:.3f} ms (drafting and verifying it). Fitted to K={depths}."
+        f"{fitted.arm}, {fitted.dataset}: target step {steps}; {added}, each drafted token of "
+        f"each request {costs.per_token:.3f} ms (drafting and verifying it). Fitted to K={depths}.{assumed}"
     )
 
 
