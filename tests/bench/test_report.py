@@ -83,6 +83,10 @@ def test_a_ratio_whose_spread_holds_one_is_warned_about(tmp_path: Path, suite: S
     assert "and holds 1." in wide.markdown.read_text()
     tight = write_report(synthetic.write(tmp_path / "tight", suite, spread=0.001), tmp_path / "tight")
     assert "Ratios in doubt" not in tight.markdown.read_text()
+    single = suite.model_copy(update={"repeats": 1})
+    alone = write_report(synthetic.write(tmp_path / "alone", single), tmp_path / "alone").markdown.read_text()
+    assert "- prompts: every ratio, for there is one repeat" in alone
+    assert all("?" in line for line in re.findall(r"^\| [14] \|.*$", alone, re.MULTILINE)[:2])
 
 
 def test_failed_cells_are_named(tmp_path: Path, suite: Suite) -> None:

@@ -32,6 +32,7 @@ thead th { background: var(--band); white-space: normal; min-width: 5.5rem; max-
   vertical-align: bottom } tbody tr:last-child > * { border-bottom: 0 }
 th:first-child, td:first-child, .text td { text-align: left }
 thead th:first-child { min-width: 0 } .heat td { min-width: 4rem; text-align: center }
+.heat thead th:not(:first-child) { min-width: 4rem; text-align: center }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1.2rem }
 figure { margin: 0; min-width: 0 } figcaption { font-weight: 600; margin-bottom: .3rem }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); font: 12px system-ui, sans-serif }

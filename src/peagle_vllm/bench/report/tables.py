@@ -136,13 +136,16 @@ def warnings(points_of: dict[str, list[Point]]) -> list[str]:
     """One line for every ratio of the best-K tables that its spread does not carry."""
     found = []
     for dataset, points in points_of.items():
-        for row in best_rows(points):
-            for name, ratio in row.ratios.items():
-                where = f"{dataset}, c={row.concurrency}, {name} = {ratio.value:.2f}"
-                if ratio.overlaps_one and ratio.repeats > 1:
-                    found.append(f"{where}: its range over repeats is {ratio.low:.2f}..{ratio.high:.2f} and holds 1.")
-                elif ratio.repeats < 2:
-                    found.append(f"{where}: one repeat, so its noise is unknown.")
+        ratios = [(row.concurrency, name, ratio) for row in best_rows(points) for name, ratio in row.ratios.items()]
+        if ratios and all(ratio.repeats < 2 for _, _, ratio in ratios):
+            found.append(f"{dataset}: every ratio, for there is one repeat and its noise is unknown.")
+            continue
+        for concurrency, name, ratio in ratios:
+            where = f"{dataset}, c={concurrency}, {name} = {ratio.value:.2f}"
+            if ratio.repeats < 2:
+                found.append(f"{where}: one repeat, so its noise is unknown.")
+            elif ratio.overlaps_one:
+                found.append(f"{where}: its range over repeats is {ratio.low:.2f}..{ratio.high:.2f} and holds 1.")
     return found
 
 

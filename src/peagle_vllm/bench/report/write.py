@@ -168,7 +168,8 @@ def write_report(folder: Path, out: Path) -> Written:
         raise BenchError(f"{out}: cannot be written ({error.strerror})") from None
     md, page_file = texts
     summary = "\n\n".join(markdown_table(t) for t in report.best)
-    for words, lines in (("failed", report.failures), ("in doubt", report.doubts)):
-        if lines:
-            summary += f"\n\n{len(lines)} {words}; the report names them."
+    if report.failures:
+        summary += f"\n\n{len(report.failures)} cells failed; the report names them."
+    if report.doubts:
+        summary += "\n\nRatios in doubt:\n\n" + "\n".join(f"- {line}" for line in report.doubts)
     return Written(md, page_file, summary)
