@@ -154,6 +154,20 @@ def test_a_server_that_dies_mid_cell(trial: Trial) -> None:
     trial.assert_nothing_is_left()
 
 
+def test_a_server_whose_engine_dies_is_not_used_for_the_next_cell(trial: Trial) -> None:
+    """It answers with errors for a while. The client's complaint is not the cause, and the next cell gets a new one."""
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "sickens:1"}\n')
+    trial.change("repeats: 2", "repeats: 1")
+    status, output = trial.run(STANDIN_CLIENT_FOR_EAGLE="half")
+    assert status == 1
+    found = read_results(trial.results)
+    assert [r.ok for r in found] == [True, True, False, False]
+    for r in found[2:]:
+        assert "Engine core proc EngineCore_DP0 died unexpectedly" in r.reason
+    assert output.count("starting EAGLE-3") == 2
+    assert (trial.results / "logs/eagle-3-k3-r1-server-2.log").exists()
+
+
 def test_a_server_started_again_goes_on_with_the_next_cell(trial: Trial) -> None:
     trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:1"}\n')
     status, output = trial.run()
@@ -179,6 +193,7 @@ def test_a_head_that_does_not_fit(trial: Trial) -> None:
     [("fails", "FileNotFoundError: no such data set"), ("half", "6 of 12 requests were answered: Connection lost")],
 )
 def test_a_client_that_fails_and_then_does_not(trial: Trial, what: str, reason: str) -> None:
+    trial.change("repeats: 2", "repeats: 1")
     status, output = trial.run(STANDIN_CLIENT=what)
     assert status == 1
     assert "the same command tries them again" in output

@@ -5,13 +5,11 @@ environment, throws their output away, believes whatever answers on the port, gi
 one crashes, and leaves the server running when it is terminated itself.
 """
 
-import contextlib
 import json
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -108,13 +106,34 @@ class Server:
         if (status := self._process.poll()) is not None:
             raise ServerFailed(f"the server ended ({processes.how_it_ended(status)}): {last_words(self.log)}")
 
+    def check_well(self, patience: float = 1, more_patience: float = 15) -> None:
+        """After a cell failed: raises ServerFailed when the server has ended, or is about to.
+
+        A server whose engine died answers requests with errors for a while before it ends. So one that stays healthy
+        for ``patience`` seconds is well, and one that does not gets ``more_patience`` to end and to say why.
+        """
+        began, healthy = time.monotonic(), True
+        while time.monotonic() - began < (patience if healthy else more_patience):
+            self.check()
+            healthy = healthy and self._is_healthy()
+            time.sleep(0.2)
+        self.check()
+        if not healthy:
+            raise ServerFailed(f"the server is not healthy any more: {last_words(self.log)}")
+
+    def _is_healthy(self) -> bool:
+        try:
+            self.get("/health", timeout=5)
+        except OSError:
+            return False
+        return True
+
     def wait_until_ready(self, seconds: float) -> None:
         """Raises ServerFailed when it dies first, or takes longer than ``seconds``."""
         began, pause = time.monotonic(), 0.05
         while True:
             self.check()
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                self.get("/health")
+            if self._is_healthy():
                 break
             if time.monotonic() - began > seconds:
                 raise ServerFailed(f"the server was not ready after {seconds:.0f} s: {last_words(self.log)}")

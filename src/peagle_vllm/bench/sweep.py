@@ -151,10 +151,10 @@ class Sweep:
         """Measure what is missing; returns how many of its cells failed."""
         missing = [cell for cell in session.cells if not self._done(cell)]
         self.progress.skip(len(session.cells) - len(missing))
-        failed = 0
+        failed = starts = 0
         while missing:
-            served, came_up = 0, False
-            server = self._server(session)
+            served, came_up, starts = 0, False, starts + 1
+            server = self._server(session, starts)
             try:
                 self.progress.starting(session)
                 with server:
@@ -162,26 +162,26 @@ class Sweep:
                     came_up = True
                     self.progress.started(server.start_seconds)
                     for cell in missing:
-                        failed += not self._measure(cell, server)
                         served += 1
-                        server.check()
+                        failed += not self._measure(cell, server)
             except ServerFailed as error:
                 if not came_up:
                     for cell in missing:
                         self._keep_failure(cell, str(error), 0.0)
                     return failed + len(missing)
+                failed += 1
                 if served < len(missing):
                     self.progress.note(f"{error}; starting it again for the next cell")
             missing = missing[served:]
         return failed
 
-    def _server(self, session: Session) -> Server:
+    def _server(self, session: Session, start: int) -> Server:
         return Server(
             serve_arguments(self.suite, session.arm, session.k),
             serve_environment(self.suite, session.arm),
             port=self.suite.port or free_port(),
             cwd=self.folder,
-            log=self._new_log(f"{session.id}-server"),
+            log=self._new_log(f"{session.id}-server{f'-{start}' if start > 1 else ''}"),
             command=self.commands.server,
         )
 
@@ -194,6 +194,7 @@ class Sweep:
     # ------------------------------------------------------------------------------ one cell
 
     def _measure(self, cell: Cell, server: Server) -> bool:
+        """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
         began, gauges = datetime.now(UTC), Gauges(server)
         try:
             raw = measure(
@@ -216,6 +217,11 @@ class Sweep:
                 raw=without_texts(raw),
             )
         except CellFailed as error:
+            try:
+                server.check_well()
+            except ServerFailed as gone:
+                self._keep_failure(cell, str(gone), server.start_seconds)
+                raise
             self._keep_failure(cell, str(error), server.start_seconds)
             return False
         self._keep(result)

@@ -1,7 +1,7 @@
 """Stands for `vllm bench serve`: writes a synthetic result. STANDIN_CLIENT in its environment says what fails.
 
 fails         an error and no result
-half          half of the requests failed
+half          half of the requests failed (STANDIN_CLIENT_FOR_EAGLE: only in that arm)
 full-disk     the error that a full disk gives
 slow          takes a second before it writes
 """
@@ -23,6 +23,8 @@ for name in ("--request-id-prefix", "--max-concurrency", "--result-dir", "--resu
 args, _ = parser.parse_known_args()
 wanted = os.environ.get("STANDIN_CLIENT", "")
 cell = args.request_id_prefix.removesuffix("-")
+if cell.startswith("eagle"):
+    wanted = os.environ.get("STANDIN_CLIENT_FOR_EAGLE", wanted)
 log = Path(os.environ["STANDIN_LOG"])
 
 

@@ -2,11 +2,13 @@
 
 no-start    ends with an error that looks like vLLM's before it listens
 dies:N      ends abruptly when the N-th cell of this start begins
+    sickens:N   from the N-th cell on /health is an error, and a second later it ends: what vLLM does without its engine
 """
 
 import argparse
 import os
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 parser = argparse.ArgumentParser()
@@ -14,7 +16,7 @@ parser.add_argument("--host")
 parser.add_argument("--port", type=int)
 args, _ = parser.parse_known_args()
 wanted = os.environ.get("STANDIN", "")
-cells = 0
+cells, sick = 0, False
 
 with open(os.environ["STANDIN_LOG"], "a") as log:  # noqa: PTH123
     log.write(f"server {os.getpid()}\n")
@@ -26,11 +28,19 @@ if wanted == "no-start":
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if sick and self.path == "/health":
+            self.send_error(503)
+            return
         self._answer(b'vllm:kv_cache_usage_perc{engine="0"} 0.5\n')
 
     def do_POST(self) -> None:
-        global cells
+        global cells, sick
         cells += 1
+        if wanted == f"sickens:{cells}":
+            sick = True
+            print("Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
+            print("EngineDeadError: EngineCore encountered an issue.", flush=True)
+            threading.Timer(1.0, lambda: os._exit(0)).start()
         self._answer(b"")
         if wanted == f"dies:{cells}":
             print("ValueError: out of everything", flush=True)
