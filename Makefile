@@ -23,6 +23,11 @@ env: ## make .venv: Python 3.11, vLLM's CPU build, this package (done once, redo
 demo: env ## measure every drafter on the tiny models, and show a table (under 5 minutes)
 	@$(py) -m examples.demo $(DEMO)
 
+.PHONY: bench
+bench: env ## sweep every drafter over K and concurrency on the tiny models, and report (under 25 minutes)
+	@$(py) -m peagle_vllm.cli bench run benchmarks/suites/tiny-cpu.yaml $(BENCH)
+	@$(py) -m peagle_vllm.cli bench report
+
 .PHONY: test
 test: env next-wheel ## lint, types and all tests but the large grids (two processes at a time)
 	@PEAGLE_VLLM_NEXT_WHEEL=$$($(py) tools/wheel.py $(VLLM_NEXT)) $(py) tools/test.py $(GROUPS)

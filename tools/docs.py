@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks/results"
 DEMO_RESULT = RESULTS / "demo.json"
 DIAGNOSE_SESSION = RESULTS / "diagnose.md"
+TINY_SWEEP = RESULTS / "tiny-cpu"
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -124,7 +125,42 @@ def fields(command: str, described: dict[str, str]) -> str:
     return "\n".join([f"`{command}` prints one object:", "", "| field | what it is |", "|---|---|", *rows])
 
 
-GENERATED = {"README.md": readme, "docs/heads.md": heads, "docs/performance.md": performance, "docs/seams.md": seams}
+def benchmarking() -> str:
+    page = (ROOT / "docs/benchmarking.md").read_text()
+    if not (TINY_SWEEP / "cells").is_dir():
+        return between(page, "tiny-cpu", "No sweep is committed yet.")
+    return between(page, "tiny-cpu", tiny_sweep())
+
+
+def tiny_sweep() -> str:
+    """Best K of the committed sweep, and what the planner says about its K=7 cells after seeing those at K=3."""
+    from peagle_vllm.bench.report.write import gather, markdown_table
+    from peagle_vllm.plan.fit import fit, judge
+
+    report = gather(TINY_SWEEP)
+    folder = TINY_SWEEP.relative_to(ROOT)
+    parts = [f"`peagle-vllm bench run benchmarks/suites/tiny-cpu.yaml --results {folder}` measured:", report.setting]
+    parts += [markdown_table(table, level=3) for table in report.best]
+    if report.failures:
+        parts.append("Failed: " + "; ".join(report.failures))
+    lines = ["| arm | c | measured tokens/s, K=7 | predicted from K=3 | error |", "| --- | --- | --- | --- | --- |"]
+    for dataset, points in report.groups.items():
+        for arm in dict.fromkeys(p.arm for p in points if {3, 7} <= {q.k for q in points if q.arm == p.arm}):
+            for j in judge(fit(points, arm, dataset, [3]), points):
+                if j.point.k == 7:
+                    measured = f"{j.point.tokens_per_second.median:.0f} | {j.predicted:.0f}"
+                    lines.append(f"| {arm} | {j.point.concurrency} | {measured} | {j.error:+.0%} |")
+    parts += ["The planner, shown the K=3 cells only, about the K=7 cells:", "\n".join(lines)]
+    return "\n\n".join(parts)
+
+
+GENERATED = {
+    "README.md": readme,
+    "docs/benchmarking.md": benchmarking,
+    "docs/heads.md": heads,
+    "docs/performance.md": performance,
+    "docs/seams.md": seams,
+}
 
 
 def outdated() -> list[str]:

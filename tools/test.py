@@ -40,7 +40,7 @@ class Group:
         ]
 
 
-OWN_PROCESS = ("kernels", "server", "packaging", "examples", "features/test_processes.py")
+OWN_PROCESS = ("kernels", "server", "packaging", "examples", "features/test_processes.py", "bench/test_real.py")
 INTERPRETER = {"TRITON_INTERPRET": "1"}
 
 # The long ones first: they decide when the last one ends.
@@ -51,6 +51,7 @@ GROUPS = {
     "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
     "server": Group(paths=("server",)),
     "examples": Group(paths=("examples",)),
+    "bench": Group(paths=("bench/test_real.py",)),
     "plain": Group(without=OWN_PROCESS, marks="not arm"),
     "packaging": Group(paths=("packaging",)),
     "kernels": Group(paths=("kernels",), without=("kernels/test_aot.py",), env=INTERPRETER),

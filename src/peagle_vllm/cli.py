@@ -1,13 +1,15 @@
-"""``peagle-vllm``: the subcommands of ``peagle_vllm.commands``."""
+"""``peagle-vllm``: the subcommands of ``peagle_vllm.commands``, ``bench`` and ``plan``."""
 
 from typing import Annotated
 
 import typer
 
+from peagle_vllm.bench.cli import app as bench_app
 from peagle_vllm.commands.convert import convert
 from peagle_vllm.commands.diagnose import diagnose
 from peagle_vllm.commands.doctor import doctor
 from peagle_vllm.commands.inspect import inspect
+from peagle_vllm.plan.cli import plan
 
 app = typer.Typer(
     name="peagle-vllm",
@@ -16,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app)
 
 
 def _version(asked: bool) -> None:
@@ -35,7 +38,7 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, diagnose, doctor):
+for command in (inspect, convert, diagnose, plan, doctor):
     app.command()(command)
 
 

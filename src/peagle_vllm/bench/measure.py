@@ -1,0 +1,132 @@
+"""One cell: one call of ``vllm bench serve``, watched, and what is kept of it."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from peagle_vllm.bench import processes
+from peagle_vllm.bench.cells import Cell
+from peagle_vllm.bench.client import RESULT, bench_arguments
+from peagle_vllm.bench.gauges import Gauges
+from peagle_vllm.bench.last_words import last_words
+from peagle_vllm.bench.layers import layers
+from peagle_vllm.bench.results import SAMPLES
+from peagle_vllm.bench.server import Server, ServerFailed, client_environment, serve_arguments, serve_environment
+from peagle_vllm.bench.suite import Suite
+
+PAUSE = 0.2  # seconds between two looks at a running client
+
+
+class CellFailed(Exception):
+    """One cell failed; the message says why. The sweep goes on."""
+
+
+def measure(
+    suite: Suite, cell: Cell, server: Server, gauges: Gauges, *, client: list[str], cwd: Path, partial: Path, log: Path
+) -> dict[str, Any]:
+    """What ``vllm bench serve`` wrote about this cell.
+
+    Args:
+        client: the command, without its arguments.
+        partial: a folder for what is not whole yet.
+
+    Raises:
+        CellFailed: unless every request was answered, by a server that is still there.
+        OSError: the disk is full.
+    """
+    folder = partial / cell.id
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    command = [*client, *bench_arguments(suite, cell), "--port", str(server.port)]
+    command += ["--result-dir", str(folder), "--result-filename", RESULT]
+    try:
+        server.empty_prefix_cache()
+    except OSError as error:
+        with _as_cell_failure():
+            server.check()
+        raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
+    process = processes.start(command, cwd=cwd, env=client_environment(suite), log=log)
+    deadline = time.monotonic() + suite.cell_seconds
+    try:
+        while (status := _wait(process)) is None:
+            with _as_cell_failure():
+                server.check()
+            gauges.sample()
+            if time.monotonic() > deadline:
+                raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
+    finally:
+        processes.end(process, patience=5)
+    with _as_cell_failure():
+        server.check()
+    if status:
+        words = last_words(log)
+        if "No space left on device" in words:
+            raise OSError(errno.ENOSPC, "")
+        raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {words}")
+    try:
+        raw = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError):
+        raise CellFailed(f"vllm bench serve wrote no result: {last_words(log)}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    asked = suite.datasets[cell.dataset].num_prompts(cell.concurrency)
+    if raw.get("completed") != asked or raw.get("failed"):
+        first = next((text for text in raw.get("errors", []) if text), "no error was given")
+        why = first.strip().splitlines()[-1][:300]
+        raise CellFailed(f"{raw.get('completed')} of {asked} requests were answered: {why}")
+    return raw
+
+
+def configuration(suite: Suite, folder: Path, cell: Cell, *, server: list[str], client: list[str]) -> dict[str, Any]:
+    """Everything that was asked for, as commands, variables and data; ``folder`` is the suite's."""
+    dataset = suite.datasets[cell.dataset]
+    found: dict[str, Any] = {
+        "suite": suite.name,
+        "suite_fingerprint": suite.fingerprint(),
+        "serve": ["python", *server[1:], *serve_arguments(suite, cell.arm, cell.k)],
+        "bench": ["python", *client[1:], *bench_arguments(suite, cell)],
+        "environment": serve_environment(suite, cell.arm),
+        "dataset": dataset.model_dump(mode="json", exclude_none=True),
+        "layers": layers(suite, folder, cell.arm),
+    }
+    if dataset.jsonl is not None:
+        found["dataset"]["sha256"] = hashlib.sha256((folder / dataset.jsonl).read_bytes()).hexdigest()
+    return found
+
+
+def without_paths(text: str) -> str:
+    """A result says nothing about where things lie on the machine that made it."""
+    return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
+
+
+def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
+    """Samples rounded to the microsecond; texts as hashes, enough to see whether two arms wrote the same."""
+    kept = {name: value for name, value in raw.items() if name not in ("generated_texts", "errors", "tokenizer_id")}
+    for name in SAMPLES:
+        if name in kept:
+            kept[name] = [[round(v, 6) for v in x] if isinstance(x, list) else round(x, 6) for x in kept[name]]
+    texts = raw.get("generated_texts", [])
+    kept["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+    return kept
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int | None:
+    try:
+        return process.wait(PAUSE)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+@contextlib.contextmanager
+def _as_cell_failure() -> Iterator[None]:
+    try:
+        yield
+    except ServerFailed as error:
+        raise CellFailed(str(error)) from None

@@ -1,0 +1,1 @@
+"""``bench report``: tables (``tables``), plots (``plots`` on ``svg``), the two pages (``markdown``, ``html``)."""

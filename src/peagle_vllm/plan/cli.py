@@ -1,0 +1,119 @@
+"""``peagle-vllm plan``. Heavy imports stay inside the command."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from peagle_vllm.bench.cli import DEFAULT, check_extra, fail
+
+
+def plan(
+    results: Annotated[
+        Path | None, typer.Argument(metavar="RESULTS", help="Folder of a sweep to learn costs and acceptance from.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="SUITE.yaml", help="Measure the smallest K of each arm once, and use that.")
+    ] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Plan this arm; all that speculate if not said.")] = None,
+    fit_k: Annotated[
+        list[int] | None, typer.Option(help="Fit cells of this depth only, and predict the others.")
+    ] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("--k", help="Depths to choose from; the measured ones if not said.")
+    ] = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(help="Another acceptance profile: alpha=0.7, or 0.74,0.56,0.42 by position, or al:3=2.87,7=3.70."),
+    ] = None,
+    draft_cost: Annotated[
+        float | None, typer.Option(min=0, help="Without RESULTS: a draft forward, in target steps.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=4096, help="Plan up to this many requests in flight.")] = 64,
+    published: Annotated[bool, typer.Option("--published", help="Try the planner on the published figures.")] = False,
+) -> None:
+    """Which depth K to run at which concurrency, and when not to speculate.
+
+    With RESULTS also writes RESULTS/plan.html with the break-even surface.
+    """
+    check_extra()
+    from rich.console import Console
+
+    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.plan import show
+    from peagle_vllm.plan.acceptance import ProfileError, parse
+
+    console = Console()
+    try:
+        if published:
+            show.show_published(console)
+            return
+        profile = None if what_if is None else parse(what_if)
+        if calibrate is not None:
+            results = _calibrate(calibrate)
+        if results is not None:
+            _plan_results(console, results, arm or [], fit_k or [], k or [], profile, max_num_seqs)
+        elif profile is None:
+            fail("say RESULTS, --calibrate SUITE.yaml, --what-if PROFILE with --draft-cost, or --published")
+        elif draft_cost is None:
+            fail("--what-if without RESULTS needs --draft-cost: what a draft forward costs, in target steps")
+        else:
+            show.show_textbook(console, profile, draft_cost, k or range(1, 11))
+    except (BenchError, ProfileError) as error:
+        fail(str(error))
+
+
+def _calibrate(suite_file: Path) -> Path:
+    """A sweep of one repeat at each arm's smallest depth; goes on with an earlier one."""
+    from peagle_vllm.bench.cells import Only
+    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench.suite import read_suite
+    from peagle_vllm.bench.sweep import Sweep
+
+    suite = read_suite(suite_file)
+    folder = DEFAULT / f"{suite.name}-calibration"
+    only = Only(k={min(arm.k) for arm in suite.arms.values() if arm.k}, repeats=1)
+    try:
+        if failed := Sweep(suite, suite_file.parent, folder, only=only, say=lambda line: print(line, flush=True)).run():
+            raise BenchError(f"{failed} cells of the calibration failed; the lines above say why")
+    except KeyboardInterrupt:
+        raise BenchError("interrupted; the same command goes on where it stopped") from None
+    return folder
+
+
+def _plan_results(
+    console: Any, results: Path, arms: list[str], fit_k: list[int], depths: list[int], profile: Any, max_num_seqs: int
+) -> None:
+    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench.metrics import points
+    from peagle_vllm.bench.results import read_results
+    from peagle_vllm.plan import show
+    from peagle_vllm.plan.fit import fit, judge
+
+    measured = points(read_results(results))
+    pairs = list(dict.fromkeys((p.arm, p.dataset) for p in measured if p.k and p.arm in (arms or [p.arm])))
+    if not pairs:
+        named = ", ".join(dict.fromkeys(p.arm for p in measured)) or "none"
+        raise BenchError(f"{results}: no cells of an arm that speculates and was asked for; whole arms here: {named}")
+    fits = []
+    wanted = sorted(depths or {p.k for p in measured if p.k})
+    for arm, dataset in pairs:
+        fitted = fit(measured, arm, dataset, fit_k)
+        judged = judge(fitted, measured)
+        show.show_fit(console, fitted, judged)
+        known_to = fitted.costs.target.points[-1][0]
+        choose_from = sorted(depths or {p.k for p in measured if p.arm == arm and p.k})
+        show.show_advice(console, fitted.costs, profile or fitted.profile, choose_from, max_num_seqs, known_to)
+        console.print()
+        fits.append((fitted, judged))
+    page = results / "plan.html"
+    partial = results / f".plan.html.{os.getpid()}"
+    try:
+        partial.write_text(show.html(f"Plan from {results.name}", fits, wanted, max_num_seqs))
+        partial.replace(page)
+    except OSError as error:
+        raise BenchError(f"{page}: cannot be written ({error.strerror})") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    print(page)

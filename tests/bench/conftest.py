@@ -1,0 +1,47 @@
+"""A suite for synthetic results: three arms, two depths, two concurrencies, two repeats; and a smaller one."""
+
+from pathlib import Path
+
+import pytest
+
+SUITE = """\
+name: trial
+target: ./target
+arms:
+  none: {}
+  EAGLE-3:
+    speculative_config: {method: eagle3, model: ./eagle}
+    k: [3, 7]
+  P-EAGLE:
+    speculative_config: {method: eagle3, model: ./peagle, parallel_drafting: true}
+    k: [3, 7]
+datasets:
+  prompts:
+    jsonl: ./prompts.jsonl
+    prompts: 12
+    output_tokens: 64
+concurrency: [1, 4]
+repeats: 2
+warmups: 0
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> Path:
+    """The suite above, with everything it names beside it."""
+    folder = tmp_path / "suite"
+    for name in ("target", "eagle", "peagle"):
+        (folder / name).mkdir(parents=True)
+    (folder / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    file = folder / "trial.yaml"
+    file.write_text(SUITE)
+    return file
+
+
+@pytest.fixture
+def small_suite_file(suite_file: Path) -> Path:
+    """Two arms, one depth: four server starts, eight cells."""
+    text = suite_file.read_text()
+    begin, end = text.index("  P-EAGLE:"), text.index("datasets:")
+    suite_file.write_text((text[:begin] + text[end:]).replace("k: [3, 7]", "k: [3]"))
+    return suite_file

@@ -1,0 +1,58 @@
+"""Folders of results made from a known cost model instead of servers."""
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from peagle_vllm.bench.cells import Cell, sessions
+from peagle_vllm.bench.results import CellResult, as_json, drafts_of, write_json
+from peagle_vllm.bench.suite import Suite
+from tests.bench.rawdata import raw
+
+
+def result(suite: Suite, cell: Cell, *, noise: float = 1.0, reason: str = "", gpu: str = "") -> CellResult:
+    kind = suite.arms[cell.arm].kind
+    data = {} if reason else raw(kind, cell.k, cell.concurrency, noise=noise)
+    return CellResult(
+        cell=cell,
+        kind=kind,
+        status="failed" if reason else "ok",
+        reason=reason,
+        configuration={
+            "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
+            "layers": {"target": 4} | ({"draft": 1} if cell.k else {}),
+        },
+        versions={"vllm": "0.0"},
+        hardware={"cpu": "a CPU, 2 cores", "system": "Linux x86_64"} | ({"gpu": gpu} if gpu else {}),
+        began="2026-01-01T00:00:00+00:00",
+        server_start_seconds=1.0,
+        drafts=None if reason else drafts_of(data),
+        gauges={"kv_use": [0.0, 0.25], "gpu_memory_mib": []},
+        raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}
+        | {"texts_sha256": data.get("generated_texts", [])},
+    )
+
+
+def write(
+    folder: Path,
+    suite: Suite,
+    *,
+    seed: int = 0,
+    spread: float = 0.01,
+    slower: Mapping[tuple[str, int, int], float] | None = None,
+    failed: Mapping[str, str] | None = None,
+    gpu: str = "",
+) -> Path:
+    """A results folder of the whole suite. ``slower`` maps (arm, K, concurrency) to a factor on time, ``failed`` cell
+    ids to reasons."""
+    (folder / "cells").mkdir(parents=True)
+    rng = random.Random(seed)
+    for session in sessions(suite):
+        for cell in session.cells:
+            noise = 1 + rng.uniform(-spread, spread)
+            noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
+            made = result(suite, cell, noise=noise, reason=(failed or {}).get(cell.id, ""), gpu=gpu)
+            write_json(as_json(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
+    (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
+    return folder

@@ -1,0 +1,63 @@
+"""Why a process ended, out of logs as vLLM writes them."""
+
+from pathlib import Path
+
+import pytest
+
+from peagle_vllm.bench.last_words import last_words
+from peagle_vllm.bench.processes import how_it_ended
+
+PREFIX = "(EngineCore pid=120) ERROR 11-21 04:00:00 [core.py:900] "
+LOGS = {
+    "the root cause, not its echo": (
+        [
+            f"{PREFIX}Traceback (most recent call last):",
+            f"{PREFIX}  raise RefusedError(text)",
+            f"{PREFIX}peagle_vllm.core.config.RefusedError: P-EAGLE refused: hidden_size is 96",
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
+        ],
+        "peagle_vllm.core.config.RefusedError: P-EAGLE refused: hidden_size is 96",
+    ),
+    "pydantic's own words": (
+        [
+            "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+            "(APIServer pid=1)   Value error, K is too large for this head [type=value_error, input_value=..., ...]",
+            "(APIServer pid=1)     For further information visit https://errors.pydantic.dev/2/v/value_error",
+        ],
+        "K is too large for this head",
+    ),
+    "a death without an error": (
+        [
+            "(APIServer pid=1) ERROR 11-21 04:08:31 [client.py:7] Engine core proc EngineCore died unexpectedly.",
+            "(APIServer pid=1) ERROR 11-21 04:08:31 [x.py:1] EngineDeadError: EngineCore encountered an issue.",
+            "INFO:     Application shutdown complete.",
+            "resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked objects",
+        ],
+        "Engine core proc EngineCore died unexpectedly.",
+    ),
+    "only an echo": (
+        ["x.EngineDeadError: EngineCore encountered an issue.", "INFO: bye"],
+        "x.EngineDeadError: EngineCore",
+    ),
+    "no error at all": (["one", "two", ""], "two"),
+    "nothing": ([], "it wrote nothing"),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_last_words(name: str, tmp_path: Path) -> None:
+    lines, words = LOGS[name]
+    log = tmp_path / "log"
+    log.write_text("\n".join(lines))
+    assert last_words(log).startswith(words)
+
+
+def test_no_log(tmp_path: Path) -> None:
+    assert last_words(tmp_path / "log") == "it left no log"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(1, "exit status 1"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
+)
+def test_how_it_ended(status: int, words: str) -> None:
+    assert how_it_ended(status) == words

@@ -1,0 +1,105 @@
+"""Formulae, on numbers small enough to check by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from peagle_vllm.bench.cells import Cell
+from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, percentile, points, same_texts
+from peagle_vllm.bench.results import CellResult, Drafts, drafts_of
+from peagle_vllm.bench.suite import read_suite
+from tests.bench import synthetic
+
+
+def cell(**raw) -> CellResult:
+    return CellResult(
+        cell=Cell("P-EAGLE", 3, "d", 2, 1),
+        kind="P-EAGLE",
+        status="ok",
+        reason="",
+        configuration={},
+        versions={},
+        hardware={},
+        began="",
+        server_start_seconds=1,
+        drafts=Drafts(10, 30, 17, (8, 6, 3)),
+        gauges={"kv_use": [0.1, 0.4, 0.2], "gpu_memory_mib": []},
+        raw={
+            "total_output_tokens": 30,
+            "duration": 3.0,
+            "output_lens": [11, 19],
+            "ttfts": [0.1, 0.3],
+            "latencies": [1.1, 2.1],
+            "itls": [[0.1, 0.3], [0.2]],
+        }
+        | raw,
+    )
+
+
+def test_metrics_by_hand() -> None:
+    m = metrics_of(cell())
+    assert m.output_tokens_per_second == 10
+    assert m.tokens_per_second_per_user == 5
+    assert m.ttft == pytest.approx((200, 280, 298))
+    assert m.tpot == pytest.approx((100, 100, 100))  # 1.0 s / 10 and 1.8 s / 18
+    assert m.itl[0] == pytest.approx(200)
+    assert m.acceptance_length == 2.7
+    assert m.acceptance == (0.8, 0.6, 0.3)
+    assert m.kv_use == 0.4
+    assert math.isnan(m.gpu_memory_mib)
+
+
+def test_an_answer_of_one_token_has_no_tpot() -> None:
+    m = metrics_of(cell(output_lens=[1, 29]))
+    assert m.tpot[0] == pytest.approx(1000 * 1.8 / 28)
+
+
+@pytest.mark.parametrize("p", [0, 50, 90, 99, 100])
+def test_percentile_is_numpys(p: float) -> None:
+    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.6]
+    assert percentile(values, p) == pytest.approx(np.percentile(values, p))
+
+
+def test_counters_come_back_whole() -> None:
+    """vLLM writes shares; a thousand odd numbers of drafts must give the counts back."""
+    for drafts in range(1, 3000, 7):
+        counts = [drafts, drafts * 2 // 3, drafts // 7]
+        raw = {
+            "spec_decode_num_drafts": drafts,
+            "spec_decode_draft_tokens": 3 * drafts,
+            "spec_decode_accepted_tokens": sum(counts),
+            "spec_decode_per_position_acceptance_rates": [count / drafts for count in counts],
+        }
+        found = drafts_of(raw)
+        assert found is not None and found.accepted_per_position == tuple(counts)
+
+
+def test_counters_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="18 accepted tokens"):
+        Drafts(10, 30, 18, (8, 6, 3))
+
+
+def test_spread_and_ratio() -> None:
+    a, b = Spread.of([10, 12, 11]), Spread.of([10.5, 9, 10])
+    assert (a.median, a.low, a.high, a.repeats) == (11, 10, 12, 3)
+    r = a.over(b)
+    assert (r.value, r.low, r.high) == (1.1, 10 / 10.5, 12 / 9)
+    assert r.overlaps_one and r.in_doubt
+    assert not Ratio(1.2, 1.1, 1.3, 2).in_doubt
+    assert Ratio(1.2, 1.2, 1.2, 1).in_doubt  # one repeat shows no spread
+
+
+def test_points_gather_repeats_and_leave_failures_out(tmp_path, suite_file) -> None:
+    from peagle_vllm.bench.results import read_results
+
+    suite = read_suite(suite_file)
+    failed = {"p-eagle-k7-prompts-c4-r2": "why", "none-k0-prompts-c1-r1": "x", "none-k0-prompts-c1-r2": "x"}
+    found = points(read_results(synthetic.write(tmp_path / "r", suite, failed=failed)))
+    by_name = {(p.arm, p.k, p.concurrency): p for p in found}
+    assert len(found) == 9  # of 10: both repeats of one failed
+    assert (len(by_name["P-EAGLE", 7, 4].cells), by_name["P-EAGLE", 7, 4].asked) == (1, 2)
+    assert by_name["P-EAGLE", 3, 1].acceptance == [0.75, 0.562, 0.422]
+    best = best_depth(p for p in found if p.arm == "P-EAGLE" and p.concurrency == 1)
+    assert best is not None and best.k == 7
+    assert same_texts(by_name["P-EAGLE", 3, 4], by_name["none", 0, 4]) == 1

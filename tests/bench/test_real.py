@@ -1,0 +1,122 @@
+"""A small sweep with real servers on loopback: two arms, one repeat, four requests in flight."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from peagle_vllm.bench.metrics import PERCENTILES, metrics_of, points, same_texts
+from peagle_vllm.bench.results import CellResult, read_results
+from peagle_vllm.cli import app
+from tests.bench import draft_recorder
+from tests.serving import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS, TOKENS = 8, 40
+
+
+def small_suite(folder: Path) -> Path:
+    """tiny-cpu.yaml with fewer and shorter answers, and a recorder of drafts in every server."""
+    draft_recorder.install(folder / "plugins")
+    suite = yaml.safe_load((ROOT / "benchmarks/suites/tiny-cpu.yaml").read_text())
+    suite["serve"]["environment"] |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "plugins"), os.environ.get("PYTHONPATH", "")]),
+        "DRAFT_LOG": str(folder / "drafts.jsonl"),
+    }
+    for dataset in suite["datasets"].values():
+        dataset |= {"prompts": PROMPTS, "output_tokens": TOKENS}
+    suite |= {"warmups": 2, "concurrency": [4]}
+    text = yaml.safe_dump(suite, sort_keys=False).replace("../../models", str(ROOT / "models"))
+    file = folder / "small.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished sweep; results/ in it, drafts.jsonl beside."""
+    folder = tmp_path_factory.mktemp("sweep")
+    command = [sys.executable, "-m", "peagle_vllm.cli", "bench", "run", str(small_suite(folder))]
+    command += ["--results", str(folder / "results"), "--arm", "none", "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cells(sweep: Path) -> list[CellResult]:
+    return read_results(sweep / "results")
+
+
+def test_all_cells_are_there(cells: list[CellResult]) -> None:
+    assert [(r.cell.arm, r.cell.k, r.cell.concurrency) for r in cells] == [
+        ("none", 0, 4),
+        ("P-EAGLE", 5, 4),
+    ]
+    assert all(r.ok and r.raw["completed"] == PROMPTS for r in cells)
+    assert all(r.gauges["kv_use"] for r in cells)
+    assert cells[1].configuration["layers"] == {"target": 8, "draft": 4}
+
+
+def test_acceptance_is_the_one_counted_from_the_drafts(sweep: Path, cells: list[CellResult]) -> None:
+    for r in cells:
+        if not r.cell.k:
+            assert r.drafts is None
+            continue
+        counted = draft_recorder.count(sweep / "drafts.jsonl", f"{r.cell.id}-", r.cell.k, r.raw["output_lens"])
+        assert r.drafts is not None and counted.drafts > PROMPTS
+        assert r.drafts.num_drafts == counted.drafts
+        assert r.drafts.num_draft_tokens == counted.draft_tokens
+        assert r.drafts.num_accepted == counted.accepted
+        assert list(r.drafts.accepted_per_position) == counted.by_position
+        assert metrics_of(r).acceptance_length == 1 + counted.accepted / counted.drafts > 1.5
+
+
+def test_metrics_are_vllms_own(cells: list[CellResult]) -> None:
+    """What this package computes from raw samples is what `vllm bench serve` printed."""
+    for r in cells:
+        m = metrics_of(r)
+        assert m.output_tokens_per_second == pytest.approx(r.raw["output_throughput"])
+        for name in ("ttft", "tpot", "itl"):
+            printed = [r.raw[f"p{p}_{name}_ms"] for p in PERCENTILES]
+            assert getattr(m, name) == pytest.approx(printed, abs=0.002)
+        if r.cell.k:
+            assert m.acceptance_length == pytest.approx(r.raw["spec_decode_acceptance_length"])
+
+
+def test_speculation_changes_no_answer(cells: list[CellResult]) -> None:
+    found = {(p.k, p.concurrency): p for p in points(cells)}
+    assert same_texts(found[5, 4], found[0, 4]) == 1
+
+
+def test_the_chat_template_was_applied(cells: list[CellResult]) -> None:
+    """The template frames a prompt with special tokens, so prompts grow by what it adds."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models/tiny-llama")
+    lines = (ROOT / "models/prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
+    chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
+    expected = [
+        len(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats
+    ]
+    assert all(r.raw["input_lens"] == expected for r in cells)
+
+
+def test_no_path_of_this_machine_is_kept(sweep: Path) -> None:
+    for file in (sweep / "results/cells").iterdir():
+        text = json.loads(file.read_text())
+        text["configuration"] = None  # this test's suite names absolute paths; shipped ones name relative ones
+        text["raw"]["model_id"] = None
+        assert str(Path.home()) not in json.dumps(text) and str(ROOT) not in json.dumps(text)
+
+
+def test_it_can_be_reported_and_planned(sweep: Path) -> None:
+    for command in (["bench", "report"], ["plan"]):
+        done = CliRunner().invoke(app, [*command, str(sweep / "results")])
+        assert done.exit_code == 0, done.output
+    assert (sweep / "results/report.html").exists() and (sweep / "results/plan.html").exists()

@@ -1,0 +1,206 @@
+"""Suites: every mistake is named with its line and key, and the shipped ones say what was published."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from peagle_vllm.bench.cells import Only, sessions
+from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench.suite import read_suite
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "benchmarks/suites").glob("*.yaml"))
+
+# The flags and the variable under which the blog measured gpt-oss-20b, in its words; the port is the sweep's.
+PUBLISHED_FLAGS = """\
+--max-num-seqs 1024 \
+--max-model-len 100000 \
+--max-num-batched-tokens 100000 \
+--max-cudagraph-capture-size 4096 \
+--no-enable-prefix-caching \
+--no-enable-chunked-prefill \
+--kv-cache-dtype fp8 \
+--async-scheduling \
+--stream-interval 20"""
+PUBLISHED_ENVIRONMENT = {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"}
+
+
+def test_a_good_suite(suite_file: Path) -> None:
+    suite = read_suite(suite_file)
+    assert [arm.kind for arm in suite.arms.values()] == ["none", "EAGLE-3", "P-EAGLE"]
+    assert suite.arms["P-EAGLE"].config_at(7) == {
+        "method": "eagle3",
+        "model": "./peagle",
+        "parallel_drafting": True,
+        "num_speculative_tokens": 7,
+    }
+
+
+MISTAKES = {
+    "unknown key": ("warmups: 0", "warmup: 0", 18, "warmup: unknown key"),
+    "unknown key inside": ("    k: [3, 7]\n  P-", "    kk: [3, 7]\n  P-", 7, "arms.EAGLE-3.kk: unknown key"),
+    "wrong type": ("repeats: 2", "repeats: two", 17, "repeats: Input should be a valid integer"),
+    "too small": ("concurrency: [1, 4]", "concurrency: [1, 0]", 16, "concurrency.1: Input should be greater"),
+    "twice in a list": ("concurrency: [1, 4]", "concurrency: [4, 4]", 16, "concurrency: lists a value twice"),
+    "missing": ("    output_tokens: 64\n", "", 12, "datasets.prompts.output_tokens: is missing"),
+    "key twice": ("repeats: 2", "repeats: 2\nname: other", 18, "name: said twice"),
+    "no k": ("    k: [3, 7]\n  P-", "  P-", 5, "arms.EAGLE-3: a speculative_config needs k"),
+    "k without config": ("none: {}", "none: {k: [3]}", 4, "arms.none: k needs a speculative_config"),
+    "two sources": (
+        "    prompts: 12",
+        "    hub: gsm8k\n    prompts: 12",
+        12,
+        "datasets.prompts: say exactly one of hub",
+    ),
+    "no folder": ("./eagle}", "./eagel}", 6, "arms.EAGLE-3.speculative_config.model: there is no folder ./eagel"),
+    "no target": ("target: ./target", "target: ./tarket", 2, "target: there is no folder ./tarket"),
+    "bare path": ("./prompts.jsonl", "prompts.jsonl", 13, "datasets.prompts.jsonl: begin the path with ./"),
+    "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
+    "our flag": ("none: {}", 'none: {flags: "--port 80"}', 4, "arms.none.flags: --port does not belong here"),
+    "no YAML": ("none: {}", "none: {", 6, "no YAML"),
+    "same files": ("none: {}", "none: {}\n  None: {}", 1, "suite: 'none' and 'None' would share file names"),
+    "bad name": ("name: trial", "name: A trial", 1, "name: String should match pattern"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_with_line_and_key(suite_file: Path, name: str) -> None:
+    old, new, line, message = MISTAKES[name]
+    text = suite_file.read_text()
+    assert old in text
+    suite_file.write_text(text.replace(old, new))
+    with pytest.raises(BenchError) as error:
+        read_suite(suite_file)
+    first = str(error.value).splitlines()[0]
+    assert first.startswith(f"{suite_file}:{line}: {message}")
+
+
+def test_every_mistake_gets_its_line(suite_file: Path) -> None:
+    text = suite_file.read_text().replace("repeats: 2", "repeats: 0").replace("warmups: 0", "warmups: -1")
+    suite_file.write_text(text)
+    with pytest.raises(BenchError) as error:
+        read_suite(suite_file)
+    assert [line.split(":")[1] for line in str(error.value).splitlines()] == ["17", "18"]
+
+
+def test_no_suite_at_all(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="cannot be read"):
+        read_suite(tmp_path / "none.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(BenchError, match=r"empty.yaml:1: a suite is a mapping"):
+        read_suite(tmp_path / "empty.yaml")
+
+
+def test_names_of_cells_are_unique_and_repeats_interleaved(suite_file: Path) -> None:
+    found = list(sessions(read_suite(suite_file)))
+    assert len({cell.id for session in found for cell in session.cells}) == 20
+    assert [(s.arm, s.k, s.repeat) for s in found[:6]] == [
+        ("none", 0, 1),
+        ("EAGLE-3", 3, 1),
+        ("EAGLE-3", 7, 1),
+        ("P-EAGLE", 3, 1),
+        ("P-EAGLE", 7, 1),
+        ("none", 0, 2),
+    ]
+
+
+def test_only(suite_file: Path) -> None:
+    suite = read_suite(suite_file)
+    found = [cell for s in sessions(suite, Only(k=[7], concurrency=[4], repeats=1)) for cell in s.cells]
+    assert [(c.arm, c.k, c.concurrency, c.repeat) for c in found] == [
+        ("none", 0, 4, 1),
+        ("EAGLE-3", 7, 4, 1),
+        ("P-EAGLE", 7, 4, 1),
+    ]
+    assert not list(sessions(suite, Only(arms=["none"], concurrency=[16])))
+
+
+def test_fingerprint_follows_what_is_measured(suite_file: Path) -> None:
+    suite = read_suite(suite_file)
+    same = suite.model_copy(update={"repeats": 9, "notes": "x"})
+    assert same.fingerprint() == suite.fingerprint()
+    assert suite.model_copy(update={"seed": 1}).fingerprint() != suite.fingerprint()
+    assert suite.model_copy(update={"concurrency": [1]}).fingerprint() != suite.fingerprint()
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_suites(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # SPEED-Bench may not be shipped, so its folder is not there
+    from peagle_vllm.bench import suite as module
+
+    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    suite = read_suite(file)
+    assert suite.name == file.stem
+    kinds = [arm.kind for arm in suite.arms.values()]
+    assert {"none", "EAGLE-3", "P-EAGLE"} <= set(kinds)
+
+
+def test_there_are_the_suites_that_were_promised() -> None:
+    promised = {"tiny-cpu", "b200-gpt-oss-20b", "b200-gpt-oss-120b", "b200-qwen3-coder-30b", "h200-synthetic"}
+    assert {file.stem for file in SHIPPED} == promised
+
+
+@pytest.mark.parametrize("name", ["b200-gpt-oss-20b", "b200-gpt-oss-120b"])
+def test_published_flags_word_for_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peagle_vllm.bench import suite as module
+
+    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    suite = read_suite(ROOT / f"benchmarks/suites/{name}.yaml")
+    assert suite.serve.words == shlex.split(PUBLISHED_FLAGS)
+    assert suite.serve.environment == PUBLISHED_ENVIRONMENT
+
+
+def test_published_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peagle_vllm.bench import suite as module
+
+    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    suite = read_suite(ROOT / "benchmarks/suites/b200-gpt-oss-20b.yaml")
+    assert suite.concurrency == [1, 2, 4, 8, 16, 32, 64]
+    assert suite.target == "openai/gpt-oss-20b"
+    assert suite.arms["P-EAGLE"].k == suite.arms["EAGLE-3"].k == [3, 5, 7]
+    assert suite.arms["P-EAGLE"].config_at(7) == {
+        "method": "eagle3",
+        "model": "amazon/GPT-OSS-20B-P-EAGLE",
+        "num_speculative_tokens": 7,
+        "parallel_drafting": True,
+    }
+
+
+def test_synthetic_lengths_are_the_published_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K=5 was not published: it lies on the planner's profile through the published K=3 and K=7."""
+    from peagle_vllm.bench import suite as module
+    from peagle_vllm.plan.published import judged, profiles
+
+    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    suite = read_suite(ROOT / "benchmarks/suites/h200-synthetic.yaml")
+    figures = next(p for p in judged() if p.dataset == "HumanEval")
+    for kind in ("EAGLE-3", "P-EAGLE"):
+        lengths = {k: entry["synthetic_acceptance_length"] for k, entry in suite.arms[kind].overrides.items()}
+        assert {k: lengths[k] for k in (3, 7)} == figures.acceptance_length[kind]
+        assert lengths[5] == round(profiles(figures)[kind].length(5), 2)
+
+
+@pytest.mark.parametrize(
+    "command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"], ["plan"]]
+)
+def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from typer.testing import CliRunner
+
+    from peagle_vllm.cli import app
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert done.stderr == 'peagle-vllm: pydantic is not installed: pip install "peagle-vllm[bench]"\n'
+
+
+def test_help_imports_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, peagle_vllm.cli; print([m for m in ('vllm', 'torch', 'pydantic', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

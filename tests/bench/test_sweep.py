@@ -1,0 +1,273 @@
+"""Sweeps with stand-ins for server and client: whole, killed, resumed, and with everything going wrong."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from peagle_vllm.bench.cells import Cell, sessions
+from peagle_vllm.bench.results import read_results
+from peagle_vllm.bench.suite import read_suite
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Trial:
+    """One suite, one results folder, and the stand-ins' log."""
+
+    def __init__(self, suite: Path):
+        self.suite, self.results, self.log = suite, suite.parent.parent / "results", suite.parent.parent / "log"
+        self.log.touch()
+
+    def start(self, **environment: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.standin.sweep", str(self.suite), str(self.results)],
+            cwd=ROOT,
+            env=os.environ | {"STANDIN_LOG": str(self.log)} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, **environment: str) -> tuple[int, str]:
+        process = self.start(**environment)
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
+
+    def lines(self, word: str) -> list[str]:
+        """What the stand-ins wrote after ``word``."""
+        return [line.split(" ", 1)[1] for line in self.log.read_text().splitlines() if line.startswith(word + " ")]
+
+    def cells(self) -> list[Cell]:
+        return [cell for session in sessions(read_suite(self.suite)) for cell in session.cells]
+
+    def change(self, old: str, new: str) -> None:
+        text = self.suite.read_text()
+        assert old in text
+        self.suite.write_text(text.replace(old, new))
+
+    def assert_nothing_is_left(self) -> None:
+        """No stand-in runs, and no half-written file lies about."""
+        deadline = time.monotonic() + 10
+        pids = [int(pid) for word in ("server", "client") for pid in self.lines(word)]
+        while (alive := [pid for pid in pids if _alive(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive, f"{len(alive)} of {len(pids)} processes were left behind"
+        for file in (self.results / "cells").glob("*"):
+            json.loads(file.read_text())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.fixture
+def trial(small_suite_file: Path) -> Trial:
+    return Trial(small_suite_file)
+
+
+def one_line(output: str) -> str:
+    """The error line; there must be just one, and no traceback."""
+    assert "Traceback" not in output
+    errors = [line for line in output.splitlines() if line.startswith("peagle-vllm: ")]
+    assert len(errors) == 1, output
+    return errors[0]
+
+
+def test_a_whole_sweep(trial: Trial) -> None:
+    status, output = trial.run()
+    assert status == 0, output
+    found = read_results(trial.results)
+    assert Counter(r.cell for r in found) == Counter(trial.cells())
+    assert all(r.ok for r in found)
+    assert "min left" in output or "s left" in output
+    starts = [line for line in output.splitlines() if line.startswith("starting")]
+    order = ["none, repeat 1", "EAGLE-3 K=3, repeat 1", "none, repeat 2", "EAGLE-3 K=3, repeat 2"]
+    assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
+    assert not list(trial.results.glob(".partial/*"))
+    trial.assert_nothing_is_left()
+    one = found[0]
+    assert one.configuration["bench"][:3] == ["python", *one.configuration["bench"][1:3]]
+    assert str(trial.suite.parent) not in json.dumps(one.configuration)
+
+
+def test_a_second_run_measures_nothing(trial: Trial) -> None:
+    trial.run()
+    before = {file: file.stat().st_mtime_ns for file in (trial.results / "cells").iterdir()}
+    status, _ = trial.run()
+    assert status == 0
+    assert {file: file.stat().st_mtime_ns for file in (trial.results / "cells").iterdir()} == before
+    assert len(trial.lines("measured")) == len(trial.cells())
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sign: sign.name)
+def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
+    trial.change("repeats: 2", "repeats: 4")
+    rng = random.Random(sign)
+    whole: dict[str, int] = {}
+    for _ in range(3):
+        process = trial.start()
+        time.sleep(rng.uniform(0.5, 1.8))
+        process.send_signal(sign)
+        output, _ = process.communicate(timeout=60)
+        trial.assert_nothing_is_left()
+        if sign != signal.SIGKILL:
+            assert process.returncode == 130
+            assert "interrupted" in one_line(output)
+        now = {file.name: file.stat().st_mtime_ns for file in (trial.results / "cells").glob("*.json")}
+        assert whole.items() <= now.items(), "a cell was measured again, or lost"
+        whole = now
+    status, output = trial.run()
+    assert status == 0, output
+    found = read_results(trial.results)
+    assert Counter(r.cell for r in found) == Counter(trial.cells())
+    assert whole.items() <= {f.name: f.stat().st_mtime_ns for f in (trial.results / "cells").iterdir()}.items()
+    measured = Counter(trial.lines("measured"))
+    assert sum(measured.values()) <= len(trial.cells()) + 3  # at most the one cell that each kill threw away
+    trial.assert_nothing_is_left()
+
+
+def test_a_server_that_dies_mid_cell(trial: Trial) -> None:
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:2"}\n')
+    status, output = trial.run()
+    assert status == 1
+    failed = [r for r in read_results(trial.results) if not r.ok]
+    # the EAGLE-3 server of each repeat dies in its second cell
+    assert [(r.cell.arm, r.cell.concurrency) for r in failed] == [("EAGLE-3", 4)] * 2
+    for r in failed:
+        assert "the server ended (exit status 1): ValueError: out of everything" in r.reason
+    assert len(read_results(trial.results)) == len(trial.cells())
+    assert "2 of 8 cells failed" in output
+    trial.assert_nothing_is_left()
+
+
+def test_a_server_whose_engine_dies_is_not_used_for_the_next_cell(trial: Trial) -> None:
+    """It answers with errors for a while. The client's complaint is not the cause, and the next cell gets a new one."""
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "sickens:1"}\n')
+    trial.change("repeats: 2", "repeats: 1")
+    status, output = trial.run(STANDIN_CLIENT_FOR_EAGLE="half")
+    assert status == 1
+    found = read_results(trial.results)
+    assert [r.ok for r in found] == [True, True, False, False]
+    for r in found[2:]:
+        assert "Engine core proc EngineCore_DP0 died unexpectedly" in r.reason
+    assert output.count("starting EAGLE-3") == 2
+    assert (trial.results / "logs/eagle-3-k3-r1-server-2.log").exists()
+
+
+def test_a_server_started_again_goes_on_with_the_next_cell(trial: Trial) -> None:
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:1"}\n')
+    status, output = trial.run()
+    assert status == 1
+    found = read_results(trial.results)
+    assert {r.cell.arm for r in found if not r.ok} == {"EAGLE-3"}
+    assert sum(not r.ok for r in found) == 4  # every cell had a server, and each died at once
+    assert "starting it again" in output
+
+
+def test_a_head_that_does_not_fit(trial: Trial) -> None:
+    trial.change("    k: [3]\n", "    k: [3]\n    environment: {STANDIN: no-start}\n")
+    status, _ = trial.run()
+    assert status == 1
+    failed = [r for r in read_results(trial.results) if not r.ok]
+    assert {r.cell.arm for r in failed} == {"EAGLE-3"} and len(failed) == 4
+    assert all("ValueError: the head is 64 wide, the target 128" in r.reason for r in failed)
+    trial.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("fails", "FileNotFoundError: no such data set"), ("half", "6 of 12 requests were answered: Connection lost")],
+)
+def test_a_client_that_fails_and_then_does_not(trial: Trial, what: str, reason: str) -> None:
+    trial.change("repeats: 2", "repeats: 1")
+    status, output = trial.run(STANDIN_CLIENT=what)
+    assert status == 1
+    assert "the same command tries them again" in output
+    assert all(reason in r.reason for r in read_results(trial.results))
+    status, _ = trial.run()
+    assert status == 0
+    assert all(r.ok for r in read_results(trial.results))
+
+
+def test_a_full_disk(trial: Trial) -> None:
+    status, output = trial.run(STANDIN_CLIENT="full-disk")
+    assert status == 2
+    assert "no space left for results: free at least 64 MiB; the same command then goes on" in one_line(output)
+    trial.assert_nothing_is_left()
+
+
+def test_a_port_in_use(trial: Trial) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        port = s.getsockname()[1]
+        trial.change("repeats: 2", f"repeats: 2\nport: {port}")
+        status, output = trial.run()
+    assert status == 2
+    assert f"port {port} is in use" in one_line(output)
+    assert not trial.lines("server")
+    assert not trial.results.exists()
+
+
+def test_a_missing_dataset(trial: Trial) -> None:
+    (trial.suite.parent / "prompts.jsonl").unlink()
+    status, output = trial.run()
+    assert status == 2
+    assert "trial.yaml:10: datasets.prompts.jsonl: there is no file ./prompts.jsonl" in one_line(output)
+    assert not trial.results.exists()
+
+
+def test_two_sweeps_in_one_folder(trial: Trial) -> None:
+    first = trial.start(STANDIN_CLIENT="slow")
+    try:
+        deadline = time.monotonic() + 20
+        while not trial.lines("client") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        status, output = trial.run()
+        assert status == 2
+        assert "another sweep is writing into results" in one_line(output)
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=60)
+    trial.assert_nothing_is_left()
+
+
+def test_results_of_another_suite(trial: Trial) -> None:
+    trial.run()
+    trial.change("output_tokens: 64", "output_tokens: 32")
+    status, output = trial.run()
+    assert status == 2
+    assert "results of another suite" in one_line(output)
+
+
+def test_results_of_other_versions(trial: Trial) -> None:
+    trial.run()
+    sweep = json.loads((trial.results / "sweep.json").read_text())
+    sweep["versions"]["torch"] = "0.1"
+    (trial.results / "sweep.json").write_text(json.dumps(sweep))
+    status, output = trial.run()
+    assert status == 2
+    assert "begun with other versions (torch 0.1 -> " in one_line(output)
+
+
+def test_more_repeats_are_added(trial: Trial) -> None:
+    trial.run()
+    trial.change("repeats: 2", "repeats: 3")
+    status, _ = trial.run()
+    assert status == 0
+    assert Counter(r.cell for r in read_results(trial.results)) == Counter(trial.cells())
+    assert len(trial.lines("measured")) == len(trial.cells())

@@ -1,0 +1,44 @@
+"""``plan --calibrate``: a short sweep that the planner runs itself, here with stand-ins for server and client."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from peagle_vllm.bench import sweep
+from peagle_vllm.bench.results import read_results
+from peagle_vllm.cli import app
+from tests.bench.conftest import suite_file  # noqa: F401
+from tests.bench.standin.sweep import STAND_INS
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STANDIN_LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(sweep, "Commands", lambda: STAND_INS)
+    return tmp_path
+
+
+def test_it_measures_the_smallest_depth_once_and_plans(elsewhere: Path, suite_file: Path) -> None:  # noqa: F811
+    command = ["plan", "--calibrate", str(suite_file), "--k", "3", "--k", "7"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    cells = [r.cell for r in read_results(elsewhere / "bench-results/trial-calibration")]
+    assert {(c.arm, c.k) for c in cells} == {("none", 0), ("EAGLE-3", 3), ("P-EAGLE", 3)}
+    assert {c.repeat for c in cells} == {1}
+    assert "Best K" in done.output and "Break-even concurrency" in done.output
+    measured = (elsewhere / "log").read_text().count("measured")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert (elsewhere / "log").read_text().count("measured") == measured  # it goes on with what is there
+
+
+def test_a_calibration_that_fails_plans_nothing(
+    elsewhere: Path,
+    suite_file: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STANDIN", "no-start")
+    done = CliRunner().invoke(app, ["plan", "--calibrate", str(suite_file)])
+    assert done.exit_code == 2
+    assert done.stderr == "peagle-vllm: 6 cells of the calibration failed; the lines above say why\n"
