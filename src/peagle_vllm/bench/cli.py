@@ -54,6 +54,18 @@ def run(
     Exit status: 0 all cells are there; 1 some failed, the others are there; 2 the sweep cannot run; 130 interrupted.
     """
     check_extra()
+    try:
+        failed = _run(suite, results, arm or [], k or [], concurrency or [], repeats)
+    except KeyboardInterrupt:
+        print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    raise typer.Exit(1 if failed else 0)
+
+
+def _run(
+    suite: Path, results: Path | None, arm: list[str], k: list[int], concurrency: list[int], repeats: int | None
+) -> int:
+    """How many cells failed."""
     from peagle_vllm.bench.cells import Only
     from peagle_vllm.bench.errors import BenchError
     from peagle_vllm.bench.suite import read_suite
@@ -61,18 +73,14 @@ def run(
 
     try:
         read = read_suite(suite)
-        if unknown := [name for name in arm or () if name not in read.arms]:
+        if unknown := [name for name in arm if name not in read.arms]:
             fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
-        only = Only(arms=arm or (), k=k or (), concurrency=concurrency or (), repeats=repeats)
+        only = Only(arms=arm, k=k, concurrency=concurrency, repeats=repeats)
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
-        failed = Sweep(read, suite.parent, folder, only=only, say=lambda line: print(line, flush=True)).run()
+        return Sweep(read, suite.parent, folder, only=only, say=lambda line: print(line, flush=True)).run()
     except BenchError as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
-    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()
