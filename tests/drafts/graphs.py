@@ -2,8 +2,9 @@
 
 ``emulate`` gives a live V2 engine the product's own graph manager, with two things replaced. Capture keeps the
 function that vLLM would record, made once for each shape; replay calls it again. So, as in a graph, every Python
-number and every tensor address is the one of capture time, and only the contents of the persistent buffers are new.
-And where a GPU's attention backend refreshes its metadata from those buffers by itself, the CPU's is built anew.
+number and every tensor address of the product is the one of capture time, and only the contents of the persistent
+buffers are new. And where a GPU's attention backend refreshes its metadata from those buffers by itself, the CPU's is
+built anew: what a backend freezes in it, only a GPU can show.
 """
 
 import copy
@@ -79,10 +80,16 @@ def emulate(engine: Engine, request_counts: list[int]) -> Iterator[Seen]:
     expand = speculator.expand
 
     def noting_expand(target: Any, aux: Any, groups: Any, layout: Any, step: Any, out: Any) -> None:
-        # What a step leaves unwritten must not be read: all that the body reads is poisoned first.
+        # What a step leaves unwritten must not be read: all that it writes is poisoned first, with values that a
+        # lookup survives. Temperatures and seeds belong to requests, also to those not in this batch.
         drafter.hidden_states.fill_(float("nan"))
         drafter.staging.fill_(float("nan"))
         drafter.draft_tokens.fill_(-1)
+        if layout.static_length:
+            poison = {"input_ids": 3, "positions": 5, "row_map": 0, "slot_mappings": 32, "seq_lens": 1}
+            poison |= {"sample_indices": 0, "sample_positions": 1, "sample_req": 0, "query_start_loc": 0}
+            for name, value in poison.items():
+                getattr(drafter.buffers, name).fill_(value)
         expand(target, aux, groups, layout, step, out)
         if layout.static_length:
             seen.padded += layout.num_reqs_padded > target.num_reqs

@@ -122,18 +122,39 @@ def test_every_depth_uses_the_graph_there_is(target: Path):
 
 
 class Forbidden(TorchDispatchMode):
-    """Notes what a CUDA graph cannot hold."""
+    """Notes what a CUDA graph cannot hold: a sync (a boolean index makes one), or data that comes from the host."""
 
-    NAMES = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::_to_copy", "aten::is_nonzero")
+    NAMES = (
+        *("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"),
+        *("aten::_to_copy", "aten::lift_fresh", "aten::repeat_interleave.Tensor"),
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name().startswith(self.NAMES):
+        indices = args[1] if func.name().startswith(("aten::index.", "aten::index_put")) else ()
+        masked = any(index is not None and index.dtype == torch.bool for index in indices)
+        if masked or func.name().startswith(self.NAMES):
             self.seen.append(func.name())
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        lambda x: x[x > 0],
+        lambda x: x.sum().item(),
+        lambda x: x.copy_(torch.tensor([1.0, 2.0, 3.0])),
+        lambda x: x.to(torch.float64),
+        lambda x: x.nonzero(),
+    ],
+)
+def test_the_watch_notices(forbidden):
+    with Forbidden() as mode:
+        forbidden(torch.tensor([1.0, -1.0, 2.0]).clone())
+    assert mode.seen
 
 
 def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeypatch: pytest.MonkeyPatch):

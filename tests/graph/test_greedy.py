@@ -15,6 +15,7 @@ class Processor:
 
     def __init__(self, scale: float = 1.0):
         self.scale, self.rows, self.asked_for_best = scale, [], 0
+        self.head_dtype: torch.dtype | None = None
 
     def __call__(self, head, hidden_states: torch.Tensor) -> torch.Tensor:
         self.rows.append(len(hidden_states))
@@ -75,6 +76,14 @@ def test_peak_logits_are_bounded(draft_vocab: int, limit_rows: int, monkeypatch:
     assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
     assert max(made.logits_processor.rows) == limit_rows
     assert sum(made.logits_processor.rows) == 12
+
+
+def test_a_wider_head_dtype_counts(monkeypatch: pytest.MonkeyPatch):
+    made, hidden_states = model(VOCAB), torch.randn(12, HIDDEN)
+    made.logits_processor.head_dtype = torch.float64
+    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", 4 * VOCAB * 8)
+    greedy.top_tokens(made, hidden_states)
+    assert made.logits_processor.rows == [4, 4, 4]
 
 
 def test_the_limit_of_a_large_server():

@@ -16,13 +16,16 @@ SIZES = {
 GRID = list(itertools.product([1, 8, 64, 256], [1, 3, 7], [64, 2048], SIZES))
 
 
-def config(max_num_seqs: int, k: int, budget: int, sizes: list[int], schedule=None) -> SimpleNamespace:
+def config(
+    max_num_seqs: int, k: int, budget: int, sizes: list[int], schedule=None, adaptive: bool = False
+) -> SimpleNamespace:
     """The part of a VllmConfig that the rule reads."""
     spec = SimpleNamespace(
         num_speculative_tokens=k,
         num_speculative_tokens_per_batch_size=schedule,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
         parallel_drafting=True,
+        enable_adaptive_verification=adaptive,
     )
     return SimpleNamespace(
         num_speculative_tokens=k,
@@ -91,6 +94,13 @@ def test_every_target_graph_has_a_draft_graph_beyond_the_targets_ceiling(rule):
     shapes = rule.draft_shapes(config(256, 7, 8192, SIZES["vLLM's"]))
     assert max(shapes) == (64, 14)
     assert 64 * 14 > 512
+
+
+def test_adaptive_verification_has_graphs_as_far_as_the_target(rule):
+    """Its target graphs hold requests of one row and more, so 256 requests fit below 512 rows: drafts must follow."""
+    shapes = rule.draft_shapes(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
+    assert {n for n, _ in shapes} == {n for n in SIZES["vLLM's"] if n <= 256}
+    assert max(n for n, _ in rule.draft_shapes(config(256, 7, 2048, SIZES["vLLM's"], adaptive=True))) * 14 <= 2048
 
 
 def test_a_schedule_has_a_shape_for_each_depth(rule):

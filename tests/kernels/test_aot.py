@@ -31,6 +31,7 @@ SHAPES = [
     (2, 1, torch.bfloat16, torch.int64),
     (2, 3, torch.float32, torch.int32),
     (2, 5, torch.bfloat16, torch.int32),
+    (0, 3, torch.bfloat16, torch.int64),  # while memory is profiled
 ]
 
 

@@ -182,7 +182,7 @@ MUTATIONS = (
     Mutation(
         "graph: a step without drafts asks for a shape that no graph has",
         GRAPH,
-        "return min((length for length in captured if length and length >= needed), default=needed)",
+        "return next((length for length in self._lengths if length >= needed), needed)",
         "return needed",
         WITHOUT,
         "plugin-v2",

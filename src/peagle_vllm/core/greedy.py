@@ -21,7 +21,8 @@ def top_tokens(model: Any, hidden_states: torch.Tensor, out: torch.Tensor | None
     Returns:
         ``out``, or [num_rows] int64: target token ids.
     """
-    row_bytes = model.config.draft_vocab_size * hidden_states.element_size()
+    dtype = model.logits_processor.head_dtype or hidden_states.dtype
+    row_bytes = model.config.draft_vocab_size * dtype.itemsize
     parts = [_choose(model, part) for part in hidden_states.split(max(1, MAX_LOGITS_BYTES // row_bytes))]
     chosen = parts[0] if len(parts) == 1 else torch.cat(parts)
     if out is not None:

@@ -131,6 +131,11 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         _warn_of_forgotten_flag(spec)
         return
     seams.refuse_if_moved()
+    if spec.enable_adaptive_verification and spec.num_speculative_tokens_per_batch_size:
+        # vLLM's acceptance estimator finds a draft's request by dividing by K, which a smaller K of a step upsets.
+        raise refuse(
+            "enable_adaptive_verification and num_speculative_tokens_per_batch_size do not go together; leave one out"
+        )
     for name, why in (
         ("prefill_context_parallel_size", "splits a prompt over ranks and the drafter needs it whole"),
         ("decode_context_parallel_size", "shards the drafter's KV cache, which is not supported yet"),

@@ -4,9 +4,9 @@ A decode batch of n requests drafts in the static layout, ``L`` rows each; a gra
 
 * L is ``K_max + max(K, 1)`` for each K that the configuration can ask for: ``num_speculative_tokens``, or the entries
   of ``num_speculative_tokens_per_batch_size``.
-* For each such K the request counts n are those for which the target captures a decode graph of its own, 1 + K rows
-  a request. A graph of the drafter is L rows a request, so the captured range grows by up to K x max_num_seqs; it is
-  cut at max_num_batched_tokens.
+* For each such K the request counts n are those for which the target captures a decode graph of its own: 1 + K rows
+  a request, or any number up to that under adaptive verification. A graph of the drafter is L rows a request, so the
+  captured range grows by up to K x max_num_seqs; it is cut at max_num_batched_tokens.
 * A batch of n requests that drafts K tokens is replayed on the least L that holds K and the least n that holds it.
 
 vLLM's own manager would take its sizes from ``cudagraph_capture_sizes``, which end where the target's rows end.
@@ -52,17 +52,22 @@ def target_request_counts(sizes: Iterable[int], max_size: int, num_query: int, m
     return sorted(n for n in counts if n <= max_num_seqs and n * num_query <= max_size)
 
 
+def varlen_request_counts(sizes: Iterable[int], num_query: int, max_num_seqs: int) -> list[int]:
+    """The same under adaptive verification, whose graphs take one row a request at worst."""
+    return sorted({min(size, max_num_seqs) for size in sizes if size <= max_num_seqs * num_query})
+
+
 def draft_shapes(vllm_config: VllmConfig) -> list[Shape]:
     """Every shape to capture, by the rule above, fewest rows first."""
     compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
-    max_k, shapes = vllm_config.num_speculative_tokens, set()
+    spec, max_k, shapes = vllm_config.speculative_config, vllm_config.num_speculative_tokens, set()
+    assert spec is not None
+    sizes, max_size = compilation.cudagraph_capture_sizes or [], compilation.max_cudagraph_capture_size or 0
     for k in asked_depths(vllm_config):
-        counts = target_request_counts(
-            compilation.cudagraph_capture_sizes or [],
-            compilation.max_cudagraph_capture_size or 0,
-            1 + k,
-            scheduler.max_num_seqs,
-        )
+        if spec.enable_adaptive_verification:
+            counts = varlen_request_counts(sizes, 1 + k, scheduler.max_num_seqs)
+        else:
+            counts = target_request_counts(sizes, max_size, 1 + k, scheduler.max_num_seqs)
         length = geometry.static_length(max_k, k)
         shapes |= {(n, length) for n in counts if n * length <= scheduler.max_num_batched_tokens}
     return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
@@ -91,6 +96,7 @@ class DraftCudaGraphManager(CudaGraphManager):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, cudagraph_mode: CUDAGraphMode):
         max_k = vllm_config.num_speculative_tokens
+        self._lengths: list[int] = []  # captured L, ascending
         super().__init__(vllm_config, device, cudagraph_mode, geometry.static_length(max_k, max_k))
 
     def _init_candidates(self) -> None:
@@ -106,6 +112,7 @@ class DraftCudaGraphManager(CudaGraphManager):
         if not descs:
             return
         self._capture_descs[CUDAGraphMode.FULL] = descs[::-1]  # the largest first: later ones fit into its memory
+        self._lengths = sorted({length for _, length in draft_shapes(self.vllm_config)})
         for num_tokens in range(descs[-1].num_tokens + 1):
             enough = [desc for desc in descs if desc.num_tokens >= num_tokens]
             least = {desc.uniform_token_count: desc for desc in reversed(enough)}
@@ -114,8 +121,7 @@ class DraftCudaGraphManager(CudaGraphManager):
     def static_length(self, num_speculative_tokens: int) -> int:
         """The least captured L that holds a step of this K; L of the layout itself where none is captured."""
         needed = geometry.static_length(self.vllm_config.num_speculative_tokens, num_speculative_tokens)
-        captured = {desc.uniform_token_count for desc in self._capture_descs.get(CUDAGraphMode.FULL, [])}
-        return min((length for length in captured if length and length >= needed), default=needed)
+        return next((length for length in self._lengths if length >= needed), needed)
 
     def capture_drafts(self, prepare: Callable[[BatchExecutionDescriptor], Callable[[], None]]) -> None:
         """Capture every shape.

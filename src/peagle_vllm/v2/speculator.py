@@ -252,10 +252,13 @@ class ParallelEagleSpeculator(EagleSpeculator):
             if length
             else geometry.ragged_lengths(num_scheduled, num_k, self._max_len).astype(np.int32)
         )
+        starts = np.zeros(num_reqs + 1, dtype=np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        num_rows = int(starts[-1])
         desc, sync = dispatch_cg_and_sync_dp(
             self.cudagraph_manager,
             num_reqs,
-            int(lengths.sum()),
+            num_rows,
             # Ranks that disagree on it, or of which one is ragged, all draft eagerly.
             uniform_token_count=length or None,
             dp_size=self.dp_size,
@@ -275,7 +278,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             # need at another time anyway.
             staging = self.staging.new_empty(1 + input_batch.num_tokens, self.staging.shape[1])
             buffers = replace(self.buffers, staging=staging[1:])
-            starts = np.cumsum([0, *lengths], dtype=np.int32)
             async_tensor_h2d(starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
         expand(
@@ -300,7 +302,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             buffers,
         )
 
-        self._prepare_eplb_forward(layout.num_rows)
+        self._prepare_eplb_forward(num_rows)
         if replays:
             assert self.cudagraph_manager is not None
             self.cudagraph_manager.run_fullgraph(desc)
@@ -310,7 +312,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
             metadata = self._attn_metadata(
                 num_reqs,
-                np.cumsum([0, *lengths], dtype=np.int32),
+                starts,
                 tuple(table[:num_reqs] for table in self.block_tables.input_block_tables),
                 seq_lens_bound=geometry.seq_lens_bound(bound, lengths, num_k, self._max_len),
             )
