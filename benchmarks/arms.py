@@ -69,18 +69,28 @@ def hand_over(result: Any) -> None:
     print(MARK + json.dumps(result), flush=True)
 
 
-def enable_interpreter() -> None:
-    """Model Runner V2 on a CPU, in an arm whose environment asks for it. Before vLLM is imported."""
+def prepare_process() -> None:
+    """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
     if os.environ.get("TRITON_INTERPRET"):
         from tests.interpreter import enable
 
         enable()
+    if not os.environ.get("PEAGLE_VLLM_DISABLE"):
+        from peagle_vllm import plugin
+
+        plugin.register()  # idempotent: an installed distribution registers through its entry point too
 
 
 def inside(llm: Any) -> tuple[Any, Any]:
     """A live in-process ``LLM``'s model runner and drafter: V1's proposer, V2's speculator, or None."""
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     return runner, getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+
+
+def merged(arguments: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """``arguments`` with ``more`` on top, dictionaries inside alike."""
+    both = {key: merged(arguments[key], more[key]) for key in arguments.keys() & more if isinstance(more[key], dict)}
+    return arguments | more | both
 
 
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:

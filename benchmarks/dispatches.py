@@ -118,7 +118,7 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
 def run_arm(name: str) -> dict[str, Any]:
     """Serve REQUESTS requests in this process and count one decode step's draft."""
     head, _, speculative = ARMS[name]
-    arms.enable_interpreter()
+    arms.prepare_process()
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(

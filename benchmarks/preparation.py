@@ -21,6 +21,7 @@ ARMS = {"stock V1": V1 | STOCK, "plugin V1": V1}
 
 def run_arm(batch: int) -> list[float]:
     """Seconds of each decode step's preparation, in this process."""
+    arms.prepare_process()
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(

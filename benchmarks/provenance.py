@@ -28,6 +28,24 @@ def provenance() -> dict[str, Any]:
         "versions": {package: found for package in PACKAGES if (found := _version(package))},
         "python": platform.python_version(),
         "commit": commit.stdout.strip() or None,
+    } | ({"gpu": _gpu()} if cuda else {})
+
+
+def _gpu() -> dict[str, Any]:
+    """What of a GPU decides its speed."""
+    properties = torch.cuda.get_device_properties(0)
+    fields = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
+    query = ["nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().split(", ")
+    except FileNotFoundError:
+        said = []
+    return {
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        **dict(zip(fields.split(","), said, strict=False)),
     }
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -44,9 +45,13 @@ class CudaTimer:
     """
 
     def __init__(self) -> None:
-        cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.flush = torch.empty(max(4 * cache_bytes, 256 << 20), dtype=torch.uint8, device="cuda")
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Timed]] = []
+
+    @cached_property
+    def flush(self) -> torch.Tensor:
+        """Bytes to write over, some times the L2 cache's size."""
+        cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        return torch.empty(max(4 * cache_bytes, 256 << 20), dtype=torch.uint8, device="cuda")
 
     def measure(self, call: Callable[[], Any], repeats: int) -> Timed:
         timed, warm = Timed(), Timed()
