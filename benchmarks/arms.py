@@ -1,5 +1,6 @@
 """What the benchmark scripts share: a process for each arm, samples summed up, results written."""
 
+import gc
 import json
 import os
 import statistics
@@ -31,6 +32,7 @@ STOCK = {"PEAGLE_VLLM_DISABLE": "1"}
 FORGOTTEN = ("VLLM_USE_V2_MODEL_RUNNER", "PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET")
 
 MARK = "arm's result: "
+REASON_CHARACTERS = 400
 
 
 class ArmError(RuntimeError):
@@ -58,10 +60,16 @@ def run(module: str, arguments: Sequence[str], env: dict[str, str], timeout: flo
     handed = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode == 0 and handed:
         return json.loads(handed[-1].removeprefix(MARK))
-    said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    # The exception itself: what the process writes while it dies comes after.
-    raised = [line for line in done.stderr.splitlines() if line.split(":")[0].endswith(("Error", "Exception", "Exit"))]
-    raise ArmError((raised or said or [f"exit status {done.returncode}"])[-1].strip())
+    raise ArmError(_reason(done.stderr, done.stdout) or f"exit status {done.returncode}")
+
+
+def _reason(stderr: str, stdout: str) -> str:
+    """Why a process failed, in one line: its last exception, or else the last thing that it wrote."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    raised = [i for i, line in enumerate(lines) if line.split(":")[0].endswith(("Error", "Exception", "Exit"))]
+    if raised:
+        return " ".join(lines[raised[-1] :])[:REASON_CHARACTERS]
+    return (lines or stdout.splitlines() or [""])[-1].strip()
 
 
 def hand_over(result: Any) -> None:
@@ -79,6 +87,11 @@ def prepare_process() -> None:
         from peagle_vllm import plugin
 
         plugin.register()  # idempotent: an installed distribution registers through its entry point too
+    if not HAS_GPU:
+        # A start on tiny models is mostly vLLM's garbage collections over its own modules: hide those from them.
+        import vllm.entrypoints.llm  # noqa: F401
+
+        gc.freeze()
 
 
 def inside(llm: Any) -> tuple[Any, Any]:

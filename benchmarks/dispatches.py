@@ -136,7 +136,7 @@ def run_arm(name: str) -> dict[str, Any]:
     )
     _, drafter = arms.inside(llm)
     prompts = [TokensPrompt(prompt_token_ids=[17 + i, 40, 41, 42, 43]) for i in range(REQUESTS)]
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
     with counted(drafter) as steps:
         llm.generate(prompts, params, use_tqdm=False)
     decodes = [step for step in steps[1:] if step["requests"] == REQUESTS]  # the first is the prefill
