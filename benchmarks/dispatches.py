@@ -6,9 +6,6 @@ a launch or more. Every arm runs in a process of its own on the tiny models; V2 
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,19 +15,20 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import arms
+from benchmarks.arms import ROOT, STOCK, V1
 from benchmarks.provenance import provenance
 
-ROOT = Path(__file__).resolve().parent.parent
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 HEADS = {"full": "tiny-llama-peagle", "reduced": "tiny-llama-peagle-d2t"}
 
 # arm -> (its head's draft vocabulary, its environment, its speculative_config)
 PARALLEL: dict[str, Any] = {"parallel_drafting": True}
-V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+V2 = arms.V2 | {"TRITON_INTERPRET": "1"}  # also where there is a GPU
 ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
-    "stock V1": (HEADS["full"], V1 | {"PEAGLE_VLLM_DISABLE": "1"}, PARALLEL),
-    "stock V1, reduced vocabulary": (HEADS["reduced"], V1 | {"PEAGLE_VLLM_DISABLE": "1"}, PARALLEL),
+    "stock V1": (HEADS["full"], V1 | STOCK, PARALLEL),
+    "stock V1, reduced vocabulary": (HEADS["reduced"], V1 | STOCK, PARALLEL),
     "plugin V1": (HEADS["full"], V1, PARALLEL),
     "plugin V1, reduced vocabulary": (HEADS["reduced"], V1, PARALLEL),
     "plugin V2": (HEADS["full"], V2, PARALLEL),
@@ -56,16 +54,21 @@ def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
+def _has(module: Any, name: str, value: Any) -> bool:
+    return getattr(module, "__dict__", {}).get(name) is value
+
+
 @contextmanager
 def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
     """One entry for each ``propose()`` of a full decode batch: its operations by name and its launches."""
-    import vllm.utils.torch_utils as torch_utils
     from triton.runtime import interpreter
+    from vllm.utils.torch_utils import async_tensor_h2d
 
     steps: list[dict[str, Any]] = []
-    mode, launches = Counting(), Counter[str]()
+    mode, launches, copies = Counting(), Counter[str](), Counter[str]()
     propose, forward, execute = drafter.propose, drafter.model.forward, interpreter.GridExecutor.__call__
-    to_device = torch_utils.async_tensor_h2d
+    # vLLM's one way to the device, where it was imported by value.
+    ways = [module for module in list(sys.modules.values()) if _has(module, "async_tensor_h2d", async_tensor_h2d)]
 
     def quiet_forward(*args: Any, **kwargs: Any) -> Any:
         before, mode.on = mode.on, False
@@ -83,33 +86,39 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
         finally:
             mode.on = before
 
+    def to_device(*args: Any, **kwargs: Any) -> Any:
+        if mode.on:
+            copies["async_tensor_h2d"] += 1
+        return async_tensor_h2d(*args, **kwargs)
+
     def counting_propose(*args: Any, **kwargs: Any) -> Any:
-        mode.seen.clear(), launches.clear()
+        mode.seen.clear(), launches.clear(), copies.clear()
         with mode:
             mode.on = True
             drafts = propose(*args, **kwargs)
             mode.on = False
-        steps.append({"requests": len(drafts), "operations": dict(mode.seen), "launches": dict(launches)})
+        seen = {"operations": dict(mode.seen), "launches": dict(launches), "host_to_device": dict(copies)}
+        steps.append({"requests": len(drafts), **seen})
         return drafts
 
     drafter.propose, drafter.model.forward = counting_propose, quiet_forward
     interpreter.GridExecutor.__call__ = launch
+    for module in ways:
+        module.async_tensor_h2d = to_device
     try:
         yield steps
     finally:
         del drafter.propose
         drafter.model.forward = forward
         interpreter.GridExecutor.__call__ = execute
-        assert torch_utils.async_tensor_h2d is to_device
+        for module in ways:
+            module.async_tensor_h2d = async_tensor_h2d
 
 
 def run_arm(name: str) -> dict[str, Any]:
     """Serve REQUESTS requests in this process and count one decode step's draft."""
-    head, env, speculative = ARMS[name]
-    if env.get("TRITON_INTERPRET"):
-        from tests.interpreter import enable
-
-        enable()
+    head, _, speculative = ARMS[name]
+    arms.prepare_process()
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(
@@ -125,44 +134,33 @@ def run_arm(name: str) -> dict[str, Any]:
         speculative_config={"method": "eagle3", "model": str(ROOT / "models" / head), "num_speculative_tokens": K}
         | speculative,
     )
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    drafter = runner.speculator if env["VLLM_USE_V2_MODEL_RUNNER"] == "1" else runner.drafter
+    _, drafter = arms.inside(llm)
     prompts = [TokensPrompt(prompt_token_ids=[17 + i, 40, 41, 42, 43]) for i in range(REQUESTS)]
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
     with counted(drafter) as steps:
         llm.generate(prompts, params, use_tqdm=False)
     decodes = [step for step in steps[1:] if step["requests"] == REQUESTS]  # the first is the prefill
     assert decodes, "no decode step with every request in it"
     step = max(decodes, key=lambda step: sum(step["operations"].values()))  # the worst of them
-    totals = {kind: sum(step[kind].values()) for kind in ("operations", "launches")}
+    totals = {kind: sum(step[kind].values()) for kind in ("operations", "launches", "host_to_device")}
     return {"arm": name, "steps_seen": len(decodes), "totals": totals, **step}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
-    parser.add_argument("--arm", choices=ARMS, help="this arm alone, in this process")
+    parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS), help="these alone")
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # this one, in this process
     args = parser.parse_args()
     if args.arm:
-        print(json.dumps(run_arm(args.arm)))
+        arms.hand_over(run_arm(args.arm))
         return
     results = []
-    for name, (_, env, _) in ARMS.items():
-        common = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-        }
-        command = [sys.executable, "-m", "benchmarks.dispatches", "--arm", name]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | common | env, capture_output=True, check=True)
-        results.append(json.loads(done.stdout.splitlines()[-1]))
+    for name in args.arms:
+        results.append(arms.run("benchmarks.dispatches", ["--arm", name], ARMS[name][1]))
         counts = results[-1]["totals"]
         print(f"{name:32} {counts['operations']:3} tensor operations + {counts['launches']:2} Triton launches")
-    if args.out:
-        report = {"what": __doc__.splitlines()[0], "k": K, "requests": REQUESTS, **provenance(), "arms": results}
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    arms.write_result(args.out, __doc__, {"k": K, "requests": REQUESTS, **provenance(), "arms": results})
 
 
 if __name__ == "__main__":

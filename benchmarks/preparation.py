@@ -6,24 +6,22 @@ speed meets them alike.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import arms
+from benchmarks.arms import ROOT, STOCK, V1
 from benchmarks.provenance import provenance
 
-ROOT = Path(__file__).resolve().parent.parent
 K = 5
-ARMS = {"stock V1": {"PEAGLE_VLLM_DISABLE": "1"}, "plugin V1": {}}
+ARMS = {"stock V1": V1 | STOCK, "plugin V1": V1}
 
 
 def run_arm(batch: int) -> list[float]:
     """Seconds of each decode step's preparation, in this process."""
+    arms.prepare_process()
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(
@@ -43,7 +41,7 @@ def run_arm(batch: int) -> list[float]:
             "parallel_drafting": True,
         },
     )
-    drafter: Any = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    _, drafter = arms.inside(llm)
     original, seconds = drafter.set_inputs_first_pass, []
 
     def timed(**kwargs: Any) -> Any:
@@ -68,27 +66,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     parser.add_argument("--rounds", type=int, default=2, help="how often each arm runs")
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--arm", choices=ARMS, help="this arm alone, in this process")
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # this one, in this process
     args = parser.parse_args()
     if args.arm:
-        print(json.dumps(run_arm(*args.batch)))
+        arms.hand_over(run_arm(*args.batch))
         return
     cells = []
     for batch in args.batch:
         samples: dict[str, list[float]] = {name: [] for name in ARMS}
         for _ in range(args.rounds):
             for name, env in ARMS.items():
-                common = {
-                    "VLLM_USE_V2_MODEL_RUNNER": "0",
-                    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                    "OMP_NUM_THREADS": "1",
-                    "HF_HUB_OFFLINE": "1",
-                    "VLLM_NO_USAGE_STATS": "1",
-                    "VLLM_LOGGING_LEVEL": "ERROR",
-                }
-                command = [sys.executable, "-m", "benchmarks.preparation", "--arm", name, "--batch", str(batch)]
-                done = subprocess.run(command, cwd=ROOT, env=os.environ | common | env, capture_output=True, check=True)
-                samples[name] += json.loads(done.stdout.splitlines()[-1])
+                arguments = ["--arm", name, "--batch", str(batch)]
+                samples[name] += arms.run("benchmarks.preparation", arguments, env)
         median = {name: statistics.median(values) * 1e6 for name, values in samples.items()}
         ratio = median["stock V1"] / median["plugin V1"]
         print(
@@ -96,9 +85,7 @@ def main() -> None:
         )
         microseconds = {name: [round(s * 1e6, 1) for s in values] for name, values in samples.items()}
         cells.append({"batch": batch, "median_us": median, "stock_over_plugin": ratio, "samples_us": microseconds})
-    if args.out:
-        report = {"what": __doc__.splitlines()[0], "k": K, "rounds": args.rounds, **provenance(), "cells": cells}
-        args.out.write_text(json.dumps(report) + "\n")
+    arms.write_result(args.out, __doc__, {"k": K, "rounds": args.rounds, **provenance(), "cells": cells})
 
 
 if __name__ == "__main__":

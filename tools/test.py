@@ -40,7 +40,15 @@ class Group:
         ]
 
 
-OWN_PROCESS = ("kernels", "server", "packaging", "examples", "features/test_processes.py", "bench/test_real.py")
+OWN_PROCESS = (
+    "benchmarks",
+    "kernels",
+    "server",
+    "packaging",
+    "examples",
+    "features/test_processes.py",
+    "bench/test_real.py",
+)
 INTERPRETER = {"TRITON_INTERPRET": "1"}
 
 # The long ones first: they decide when the last one ends.
@@ -50,6 +58,7 @@ GROUPS = {
     "processes": Group(paths=("features/test_processes.py",)),
     "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
     "server": Group(paths=("server",)),
+    "benchmarks": Group(paths=("benchmarks",)),
     "examples": Group(paths=("examples",)),
     "bench": Group(paths=("bench/test_real.py",)),
     "plain": Group(without=OWN_PROCESS, marks="not arm"),

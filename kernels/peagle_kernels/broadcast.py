@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from peagle_kernels.expand_kernel import INTERPRETED
+from peagle_kernels.expand_kernel import INTERPRETED, vector_elements
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 
 COLUMNS_PER_PROGRAM = 2048
@@ -57,9 +57,10 @@ def broadcast_triton(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch
         hidden.stride(0),
         mask_hidden,
         row_map,
-        width,
+        WIDTH=width,
         MASK_ROW=MASK_ROW,
         COLUMNS=COLUMNS_PER_PROGRAM,
+        VECTOR=vector_elements(out.stride(0), hidden.stride(0)),
     )
 
 
@@ -71,14 +72,17 @@ def _broadcast_kernel(
     hidden_stride,
     mask_hidden_ptr,  # [width]
     row_map_ptr,  # [num_rows]
-    width,
+    WIDTH: tl.constexpr,
     MASK_ROW: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    in_range = column < width
+    in_range = column < WIDTH
     source = tl.load(row_map_ptr + row).to(tl.int64)
-    captured = tl.load(hidden_ptr + source * hidden_stride + column, mask=in_range & (source >= 0), other=0.0)
+    hidden_row = hidden_ptr + tl.multiple_of(source * hidden_stride, VECTOR)
+    captured = tl.load(hidden_row + column, mask=in_range & (source >= 0), other=0.0)
     learned = tl.load(mask_hidden_ptr + column, mask=in_range & (source == MASK_ROW), other=0.0)
-    tl.store(out_ptr + row * out_stride + column, tl.where(source >= 0, captured, learned), mask=in_range)
+    out_row = out_ptr + tl.multiple_of(row * out_stride, VECTOR)
+    tl.store(out_row + column, tl.where(source >= 0, captured, learned), mask=in_range)

@@ -1,0 +1,80 @@
+"""The draft-step benchmark: its floor, its aims, its engines' arguments, and a run on a tiny head."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import draft_step
+from benchmarks.models import HEADS, Head, Model
+from tests.benchmarks.running import is_summary, run_script
+
+
+def test_floor_by_hand():
+    """Hidden 4, two query heads and one KV head of 2, MLP 8 wide, 10 of 20 tokens: every weight counted once."""
+    head = Head("x", Model(4, 4, 2, 1, 2, 8, 20), intermediate=8, draft_vocab=10)
+    qkv, mlp, out = 4 * (2 + 1 + 1) * 2, 3 * 4 * 8, 4 * 4
+    layers = 2 * qkv + 3 * qkv + 4 * (mlp + out)
+    assert head.weights(parallel=True) == {"fc": 48, "layers": layers, "lm_head": 40}
+    assert head.step_bytes(True, batch=2, k=3) == 2 * (48 + layers + 40 + 2 * 12 + 6 * 4)
+    one = 2 * qkv + mlp + out
+    assert head.step_bytes(False, batch=2, k=3) == 2 * (48 + 3 * (one + 40) + 2 * 12 + 6 * 4)
+
+
+@pytest.mark.parametrize("k", [3, 5, 7, 10])
+def test_every_arm_has_a_graph_for_its_rows(k):
+    """V1 drops what rounding to whole requests lifts over the largest size: that must be none of these."""
+    batches = [1, 4, 16, 64, 256]
+    sizes = draft_step.graph_sizes(batches, k)
+    largest = sizes["max_cudagraph_capture_size"]
+    rounded = {-(-size // (k + 1)) * (k + 1) for size in sizes["cudagraph_capture_sizes"]}
+    assert max(rounded) == largest
+    for n in batches:
+        for rows in (n, n * (k + 1), n * 2 * k):
+            assert any(size >= rows for size in rounded)
+
+
+def test_arguments_for_a_gpu(monkeypatch, tmp_path):
+    """What only a GPU would get: vLLM takes the graph sizes, and no request leaves the batch early."""
+    from vllm.config import CompilationConfig
+
+    monkeypatch.setattr(draft_step, "HAS_GPU", True)
+    arm, head = draft_step.ARMS["plugin V2 eager"], HEADS["gpt-oss-20b"]
+    arguments = draft_step.engine_arguments(arm, head, 7, [1, 64], tmp_path)
+    compilation = CompilationConfig(**arguments["compilation_config"])
+    assert compilation.cudagraph_mode.name == "PIECEWISE"
+    assert compilation.max_cudagraph_capture_size == 896
+    assert arguments["speculative_config"]["synthetic_acceptance_length"] == 1.0
+    assert arguments["max_num_batched_tokens"] >= 2 * 7 * 64
+    assert Path(arguments["speculative_config"]["model"], "config.json").exists()
+
+
+def cell(arm: str, batch: int, device_us: float, launches: tuple[int, int] = (1, 1)) -> dict:
+    calls = dict(zip(("kernel_launches", "graph_launches", "copies"), (*launches, 0), strict=True))
+    times = {"device_us": {"median": device_us}, "floor_us": 100.0, "launches": calls}
+    return {"arm": arm, "head": "h", "k": 7, "batch": batch, **times}
+
+
+def test_aims_are_judged():
+    cells = [cell("stock V1", 1, 300), cell("plugin V2 graph", 1, 120), cell("stock V1", 64, 300, (55, 6))]
+    cells.append(cell("plugin V2 graph", 64, 270, (2, 1)))
+    found = {(r["what"], r["batch"]): (r["value"], r["met"]) for r in draft_step.ratios(cells)}
+    assert found["of stock V1", 1] == (0.4, True)
+    assert found["of stock V1", 64] == (0.9, False)
+    assert found["of the floor", 1] == (1.2, True)
+    assert found["launches", 1][1]
+    assert not found["launches", 64][1]
+
+
+def test_runs_on_a_tiny_head(tmp_path):
+    chosen = ["--arms", "plugin V1", "--heads", "tiny, reduced vocabulary", "--batch", "2", "--repeats", "2"]
+    printed, result = run_script("draft_step", tmp_path / "draft_step.json", *chosen)
+    assert result["device"].startswith("CPU")
+    assert "not a GPU result" in printed
+    assert {"copy_bytes_per_second", "repeats", "llm", "heads", "ratios", "failed", "cells"} <= set(result)
+    assert (result["failed"], result["ratios"]) == ([], [])
+    (only,) = result["cells"]
+    assert (only["arm"], only["k"], only["batch"]) == ("plugin V1", 3, 2)
+    for column in ("device_us", "idle_us", "host_us"):
+        assert is_summary(only[column], 2)
+    assert only["launches"]["operations"] <= 15
+    assert only["bytes"] > 0

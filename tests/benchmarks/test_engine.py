@@ -1,0 +1,42 @@
+"""The engine benchmark: how it sums up and judges, and a run on tiny models."""
+
+from benchmarks import engine
+from tests.benchmarks.running import is_summary, run_script
+
+
+def cell(arm: str, c: int, *speeds: float) -> dict:
+    return {"arm": arm, "k": 7, "c": c, "tokens_per_second": list(speeds), "acceptance_length": None}
+
+
+def test_passes_are_summed_up_and_judged():
+    seen = [
+        cell("EAGLE-3 K=3", 1, 90.0, 100.0),
+        cell("EAGLE-3 K=7", 1, 80.0),
+        cell("stock P-EAGLE K=7, V1", 1, 150.0),
+        cell(engine.OURS, 1, 178.0),
+        cell(engine.OURS, 1, 180.0, 182.0),
+        cell("EAGLE-3 K=3", 1, 110.0),
+    ]
+    cells = engine.summed_up(seen)
+    assert len(cells) == 4
+    ours = next(c for c in cells if c["arm"] == engine.OURS)
+    assert is_summary(ours["tokens_per_second"], 3)
+    found = {(r["over"], r["c"]): (r["value"], r["met"]) for r in engine.ratios(cells)}
+    assert found == {("stock P-EAGLE", 1): (1.2, False), ("EAGLE-3", 1): (1.8, True)}
+
+
+def test_published_lengths_fit_their_depth():
+    assert all(1 <= arm.length <= arm.k + 1 for arm in engine.ARMS.values())
+    assert {engine.ARMS[name].k for name in engine.DEFAULT_ARMS} == {0, 3, 7}
+
+
+def test_runs_on_tiny_models(tmp_path):
+    printed, result = run_script("engine", tmp_path / "engine.json", "--arms", engine.OURS, "--c", "1")
+    assert result["device"].startswith("CPU")
+    assert "not a GPU result" in printed
+    assert {"target", "prompt", "tokens", "published_acceptance", "repeats", "passes", "llm"} <= set(result)
+    assert (result["failed"], result["ratios"]) == ([], [])
+    (only,) = result["cells"]
+    assert (only["arm"], only["k"], only["c"]) == (engine.OURS, 7, 1)
+    assert is_summary(only["tokens_per_second"], result["repeats"] * result["passes"])
+    assert only["acceptance_length"] >= 1

@@ -1,0 +1,37 @@
+"""The kernel benchmark: its shapes, its bytes, and a run on tiny ones."""
+
+from benchmarks import kernels
+from benchmarks.batches import Shape, moved_bytes
+from tests.benchmarks.running import is_summary, run_script
+
+
+def test_shapes_are_those_announced():
+    shapes = list(kernels.shapes(tiny=False))
+    decode = {(s.reqs, s.k, s.width) for s in shapes if s.kind == "decode"}
+    assert decode == {(b, k, w) for b in (1, 4, 16, 64, 256) for k in (3, 5, 7, 10) for w in (2880, 2048, 4096)}
+    assert {(s.rows, s.width) for s in shapes if s.kind == "prefill"} == {(8192, w) for w in (2880, 2048, 4096)}
+
+
+def test_bytes_of_a_batch_by_hand():
+    """K = 1, two requests, the second with one of its two rows refused: 3 valid rows, 4 draft rows, 4 staged."""
+    moved = moved_bytes(Shape("decode", 2, 2, 1, width=10), element_bytes=2)
+    indices = 3 * 12 + 4 * 28 + 2 * 24
+    assert moved["expand"] == (3 + 4) * 3 * 20 + indices
+    assert moved["broadcast"] == (3 + 1 + 4) * 20 + 4 * 4
+    assert moved["both"] == moved["expand"] + moved["broadcast"]
+
+
+def test_runs_on_tiny_shapes(tmp_path):
+    printed, result = run_script("kernels", tmp_path / "kernels.json", "--tiny", "--repeats", "3")
+    assert result["device"].startswith("CPU")
+    assert "not a GPU result" in printed
+    assert {"dtype", "num_aux", "tiny", "repeats", "copy_bytes_per_second", "empty_us", "cells"} <= set(result)
+    assert [cell["kind"] for cell in result["cells"]] == ["decode", "prefill"]
+    for cell in result["cells"]:
+        assert {"reqs", "query", "k", "width", "rows", "stock_over_both", "copy_over"} <= set(cell)
+        copies = {f"copy of {name}" for name in ("expand", "broadcast", "both")}
+        assert set(cell["arms"]) == {"expand", "broadcast", "both", "stock"} | copies
+        for name, arm in cell["arms"].items():
+            assert is_summary(arm["device_us"], 3)
+            assert is_summary(arm["host_us"], 3)
+            assert ("of_copy_bandwidth" in arm) == (name in ("expand", "broadcast", "both"))
