@@ -41,7 +41,7 @@ def broadcast_torch(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.
 def broadcast_numpy(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
     """The same, the indices computed by NumPy: the CPU path."""
     rows = row_map.numpy()
-    torch.index_select(hidden, 0, torch.from_numpy(rows.clip(min=0)), out=out)
+    torch.index_select(hidden, 0, torch.from_numpy(np.maximum(rows, 0)), out=out)
     for special, value in ((MASK_ROW, mask_hidden), (PAD_ROW, 0)):
         if len(chosen := np.flatnonzero(rows == special)):
             out[torch.from_numpy(chosen)] = value

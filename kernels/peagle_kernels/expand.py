@@ -77,7 +77,7 @@ def _expand(
     if layout.static_length:
         # A padding request has no rows of its own: it starts where the last real one ends.
         request = lib.arange(layout.num_reqs_padded + 1, device=target.positions.device)
-        out.query_start_loc[: layout.num_reqs_padded + 1] = request.clip(max=num_reqs) * layout.static_length
+        out.query_start_loc[: layout.num_reqs_padded + 1] = geometry.at_most(request, num_reqs) * layout.static_length
     start = out.query_start_loc[: num_reqs + 1]
     query_start_loc = target.query_start_loc[: num_reqs + 1]
     idx = target.idx_mapping[:num_reqs]
@@ -89,19 +89,20 @@ def _expand(
     num_real = len(rows.req)
 
     first_row = query_start_loc[:-1]
-    state = idx.clip(min=0)
+    state = geometry.at_least(idx, 0)
     sampled = target.num_sampled[:num_reqs] > 0
     bonus = lib.where(sampled, target.last_sampled[state], target.next_prefill_tokens[state])
-    next_row = (first_row[rows.req] + rows.offset + 1).clip(0, target.num_rows - 1)
+    staged_row = first_row[rows.req] + rows.offset  # row of the target's batch, meaningless outside the valid ones
+    next_row = geometry.at_least(geometry.at_most(staged_row + 1, target.num_rows - 1), 0)
     token = lib.where(rows.position == win.p_last[rows.req], bonus[rows.req], target.input_ids[next_row])
     token = lib.where(rows.is_valid, token, lib.where(rows.is_mask, step.mask_token_id, 0))
     out.input_ids[:num_real] = token
     out.positions[:num_real] = rows.position
 
-    # Staging row of position p0: compact, or the target's own rows.
-    staged = rows.req * layout.staging_length if layout.static_length else first_row[rows.req]
+    if layout.static_length:
+        staged_row = rows.req * layout.staging_length + rows.offset
     special = lib.where(rows.is_mask, MASK_ROW, PAD_ROW)
-    out.row_map[:num_real] = lib.where(rows.is_valid, staged + rows.offset, special)
+    out.row_map[:num_real] = lib.where(rows.is_valid, staged_row, special)
 
     writes_kv = (rows.is_valid | rows.is_mask) & (idx >= 0)[rows.req]
     for group, (table, size) in enumerate(zip(groups.block_tables, groups.block_sizes, strict=True)):

@@ -61,6 +61,16 @@ def library(array: Array) -> Any:
     return np if isinstance(array, np.ndarray) else torch
 
 
+def at_most(array: Array, limit: int) -> Array:
+    """Elementwise minimum with a number; NumPy's ``clip`` takes ten times as long for it."""
+    return np.minimum(array, limit) if isinstance(array, np.ndarray) else array.clamp(max=limit)
+
+
+def at_least(array: Array, limit: int) -> Array:
+    """Elementwise maximum with a number."""
+    return np.maximum(array, limit) if isinstance(array, np.ndarray) else array.clamp(min=limit)
+
+
 class Window(NamedTuple):
     """Where each request's rows stand. All int64 [num_reqs]."""
 
@@ -92,7 +102,7 @@ def ragged_lengths(num_query: Array, num_speculative_tokens: int, max_model_len:
     Args:
         num_query: [num_reqs] verified rows of each request (an upper bound will do).
     """
-    return (num_query + num_appended(num_speculative_tokens) - 1).clip(max=max_model_len)
+    return at_most(num_query + (num_appended(num_speculative_tokens) - 1), max_model_len)
 
 
 def static_length(max_speculative_tokens: int, num_speculative_tokens: int) -> int:
@@ -107,7 +117,7 @@ def seq_lens_bound(target_seq_lens: Array, lengths: Array, num_speculative_token
         target_seq_lens: [num_reqs] upper bound of the target's sequence lengths.
         lengths: [num_reqs] L of each request.
     """
-    window_end = (target_seq_lens + num_appended(num_speculative_tokens) - 1).clip(max=max_model_len)
+    window_end = at_most(target_seq_lens + (num_appended(num_speculative_tokens) - 1), max_model_len)
     return library(lengths).maximum(window_end, lengths)
 
 
@@ -132,7 +142,7 @@ def window(
     p0 = positions[start]
     num_valid = end - start - num_rejected
     p_last = p0 + num_valid - 1
-    window_end = (p_last + num_appended(num_speculative_tokens)).clip(max=max_model_len)
+    window_end = at_most(p_last + num_appended(num_speculative_tokens), max_model_len)
     seq_len = library(length).maximum(length, window_end)
     return Window(p0, num_valid, p_last, seq_len, seq_len - length)
 

@@ -76,7 +76,7 @@ MUTATIONS = (
         "num_valid = end - start - num_rejected",
         "num_valid = end - start",
     ),
-    Mutation("tokens not shifted", EXPAND, "rows.offset + 1).clip", "rows.offset).clip"),
+    Mutation("tokens not shifted", EXPAND, "at_most(staged_row + 1,", "at_most(staged_row,"),
     # More of the geometry.
     Mutation(
         "sampled rows one too far",

@@ -140,7 +140,8 @@ class ParallelEagleProposer(EagleProposer):
         if target_positions.dim() > 1:
             target_positions = target_positions[0]  # M-RoPE: the dimensions are equal for text
         # What the host knows, in NumPy: a torch call costs several times as much at these sizes.
-        lengths = geometry.ragged_lengths(np.diff(cad.query_start_loc_cpu.numpy()), num_k, self._max_len)
+        target_starts = cad.query_start_loc_cpu.numpy()
+        lengths = geometry.ragged_lengths(target_starts[1:] - target_starts[:-1], num_k, self._max_len)
         starts = np.zeros(num_reqs + 1, dtype=np.int32)
         np.cumsum(lengths, out=starts[1:])
         num_rows, max_query_len = int(starts[-1]), int(lengths.max())
