@@ -119,7 +119,7 @@ def run_arm(name: str) -> dict[str, Any]:
     """Serve REQUESTS requests in this process and count one decode step's draft."""
     head, _, speculative = ARMS[name]
     arms.prepare_process()
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import LLM
 
     llm = LLM(
         str(ROOT / "models/tiny-llama"),
@@ -134,6 +134,16 @@ def run_arm(name: str) -> dict[str, Any]:
         speculative_config={"method": "eagle3", "model": str(ROOT / "models" / head), "num_speculative_tokens": K}
         | speculative,
     )
+    try:
+        return {"arm": name, **count_steps(llm)}
+    finally:
+        llm.llm_engine.engine_core.shutdown()  # for the next arm of this process
+
+
+def count_steps(llm: Any) -> dict[str, Any]:
+    """The decode step that dispatched the most."""
+    from vllm import SamplingParams, TokensPrompt
+
     _, drafter = arms.inside(llm)
     prompts = [TokensPrompt(prompt_token_ids=[17 + i, 40, 41, 42, 43]) for i in range(REQUESTS)]
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
@@ -143,21 +153,21 @@ def run_arm(name: str) -> dict[str, Any]:
     assert decodes, "no decode step with every request in it"
     step = max(decodes, key=lambda step: sum(step["operations"].values()))  # the worst of them
     totals = {kind: sum(step[kind].values()) for kind in ("operations", "launches", "host_to_device")}
-    return {"arm": name, "steps_seen": len(decodes), "totals": totals, **step}
+    return {"steps_seen": len(decodes), "totals": totals, **step}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS), help="these alone")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # this one, in this process
+    parser.add_argument("--here", choices=ARMS, nargs="+", help=argparse.SUPPRESS)  # in this process, which fits them
     args = parser.parse_args()
-    if args.arm:
-        arms.hand_over(run_arm(args.arm))
+    if args.here:
+        arms.hand_over([run_arm(name) for name in args.here])
         return
     results = []
     for name in args.arms:
-        results.append(arms.run("benchmarks.dispatches", ["--arm", name], ARMS[name][1]))
+        results += arms.run("benchmarks.dispatches", ["--here", name], ARMS[name][1])
         counts = results[-1]["totals"]
         print(f"{name:32} {counts['operations']:3} tensor operations + {counts['launches']:2} Triton launches")
     arms.write_result(args.out, __doc__, {"k": K, "requests": REQUESTS, **provenance(), "arms": results})

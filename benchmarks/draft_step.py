@@ -58,7 +58,7 @@ def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
     V1 rounds sizes up to whole requests of 1 + K rows and drops what that lifts over the largest.
     """
     whole = [-(-n * 2 * k // (k + 1)) * (k + 1) for n in batches]
-    sizes = sorted({*batches, *(n * (k + 1) for n in batches), *whole})
+    sizes = sorted({*batches, *(n * (k + 1) for n in batches), *whole} - {0})
     return {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
 
 
@@ -113,7 +113,7 @@ def run_arm(name: str, head_name: str, k: int, batches: list[int], repeats: int,
         raise RuntimeError(f"vLLM built {built} where {name} is {arm.drafter}")
     for batch in batches:
         # Some more: the requests of a large batch do not start in one step.
-        num_tokens = num_steps(repeats, WARM) + 8 + batch * PROMPT // 2048
+        num_tokens = num_steps(repeats, WARM) + 8 + k + batch * PROMPT // 2048
         with watched(drafter, clock, batch, k, repeats, WARM) as steps:
             generate(llm, batch, PROMPT, num_tokens)
         cell = {

@@ -21,7 +21,7 @@ from benchmarks.probe import generate
 from benchmarks.provenance import provenance
 
 CONCURRENCY = (1, 4, 16, 64) if HAS_GPU else (1, 2)
-PROMPT, TOKENS, REPEATS = (128, 512, 3) if HAS_GPU else (8, 12, 1)
+PROMPT, TOKENS, REPEATS = (128, 512, 3) if HAS_GPU else (8, 8, 1)
 HEAD = HEADS["gpt-oss-20b"] if HAS_GPU else TINY_HEADS["tiny"]
 
 
@@ -55,9 +55,9 @@ AIMS = [
 ]
 
 
-def engine_arguments(arm: Arm, target: str, folder: Path) -> dict[str, Any]:
-    """What ``LLM`` is built with."""
-    most = max(CONCURRENCY)
+def engine_arguments(arm: Arm, target: str, concurrency: list[int], folder: Path) -> dict[str, Any]:
+    """What ``LLM`` is built with; graphs for every concurrency, for stock vLLM's drafts too."""
+    most = max(concurrency)
     arguments: dict[str, Any] = {
         "model": write_config(folder / "target", TARGETS[target] if HAS_GPU else HEAD.target.config()),
         "load_format": "dummy",
@@ -69,7 +69,7 @@ def engine_arguments(arm: Arm, target: str, folder: Path) -> dict[str, Any]:
     }
     if HAS_GPU:
         arguments |= {"dtype": "bfloat16", "max_model_len": 4096}
-        arguments["compilation_config"] = graph_sizes(list(CONCURRENCY), arm.k)
+        arguments["compilation_config"] = graph_sizes(concurrency, arm.k)
     else:
         arguments |= {"dtype": "float32", "enforce_eager": True, "max_model_len": 128}
         arguments["kv_cache_memory_bytes"] = 64 << 20
@@ -94,13 +94,13 @@ def run_arm(name: str, target: str, concurrency: list[int], repeats: int, more: 
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(**arms.merged(engine_arguments(arm, target, Path(folder)), more))
+        llm = LLM(**arms.merged(engine_arguments(arm, target, concurrency, Path(folder)), more))
     _, drafter = arms.inside(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built {built} where {name} is {arm.drafter}")
     cells = []
     for c in concurrency:
-        generate(llm, c, PROMPT, max(TOKENS // 8, 8))  # whatever compiles or warms up late
+        generate(llm, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
         before = accepted(llm)
         speeds = [c * TOKENS / generate(llm, c, PROMPT, TOKENS) for _ in range(repeats)]
         drafts, tokens = (now - then for now, then in zip(accepted(llm), before, strict=True))

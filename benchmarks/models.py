@@ -1,9 +1,11 @@
 """Targets and heads by their shapes alone, for ``load_format="dummy"``: no weights, no tokenizer, no network."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from benchmarks import shapes
 
 PEAGLE_LAYERS, EAGLE3_LAYERS = 4, 1
 
@@ -116,11 +118,12 @@ def own_lm_head() -> None:
     wrapt.register_post_import_hook(mark, "vllm.model_executor.models.llama_eagle3")
 
 
+GPT_OSS = Model(shapes.HIDDEN, shapes.HIDDEN, 64, 8, 64, 8, shapes.VOCAB)
 # Eight layers: the fewest with room for the default aux layers. The target's own speed plays no part in a draft step.
 HEADS = {
     head.name: head
     for head in (
-        Head("gpt-oss-20b", Model(2880, 2880, 64, 8, 64, 8, 201088), 17280, 201088),
+        Head("gpt-oss-20b", GPT_OSS, shapes.head(PEAGLE_LAYERS)["intermediate_size"], shapes.VOCAB),
         Head("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
         Head("4096-wide, 32k draft vocabulary", Model(4096, 4096, 32, 8, 128, 8, 128256), 14336, 32000),
     )
@@ -133,38 +136,9 @@ TINY_HEADS = {
     )
 }
 
-_GPT_OSS = Model(2880, 2880, 64, 8, 64, 24, 201088).config() | {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "experts_per_token": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "initial_context_length": 4096,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "original_max_position_embeddings": 4096,
-        "truncate": False,
-    },
-}
-_MXFP4 = {
-    "quant_method": "mxfp4",
-    "modules_to_not_convert": [
-        "model.layers.*.self_attn",
-        "model.layers.*.mlp.router",
-        "model.embed_tokens",
-        "lm_head",
-    ],
-}
 # For whole engines: the published model, the same without quantized experts, and a dense one of its width and depth.
 TARGETS: dict[str, dict[str, Any]] = {
-    "gpt-oss-20b": _GPT_OSS | {"quantization_config": _MXFP4},
-    "gpt-oss-20b-bf16": _GPT_OSS,
-    "dense": Model(2880, 4 * 2880, 64, 8, 64, 24, 201088).config(),
+    "gpt-oss-20b": shapes.TARGET,
+    "gpt-oss-20b-bf16": {key: value for key, value in shapes.TARGET.items() if key != "quantization_config"},
+    "dense": replace(GPT_OSS, intermediate=4 * shapes.HIDDEN, layers=shapes.LAYERS).config(),
 }

@@ -30,6 +30,18 @@ def test_published_lengths_fit_their_depth():
     assert {engine.ARMS[name].k for name in engine.DEFAULT_ARMS} == {0, 3, 7}
 
 
+def test_arguments_for_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine, "HAS_GPU", True)
+    for name, arm in engine.ARMS.items():
+        arguments = engine.engine_arguments(arm, "gpt-oss-20b", [1, 64], tmp_path / name)
+        sizes = arguments["compilation_config"]["cudagraph_capture_sizes"]
+        assert min(sizes) == 1
+        assert {64, 64 * (arm.k + 1)} <= set(sizes)
+        assert ("speculative_config" in arguments) == (name != "none")
+        if arm.k:
+            assert arguments["speculative_config"]["synthetic_acceptance_length"] == arm.length
+
+
 def test_runs_on_tiny_models(tmp_path):
     printed, result = run_script("engine", tmp_path / "engine.json", "--arms", engine.OURS, "--c", "1")
     assert result["device"].startswith("CPU")

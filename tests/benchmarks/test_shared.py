@@ -12,7 +12,7 @@ from benchmarks.launches import count, shown
 
 def test_an_arm_that_fails_says_why_in_one_line():
     with pytest.raises(arms.ArmError) as failure:
-        arms.run("benchmarks.dispatches", ["--arm", "no such arm"], {})
+        arms.run("benchmarks.dispatches", ["--here", "no such arm"], {})
     assert "invalid choice" in str(failure.value)
     assert "\n" not in str(failure.value)
 
