@@ -91,7 +91,7 @@ class Outcome:
 
 
 def run(name: str, full: bool) -> Outcome:
-    print(f"start {name}", flush=True)
+    print(f"start {name}\n", end="", flush=True)  # in one piece: two threads print
     group, began = GROUPS[name], time.monotonic()
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **group.env}
