@@ -20,6 +20,11 @@ from peagle_vllm.bench.suite import read_suite
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def _heed_interrupts() -> None:
+    """A job in the background starts its children with SIGINT ignored, and they would keep to that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Trial:
     """One suite, one results folder, and the stand-ins' log."""
 
@@ -35,6 +40,7 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=_heed_interrupts,
         )
 
     def run(self, **environment: str) -> tuple[int, str]:
@@ -115,7 +121,7 @@ def test_a_second_run_measures_nothing(trial: Trial) -> None:
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sign: sign.name)
 def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
-    trial.change("repeats: 2", "repeats: 4")
+    trial.change("repeats: 2", "repeats: 6")
     rng = random.Random(sign)
     whole: dict[str, int] = {}
     for _ in range(3):
@@ -125,6 +131,7 @@ def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
         while len(trial.lines("server")) == starts and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)  # imports take as long as the machine is busy; kill a sweep, not an interpreter
         time.sleep(rng.uniform(0, 1.2))
+        assert process.poll() is None, "the sweep ended before it was killed: give it more repeats"
         process.send_signal(sign)
         output, _ = process.communicate(timeout=60)
         trial.assert_nothing_is_left()
