@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/expand.py"
-KERNEL = "kernels/peagle_kernels/expand_kernel.py"
+KERNEL = "kernels/peagle_kernels/expand_parts.py"
 BROADCAST = "kernels/peagle_kernels/broadcast.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
@@ -166,8 +166,8 @@ MUTATIONS = (
     Mutation(
         "kernel: draws with another request's seed",
         KERNEL,
-        "idx = tl.load(idx_mapping_ptr + req, mask=live, other=-1).to(tl.int64)\n    for",
-        "idx = tl.load(idx_mapping_ptr + num_reqs - 1 - req, mask=live, other=-1).to(tl.int64)\n    for",
+        "idx = tl.load(target.idx_mapping + req, mask=live, other=-1).to(tl.int64)\n    for",
+        "idx = tl.load(target.idx_mapping + num_reqs - 1 - req, mask=live, other=-1).to(tl.int64)\n    for",
         SEEDED,
         "plugin-v2",
     ),
