@@ -94,6 +94,31 @@ def prepare_process() -> None:
         gc.freeze()
 
 
+def tiny_llm(batch: int, token_budget: int, head: str, speculative: dict[str, Any]) -> Any:
+    """A live ``LLM`` on the tiny target of this repository, in this process.
+
+    Args:
+        batch: requests at a time.
+        token_budget: rows of a target step.
+        head: a folder of models/.
+        speculative: the rest of speculative_config.
+    """
+    from vllm import LLM
+
+    return LLM(
+        str(ROOT / "models/tiny-llama"),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=128,
+        max_num_seqs=batch,
+        max_num_batched_tokens=token_budget,
+        kv_cache_memory_bytes=256 << 20,
+        disable_log_stats=True,
+        skip_tokenizer_init=True,
+        speculative_config={"method": "eagle3", "model": str(ROOT / "models" / head)} | speculative,
+    )
+
+
 def inside(llm: Any) -> tuple[Any, Any]:
     """A live in-process ``LLM``'s model runner and drafter: V1's proposer, V2's speculator, or None."""
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner

@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import arms
-from benchmarks.arms import ROOT, STOCK, V1
+from benchmarks.arms import STOCK, V1
 from benchmarks.provenance import provenance
 
 K, REQUESTS = 5, 4
@@ -119,21 +119,7 @@ def run_arm(name: str) -> dict[str, Any]:
     """Serve REQUESTS requests in this process and count one decode step's draft."""
     head, _, speculative = ARMS[name]
     arms.prepare_process()
-    from vllm import LLM
-
-    llm = LLM(
-        str(ROOT / "models/tiny-llama"),
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=128,
-        max_num_seqs=REQUESTS,
-        max_num_batched_tokens=512,
-        kv_cache_memory_bytes=64 << 20,
-        disable_log_stats=True,
-        skip_tokenizer_init=True,
-        speculative_config={"method": "eagle3", "model": str(ROOT / "models" / head), "num_speculative_tokens": K}
-        | speculative,
-    )
+    llm = arms.tiny_llm(REQUESTS, 512, head, {"num_speculative_tokens": K} | speculative)
     try:
         return {"arm": name, **count_steps(llm)}
     finally:

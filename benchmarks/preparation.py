@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.arms import ROOT, STOCK, V1
+from benchmarks.arms import STOCK, V1
 from benchmarks.provenance import provenance
 
 K = 5
@@ -22,25 +22,9 @@ ARMS = {"stock V1": V1 | STOCK, "plugin V1": V1}
 def run_arm(batch: int) -> list[float]:
     """Seconds of each decode step's preparation, in this process."""
     arms.prepare_process()
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        str(ROOT / "models/tiny-llama"),
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=128,
-        max_num_seqs=batch,
-        max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=256 << 20,
-        disable_log_stats=True,
-        skip_tokenizer_init=True,
-        speculative_config={
-            "method": "eagle3",
-            "model": str(ROOT / "models/tiny-llama-peagle"),
-            "num_speculative_tokens": K,
-            "parallel_drafting": True,
-        },
-    )
+    llm = arms.tiny_llm(batch, 2048, "tiny-llama-peagle", {"num_speculative_tokens": K, "parallel_drafting": True})
     _, drafter = arms.inside(llm)
     original, seconds = drafter.set_inputs_first_pass, []
 

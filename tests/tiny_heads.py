@@ -132,6 +132,12 @@ def _save(folder: Path, config: dict, weights: Weights) -> Path:
     return folder
 
 
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random token ids that any tiny target knows, the same for the same seed."""
+    gen = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, MASK_TOKEN, (length,), generator=gen).tolist())
+
+
 def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
     """Write a random causal LM and return its folder."""
     gen = torch.Generator().manual_seed(seed)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from peagle_vllm.diagnose.counters import read_counters
+
 MARK = "@demo "
 BATCHES = (1, 8)
 
@@ -71,20 +73,11 @@ class Meter:
     """Counts what the engine drafted and accepted, between ``__init__`` and ``stop``."""
 
     def __init__(self, llm: Any):
-        self.llm, self.before = llm, self.read(llm)
-
-    @staticmethod
-    def read(llm: Any) -> dict[str, list[int]]:
-        counts: dict[str, list[int]] = {}
-        for metric in llm.get_metrics():
-            name = metric.name.removeprefix("vllm:spec_decode_num_")
-            if name != metric.name:
-                counts[name] = list(metric.values) if hasattr(metric, "values") else [metric.value]
-        return counts
+        self.llm, self.before = llm, read_counters(llm)
 
     def stop(self, k: int) -> tuple[float, list[float]]:
         """Acceptance length, bonus token included, and the share of drafts accepted at each position."""
-        after = self.read(self.llm)
+        after = read_counters(self.llm)
         zero = [0] * k
         gained = {
             name: [b - a for a, b in zip(self.before.get(name, zero), values, strict=False)]

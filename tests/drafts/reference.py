@@ -16,7 +16,7 @@ them (``Round``), because rounding moves logits by more than the distance of clo
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,6 +237,15 @@ class Reference:
         self.dtype, self.cut = dtype, ROUND[dtype]
         self.target = Target(target, self.cut)
         self.head = Head(head, self.target, self.cut)
+
+    @torch.no_grad()
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The target's own continuation by ``count`` tokens, prompt first: no engine is needed for it."""
+        tokens = list(prompt)
+        for _ in range(count):
+            last = self.target.states(torch.tensor(tokens))[-1][-1:]
+            tokens.append(int(self.target.logits(last).argmax()))
+        return tokens
 
     @torch.no_grad()
     def drafts(

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts.recorder import Recording, Report, compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Engine, Request, Settings, engine
+from tests.tiny_heads import prompt
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -32,33 +32,18 @@ def start(pair: tuple[Path, Path], k: int = K, **changes: Any) -> Engine:
     return engine(Settings(*pair, k=k, max_model_len=MAX_MODEL_LEN, **changes))
 
 
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    gen = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
-
-
 def exact(
     pair: tuple[Path, Path], live: Engine, requests: list[Request], num_right: int | None = None
 ) -> tuple[Report, Recording]:
     """Run with planted drafts; drafts and output must equal the simulation's."""
     reference = Reference(*pair)
-    right = {r.id: greedy(reference, r) for r in requests}
+    right = {r.id: reference.greedy(r.prompt, r.max_tokens) for r in requests}
     with record(live, planter(right, tiny_heads.VOCAB, num_right)) as noted:
         finished = live.run(requests)
     report = compare(noted, finished, reference, k=live.settings.k, max_model_len=MAX_MODEL_LEN)
     print(report)
     assert {req: done.tokens for req, done in finished.items()} == right
     return report, noted
-
-
-def greedy(reference: Reference, request: Request) -> list[int]:
-    """The target's own continuation, by the simulation: no engine is needed for it."""
-    tokens = list(request.prompt)
-    with torch.no_grad():
-        for _ in range(request.max_tokens):
-            last = reference.target.states(torch.tensor(tokens))[-1][-1:]
-            tokens.append(int(reference.target.logits(last).argmax()))
-    return tokens
 
 
 def test_decoding(pair: tuple[Path, Path]):

@@ -15,6 +15,7 @@ from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
 from tests.drafts.recorder import Report, compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Engine, Request, Settings, engine
+from tests.tiny_heads import prompt
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
@@ -25,11 +26,6 @@ MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_heads.write_target(tmp_path_factory.mktemp("tiny") / "target")
-
-
-def prompt(length: int, seed: int) -> tuple[int, ...]:
-    gen = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
 
 
 def requests(name: str) -> list[Request]:
@@ -47,14 +43,7 @@ def exact(
 ) -> tuple[Report, Seen]:
     """Run with planted drafts through emulated graphs; drafts and output must equal the simulation's."""
     reference = Reference(*pair)
-    right = {}
-    for request in asked:
-        tokens = list(request.prompt)
-        with torch.no_grad():
-            for _ in range(request.max_tokens):
-                last = reference.target.states(torch.tensor(tokens))[-1][-1:]
-                tokens.append(int(reference.target.logits(last).argmax()))
-        right[request.id] = tokens
+    right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in asked}
     with emulate(live, COUNTS) as seen, record(live, planter(right, tiny_heads.VOCAB)) as noted:
         if depths:
             _cycle_depths(live, depths)

@@ -15,6 +15,7 @@ from tests.conftest import ARM
 from tests.drafts.recorder import compare, record
 from tests.drafts.reference import Reference
 from tests.engines import Engine, Request, Settings, engine
+from tests.tiny_heads import prompt
 
 pytestmark = pytest.mark.arm("stock-v1", "plugin-v1")
 
@@ -32,11 +33,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
     return engine(Settings(*pair, k=K, max_model_len=MAX_MODEL_LEN, **changes))
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    gen = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
 
 
 def drafts_are_exact(live: Engine, pair: tuple[Path, Path], requests: list[Request]) -> bool:

@@ -13,6 +13,7 @@ from tests.drafts.graphs import emulate
 from tests.drafts.recorder import compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Engine, Request, Settings, engine
+from tests.tiny_heads import prompt
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
@@ -28,11 +29,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
     return engine(Settings(*pair, k=K, max_model_len=MAX_MODEL_LEN, token_budget=BUDGET, **changes))
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    gen = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(3, tiny_heads.MASK_TOKEN, (length,), generator=gen).tolist())
 
 
 def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch: pytest.MonkeyPatch):

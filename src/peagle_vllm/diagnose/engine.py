@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
+from peagle_vllm.diagnose.counters import read_counters
 from peagle_vllm.diagnose.curve import Curve
 from peagle_vllm.diagnose.interventions import Setup
 from peagle_vllm.heads.convert import config_for
@@ -49,9 +50,9 @@ class VllmMeasure:
 
         llm = self._engine(setup)
         prompts = [{"prompt_token_ids": ids} for ids in self.prompt_ids(setup)]
-        before = _counters(llm)
+        before = read_counters(llm)
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=self.max_tokens), use_tqdm=False)
-        after = _counters(llm)
+        after = read_counters(llm)
         gained = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in after}
         return Curve(gained["drafts"][0], tuple(gained["accepted_tokens_per_pos"][: setup.k]))
 
@@ -126,16 +127,6 @@ class VllmMeasure:
         if self._live is not None:
             self._live[1].llm_engine.engine_core.shutdown()
             self._live = None
-
-
-def _counters(llm: Any) -> dict[str, list[int]]:
-    """vLLM's counts since the start, by their name after ``vllm:spec_decode_num_``."""
-    counts: dict[str, list[int]] = {}
-    for metric in llm.get_metrics():
-        name = metric.name.removeprefix("vllm:spec_decode_num_")
-        if name != metric.name:
-            counts[name] = list(metric.values) if hasattr(metric, "values") else [metric.value]
-    return counts
 
 
 def read_prompts(path: Path) -> list[Messages]:
