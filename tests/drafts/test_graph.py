@@ -39,12 +39,12 @@ def requests(name: str) -> list[Request]:
 
 
 def exact(
-    live: Engine, pair: tuple[Path, Path], asked: list[Request], depths: Sequence[int] = ()
+    live: Engine, pair: tuple[Path, Path], asked: list[Request], depths: Sequence[int] = (), **graphs: Any
 ) -> tuple[Report, Seen]:
     """Run with planted drafts through emulated graphs; drafts and output must equal the simulation's."""
     reference = Reference(*pair)
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in asked}
-    with emulate(live, COUNTS) as seen, record(live, planter(right, tiny_heads.VOCAB)) as noted:
+    with emulate(live, COUNTS, **graphs) as seen, record(live, planter(right, tiny_heads.VOCAB)) as noted:
         if depths:
             _cycle_depths(live, depths)
         finished = live.run(asked)
@@ -171,3 +171,70 @@ def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeyp
     live.run([Request("watched", prompt(9, 5), 12)])
     assert runs
     assert mode.seen == []
+
+
+@pytest.mark.parametrize("backend", ["in_place", "rebuilt"])
+def test_nothing_in_captured_metadata_grows_stale(backend: str, target: Path):
+    """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
+
+    ``kernel_blocks``: the backend's table is another tensor than the KV cache manager's (docs/draft-step.md).
+    """
+    pair = target, target.parent / "head-stale"
+    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    asked = [Request(f"{backend}.{i}", prompt(length, i), 20) for i, length in enumerate((70, 9, 100))]
+    report, seen = exact(
+        start(*pair, 4), pair, asked, in_place=backend != "rebuilt", kernel_blocks=backend == "kernel_blocks"
+    )
+    assert seen.replayed.total() == sum(seen.depths.values()) > 5
+    assert report.rows > 10
+
+
+def mixed_traffic(name: str) -> list[Request]:
+    """Prefills beside decodes from the third step on: in chunks, on shared prefixes, to the very end."""
+    shared = prompt(64, 7)
+    return [
+        Request(f"{name}.decodes", prompt(5, 1), 40),
+        Request(f"{name}.chunked", prompt(90, 2), 20, arrives=2),
+        Request(f"{name}.prefix", shared + prompt(9, 3), 16, arrives=5),
+        Request(f"{name}.hit", shared + prompt(20, 4), 16, arrives=9),
+        Request(f"{name}.end", prompt(MAX_MODEL_LEN - 20, 5), 20, arrives=12),
+        Request(f"{name}.last", prompt(1, 6), 8, arrives=14),
+    ]
+
+
+MIXED_CASES = {
+    # Prefill chunks of up to 32 rows; blocks for two and a half requests, so that some are preempted.
+    "chunked": {"token_budget": 32, "kv_blocks": 12, "prefix_caching": True},
+    "decodes without FULL": {"token_budget": 32, "mode": "PIECEWISE"},
+    "prompts whole": {"token_budget": 512},
+}
+
+
+SMALL = {("chunked", 3), ("chunked", 18), ("decodes without FULL", 7), ("prompts whole", 1)}
+
+
+@pytest.mark.parametrize(
+    ("case", "k"),
+    [
+        pytest.param(*cell, marks=() if cell in SMALL else pytest.mark.full)
+        for cell in itertools.product(MIXED_CASES, (1, 2, 3, 5, 7, 8, 11, 18))
+    ],
+)
+def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, target: Path):
+    """A prefill beside decodes: its draft batch runs in captured pieces, where its rows do not exceed the largest."""
+    pair = target, target.parent / f"head-mixed{k}"
+    tiny_heads.write_head(pair[1], target, MIXED)
+    settings = dict(MIXED_CASES[case])
+    mode = settings.pop("mode", "FULL_AND_PIECEWISE")
+    live = start(*pair, k, **settings)
+    report, seen = exact(live, pair, mixed_traffic(f"{case}{k}"), sizes=(16, 32, 48), mode=mode)
+    if case == "prompts whole":
+        # max_num_batched_tokens holds 512 rows and more, the largest graph the target's largest and K a request more.
+        assert max(seen.sizes) == -(-(max(48, 4 * (k + 1)) + 4 * k) // 16) * 16
+        assert seen.eager > 0
+    else:
+        assert seen.pieces.total() > 3
+        assert seen.eager == 0
+    assert bool(seen.replayed) == (mode != "PIECEWISE")
+    assert report.rows > 20
+    assert report.near_end > 0 or k == 1

@@ -13,7 +13,7 @@ SIZES = {
     "vLLM's": [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)],
     "odd": [3, 17, 100],
 }
-GRID = list(itertools.product([1, 8, 64, 256], [1, 3, 7], [64, 2048], SIZES))
+GRID = list(itertools.product([1, 8, 64, 1024], [1, 7, 18], [64, 8192], SIZES))
 
 
 def config(
@@ -47,116 +47,147 @@ def rule() -> Any:
     return cudagraph
 
 
-FULL, NONE = "FULL", "NONE"
+@pytest.fixture
+def graphs(rule: Any):
+    """Makes the graphs of a target with FULL decode graphs and PIECEWISE ones."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    return lambda vllm_config, mode="FULL_AND_PIECEWISE": rule.draft_graphs(vllm_config, CUDAGraphMode[mode])
+
+
+def least(sizes: list[int], wanted: int) -> int:
+    return min(size for size in sizes if size >= wanted)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
+def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: int, budget: int, sizes: str):
+    """Trap 1: a ceiling in the target's rows would drop the drafter's largest batches.
+
+    What is asked of the shapes, batch by batch: a graph of its own where the target has one, little padding where it
+    has none, up to the last request that max_num_batched_tokens holds, and not one graph that no batch would use.
+    """
+    made = graphs(config(max_num_seqs, k, budget, SIZES[sizes]))
+    counts, limit = [n for n, _ in made.decode], min(max_num_seqs, budget // (2 * k))
+    if not (SIZES[sizes] and limit):
+        assert not counts
+        return
+    assert made.max_num_reqs == limit
+    assert made.decode_graph(limit + 1, 2 * k) is None
+    assert made.decode_graph(1, 2 * k + 1) is None
+    named = {min(-(-size // (1 + k)), limit) for size in SIZES[sizes]}  # the target's own
+    for n in range(1, limit + 1):
+        got, length = made.decode_graph(n, 2 * k)
+        assert (got, length) == (min(count for count in counts if count >= n), 2 * k)
+        if n <= max(named):
+            assert got == min(count for count in named if count >= n)
+        else:
+            assert got - n < max(8, n / 8)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
+def test_mixed_graphs_reach_k_rows_a_request_further(graphs, max_num_seqs: int, k: int, budget: int, sizes: str):
+    """A prefill step of the target's largest graph drafts in a graph, whatever its requests are."""
+    made, own = graphs(config(max_num_seqs, k, budget, SIZES[sizes])), SIZES[sizes]
+    if not own:
+        assert made.mixed == ()
+        return
+    assert set(made.mixed) >= {size for size in own if size <= budget}
+    for requests in {1, max_num_seqs // 2 or 1, max_num_seqs}:
+        rows = max(own) + (k - 1) * requests
+        if rows <= budget:
+            got = made.mixed_graph(rows)
+            assert got is not None
+            assert got - rows < max(16, rows / 8)
+    assert made.mixed[-1] <= budget
+    assert made.mixed_graph(made.mixed[-1] + 1) is None
+
+
+def test_decode_graphs_do_not_end_where_the_targets_rows_end(graphs):
+    """512 rows hold 64 requests that verify 8; 256 requests draft in 3,584."""
+    made = graphs(config(256, 7, 8192, SIZES["vLLM's"]))
+    assert made.max_num_reqs == 256
+    assert made.max_rows == 256 * 14
+    assert len(made.decode) < 64 + 30
+
+
+def test_adaptive_verification_has_graphs_as_far_as_the_target(graphs):
+    """Its target graphs hold requests of one row and more, so 256 requests fit below 512 rows: drafts must follow."""
+    made = graphs(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
+    assert {n for n, _ in made.decode} == {n for n in SIZES["vLLM's"] if n <= 256}
+    assert graphs(config(256, 7, 2048, SIZES["vLLM's"], adaptive=True)).max_num_reqs == 2048 // 14
+
+
+def test_a_schedule_captures_what_its_batches_ask_for(graphs):
+    """K = 5 for up to 4 requests, 2 for up to 8, none beyond: no graph of 16 requests at K = 5."""
+    made = graphs(config(16, 5, 2048, SIZES["vLLM's"], [(1, 4, 5), (5, 8, 2), (9, 16, 0)]))
+    assert {length for _, length in made.decode} == {10, 7, 6}
+    widest = {length: max(n for n, own in made.decode if own == length) for length in (10, 7, 6)}
+    assert widest == {10: 4, 7: 8, 6: 16}
+    assert made.decode_graph(3, 10) == (3, 10)
+    assert made.decode_graph(3, 6) == (3, 10)  # fewer rows than eight requests of seven
+    assert made.decode_graph(6, 7) == (6, 7)
+    assert made.decode_graph(16, 7) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "decode", "mixed"),
+    [
+        ("FULL_AND_PIECEWISE", True, True),
+        ("FULL_DECODE_ONLY", True, False),
+        ("PIECEWISE", False, True),
+        ("FULL", True, False),  # its model has no pieces
+        ("NONE", False, False),
+    ],
+)
+def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs, mode: str, decode: bool, mixed: bool):
+    made = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
+    assert (bool(made.decode), bool(made.mixed)) == (decode, mixed)
+    assert made.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
 
 
 @pytest.fixture
-def manager(rule: Any, monkeypatch: pytest.MonkeyPatch):
-    """Makes a manager that believes it has captured everything."""
-    from vllm.config.compilation import CUDAGraphMode
+def manager(rule: Any, graphs, monkeypatch: pytest.MonkeyPatch):
+    """A manager on a machine without graphs."""
     from vllm.v1.worker.gpu import cudagraph_utils
 
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
     monkeypatch.setattr(cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
     monkeypatch.setattr(cudagraph_utils, "is_breakable_cudagraph_enabled", lambda: False)
-
-    def make(vllm_config: SimpleNamespace) -> Any:
-        made = rule.DraftCudaGraphManager(vllm_config, torch.device("cpu"), CUDAGraphMode.FULL_DECODE_ONLY)
-        made._graphs_captured = True
-        return made
-
-    return make
+    vllm_config = config(64, 7, 8192, SIZES["vLLM's"])
+    return rule.DraftCudaGraphManager(vllm_config, torch.device("cpu"), graphs(vllm_config))
 
 
-def told_another_way(max_num_seqs: int, k: int, budget: int, sizes: list[int], schedule=None) -> set[tuple[int, int]]:
-    """Walk over every request count and ask whether the target has a graph that a batch of it would fill."""
-    wanted = set()
-    for depth in {entry[2] for entry in schedule} if schedule else {k}:
-        for n in range(1, max_num_seqs + 1):
-            rows = n * (1 + depth)
-            captured = any(rows - (1 + depth) < size <= rows for size in sizes) and rows <= max(sizes)
-            length = k + max(depth, 1)
-            if captured and n * length <= budget:
-                wanted.add((n, length))
-    return wanted
+def test_no_batch_is_replayed_before_capture(manager):
+    assert manager.needs_capture()
+    assert (manager.decode_graph(3, 14), manager.mixed_graph(100)) == (None, None)
+    manager._graphs_captured = True
+    assert manager.decode_graph(3, 14).num_tokens == 42
+    assert manager.mixed_graph(100).num_tokens == 104
 
 
-@pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
-def test_shapes_are_the_rule(rule, max_num_seqs: int, k: int, budget: int, sizes: str):
-    """Trap 1: a ceiling in the target's rows would drop the drafter's largest batches."""
-    arguments = max_num_seqs, k, budget, SIZES[sizes]
-    assert set(rule.draft_shapes(config(*arguments))) == told_another_way(*arguments)
-
-
-def test_every_target_graph_has_a_draft_graph_beyond_the_targets_ceiling(rule):
-    """512 rows hold 64 requests that verify 8; their drafts take 896."""
-    shapes = rule.draft_shapes(config(256, 7, 8192, SIZES["vLLM's"]))
-    assert max(shapes) == (64, 14)
-    assert 64 * 14 > 512
-
-
-def test_adaptive_verification_has_graphs_as_far_as_the_target(rule):
-    """Its target graphs hold requests of one row and more, so 256 requests fit below 512 rows: drafts must follow."""
-    shapes = rule.draft_shapes(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
-    assert {n for n, _ in shapes} == {n for n in SIZES["vLLM's"] if n <= 256}
-    assert max(n for n, _ in rule.draft_shapes(config(256, 7, 2048, SIZES["vLLM's"], adaptive=True))) * 14 <= 2048
-
-
-def test_a_schedule_has_a_shape_for_each_depth(rule):
-    schedule = [(1, 4, 5), (5, 8, 2), (9, 16, 0)]
-    vllm_config = config(16, 5, 2048, SIZES["vLLM's"], schedule)
-    assert rule.asked_depths(vllm_config) == [0, 2, 5]
-    assert set(rule.draft_shapes(vllm_config)) == told_another_way(16, 5, 2048, SIZES["vLLM's"], schedule)
-    assert {length for _, length in rule.draft_shapes(vllm_config)} == {10, 7, 6}
-
-
-@pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
-def test_a_batch_gets_the_least_graph_that_holds_it(manager, max_num_seqs: int, k: int, budget: int, sizes: str):
-    vllm_config = config(max_num_seqs, k, budget, SIZES[sizes])
-    captured = told_another_way(max_num_seqs, k, budget, SIZES[sizes])
-    made = manager(vllm_config)
-    for depth in range(k + 1):
-        length = made.static_length(depth)
-        assert length == (2 * k if captured else k + max(depth, 1))
-    for num_reqs in range(1, max_num_seqs + 1):
-        desc = made.dispatch(num_reqs, num_reqs * 2 * k, 2 * k, 0)
-        enough = [n for n, _ in captured if n >= num_reqs]
-        if enough:
-            assert (desc.cg_mode.name, desc.num_reqs, desc.num_tokens) == (
-                FULL, min(enough), min(enough) * 2 * k
-            )  # fmt: skip
-        else:
-            assert (desc.cg_mode.name, desc.num_reqs, desc.num_tokens) == (NONE, num_reqs, num_reqs * 2 * k)
-
-
-def test_a_ragged_batch_gets_no_graph(manager):
-    made = manager(config(8, 3, 2048, SIZES["vLLM's"]))
-    assert made.dispatch(2, 12, None, 0).cg_mode.name == NONE
-
-
-def test_a_step_of_a_schedule_gets_its_own_width(manager):
-    made = manager(config(16, 5, 2048, SIZES["vLLM's"], [(1, 4, 5), (5, 16, 2)]))
-    assert [made.static_length(k) for k in range(6)] == [7, 7, 7, 10, 10, 10]
-    assert made.dispatch(3, 21, 7, 0).num_tokens == 7 * 3
-    assert made.dispatch(3, 30, 10, 0).num_tokens == 10 * 3
-
-
-def test_the_largest_shape_is_captured_first(manager):
-    """Later graphs then fit into the memory of the first."""
-    made = manager(config(64, 7, 8192, SIZES["vLLM's"]))
-    rows = [desc.num_tokens for descs in made._capture_descs.values() for desc in descs]
-    assert rows == sorted(rows, reverse=True)
-    assert made.needs_capture()
+def test_the_largest_graph_is_captured_first(manager):
+    """Later graphs then fit into the memory of the first. And each is what a batch is later replayed on."""
+    manager._graphs_captured = True
+    for descs in manager._capture_descs.values():
+        rows = [desc.num_tokens for desc in descs]
+        assert rows == sorted(rows, reverse=True)
+        for desc in descs:
+            if desc.num_reqs is None:
+                assert manager.mixed_graph(desc.num_tokens) == desc
+            else:
+                assert manager.decode_graph(desc.num_reqs, desc.uniform_token_count) == desc
 
 
 def test_attention_builders_see_the_drafters_own_batches(rule):
     """Trap 2: 2K rows are a decode. Trap 1: buffers sized by the largest captured batch hold a draft batch."""
+    from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.attention.backend import max_decode_query_len
 
     original = config(256, 7, 8192, SIZES["vLLM's"])
+    original.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
     seen = rule.draft_attention_config(original)
     assert max_decode_query_len(seen) == 14
-    assert seen.compilation_config.max_cudagraph_capture_size == 14 * 64
+    assert seen.compilation_config.max_cudagraph_capture_size == 14 * 256
     assert max_decode_query_len(original) == 8
     assert original.compilation_config.max_cudagraph_capture_size == 512

@@ -32,6 +32,8 @@ STOCK_FINDS = "tests/commands/test_convert.py::test_stock_vllm_finds_everything_
 EXPAND_TWIN = "tests/kernels/test_expand.py::test_twin_equals_the_story_told_per_request"
 KERNEL_TEST = "tests/kernels/test_expand.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/drafts/test_graph.py::test_drafts_of_a_replayed_graph[3]"
+STALE = "tests/drafts/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
+MIXED = "tests/drafts/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
 WITHOUT = "tests/drafts/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_broadcast.py"
 
@@ -182,9 +184,33 @@ MUTATIONS = (
     Mutation(
         "graph: a step without drafts asks for a shape that no graph has",
         GRAPH,
-        "return next((length for length in self._lengths if length >= needed), needed)",
-        "return needed",
+        "if captured >= length and",
+        "if captured == length and",
         WITHOUT,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: metadata that a backend cannot refresh is not built anew",
+        V2,
+        "not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update)",
+        "mode != CUDAGraphMode.FULL",
+        STALE + "[rebuilt]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "piecewise: attention sees the padding rows",
+        V2,
+        "num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None",
+        "num_rows=layout.num_rows",
+        MIXED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "piecewise: input rows stand elsewhere at every step",
+        V2,
+        "hidden_states=_first_rows(self.hidden_states, layout.num_rows),",
+        "hidden_states=self.hidden_states.new_empty(layout.num_rows, self.hidden_size),",
+        MIXED,
         "plugin-v2",
     ),
     Mutation(

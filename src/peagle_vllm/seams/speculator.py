@@ -112,7 +112,6 @@ SEAM = Seam(
         *touches("vllm.v1.worker.gpu.input_batch", "called", "InputBuffers"),
         *touches("vllm.v1.worker.gpu.block_table", "called", "input_block_tables", "block_sizes", of="BlockTables"),
         *touches("vllm.v1.worker.gpu.attn_utils", "called", "build_attn_metadata"),
-        *touches("vllm.v1.worker.gpu.dp_utils", "called", "dispatch_cg_and_sync_dp"),
         *touches("vllm.v1.worker.gpu.dp_utils", "called", "DPSyncState", what="signature"),
         *touches("vllm.v1.worker.gpu.spec_decode.utils", "called", "get_parallel_drafting_token_id"),
         *touches("vllm.v1.worker.utils", "called", "AttentionGroup", what="signature"),

@@ -1,19 +1,24 @@
-"""Which draft batches get a CUDA graph, and the manager that captures and picks them.
+"""Which draft batches get a CUDA graph, and the manager that captures them.
 
-A decode batch of n requests drafts in the static layout, ``L`` rows each; a graph holds one (n, L). The rule:
+A batch whose requests all decode is drafted in the static layout, ``L`` rows each, from one FULL graph for (n, L). A
+batch with a prefill in it is drafted in the ragged layout; the drafter's forward is then a PIECEWISE graph of so many
+rows, as vLLM's own speculators run it. The rule:
 
 * L is ``K_max + max(K, 1)`` for each K that the configuration can ask for: ``num_speculative_tokens``, or the entries
   of ``num_speculative_tokens_per_batch_size``.
-* For each such K the request counts n are those for which the target captures a decode graph of its own: 1 + K rows
-  a request, or any number up to that under adaptive verification. A graph of the drafter is L rows a request, so the
-  captured range grows by up to K x max_num_seqs; it is cut at max_num_batched_tokens.
-* A batch of n requests that drafts K tokens is replayed on the least L that holds K and the least n that holds it.
-
-vLLM's own manager would take its sizes from ``cudagraph_capture_sizes``, which end where the target's rows end.
+* The request counts n are those of the target's own decode graphs, continued in steps of a sixteenth up to
+  max_num_seqs, or to what max_num_batched_tokens holds: ``cudagraph_capture_sizes`` bounds the target's rows, not
+  the requests that draft. A schedule captures the counts that its K can meet.
+* The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs: a draft batch has up to
+  K-1 rows a request more than the target's.
+* A batch gets the graph with the fewest rows that holds it.
 """
 
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from vllm.config import VllmConfig
@@ -25,52 +30,117 @@ from peagle_kernels import geometry
 
 Shape = tuple[int, int]  # (requests, rows a request)
 
-
-def asked_depths(vllm_config: VllmConfig) -> list[int]:
-    """Every K that a step of this configuration can draft, 0 included where the schedule has it."""
-    spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
-    assert spec is not None
-    if not spec.uses_dynamic_speculative_decoding():
-        return [max_k]
-    schedule = build_dynamic_sd_schedule_lookup(
-        spec.num_speculative_tokens_per_batch_size,
-        vllm_max_batch_size=vllm_config.scheduler_config.max_num_seqs,
-        vllm_num_speculative_tokens=max_k,
-    )
-    return sorted(set(schedule[1:]))
+ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
 
 
-def target_request_counts(sizes: Iterable[int], max_size: int, num_query: int, max_num_seqs: int) -> list[int]:
-    """Request counts of the target's decode graphs: each capture size, rounded up to whole requests.
+@dataclass(frozen=True)
+class DraftGraphs:
+    """The graphs of a draft step.
+
+    Attributes:
+        decode: FULL graphs.
+        mixed: rows of PIECEWISE graphs, ascending.
+    """
+
+    decode: tuple[Shape, ...] = ()
+    mixed: tuple[int, ...] = ()
+
+    @cached_property
+    def _counts(self) -> dict[int, list[int]]:
+        """Captured request counts by rows a request, both ascending."""
+        return {length: sorted(n for n, own in self.decode if own == length) for _, length in sorted(self.decode)}
+
+    @property
+    def cudagraph_mode(self) -> CUDAGraphMode:
+        """vLLM's word for what is captured."""
+        if self.decode:
+            return CUDAGraphMode.FULL_AND_PIECEWISE if self.mixed else CUDAGraphMode.FULL_DECODE_ONLY
+        return CUDAGraphMode.PIECEWISE if self.mixed else CUDAGraphMode.NONE
+
+    @property
+    def max_rows(self) -> int:
+        """Draft rows of the largest graph."""
+        return max((*(n * length for n, length in self.decode), *self.mixed), default=0)
+
+    @property
+    def max_num_reqs(self) -> int:
+        """Requests of the largest FULL graph."""
+        return max((n for n, _ in self.decode), default=0)
+
+    def decode_graph(self, num_reqs: int, length: int) -> Shape | None:
+        """The graph with the fewest rows that holds ``num_reqs`` requests of ``length`` rows each."""
+        fitting = []
+        for captured, counts in self._counts.items():
+            if captured >= length and (at := bisect_left(counts, num_reqs)) < len(counts):
+                fitting.append((counts[at], captured))
+        return min(fitting, key=lambda shape: shape[0] * shape[1], default=None)
+
+    def mixed_graph(self, num_rows: int) -> int | None:
+        """The least number of rows captured that holds ``num_rows``."""
+        at = bisect_left(self.mixed, num_rows)
+        return self.mixed[at] if at < len(self.mixed) else None
+
+
+def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> DraftGraphs:
+    """Every graph to capture, by the rule above.
 
     Args:
-        sizes: ``cudagraph_capture_sizes``, in tokens.
-        max_size: ``max_cudagraph_capture_size``, in tokens.
-        num_query: rows that a request verifies.
+        cudagraph_mode: the target's; what of it the drafter can have too is in it.
     """
-    counts = {-(-size // num_query) for size in sizes}
-    return sorted(n for n in counts if n <= max_num_seqs and n * num_query <= max_size)
+    decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
+    mixed = _mixed_sizes(vllm_config) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
+    return DraftGraphs(tuple(sorted(decode, key=lambda shape: (shape[0] * shape[1], shape))), tuple(mixed))
 
 
-def varlen_request_counts(sizes: Iterable[int], num_query: int, max_num_seqs: int) -> list[int]:
-    """The same under adaptive verification, whose graphs take one row a request at worst."""
-    return sorted({min(size, max_num_seqs) for size in sizes if size <= max_num_seqs * num_query})
-
-
-def draft_shapes(vllm_config: VllmConfig) -> list[Shape]:
-    """Every shape to capture, by the rule above, fewest rows first."""
-    compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
-    spec, max_k, shapes = vllm_config.speculative_config, vllm_config.num_speculative_tokens, set()
+def depth_by_batch_size(vllm_config: VllmConfig) -> list[int]:
+    """K of a step with so many requests, from index 1 on."""
+    spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     assert spec is not None
-    sizes, max_size = compilation.cudagraph_capture_sizes or [], compilation.max_cudagraph_capture_size or 0
-    for k in asked_depths(vllm_config):
-        if spec.enable_adaptive_verification:
-            counts = varlen_request_counts(sizes, 1 + k, scheduler.max_num_seqs)
-        else:
-            counts = target_request_counts(sizes, max_size, 1 + k, scheduler.max_num_seqs)
-        length = geometry.static_length(max_k, k)
-        shapes |= {(n, length) for n in counts if n * length <= scheduler.max_num_batched_tokens}
-    return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
+    if not spec.uses_dynamic_speculative_decoding():
+        return [max_k] * (max_num_seqs + 1)
+    return build_dynamic_sd_schedule_lookup(
+        spec.num_speculative_tokens_per_batch_size,
+        vllm_max_batch_size=max_num_seqs,
+        vllm_num_speculative_tokens=max_k,
+    )
+
+
+def continued(sizes: Iterable[int], limit: int, step: int) -> list[int]:
+    """``sizes`` cut at ``limit``, then on in steps of a sixteenth, at least ``step``, to ``limit`` itself."""
+    made = sorted({min(size, limit) for size in sizes})
+    while made and made[-1] < limit:
+        made.append(min(limit, made[-1] + max(step, made[-1] // 16 // step * step)))
+    return made
+
+
+def _decode_shapes(vllm_config: VllmConfig) -> set[Shape]:
+    depths, max_k = depth_by_batch_size(vllm_config), vllm_config.num_speculative_tokens
+    shapes = set()
+    for k in set(depths[1:]):
+        counts, length = _request_counts(vllm_config, k), geometry.static_length(max_k, k)
+        for num_reqs in (n for n in range(1, len(depths)) if depths[n] == k):
+            if (at := bisect_left(counts, num_reqs)) < len(counts):
+                shapes.add((counts[at], length))
+    return shapes
+
+
+def _request_counts(vllm_config: VllmConfig, num_k: int) -> list[int]:
+    """Request counts of the decode graphs of a step that drafts ``num_k`` tokens, ascending."""
+    compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
+    spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
+    assert spec is not None
+    limit = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // geometry.static_length(max_k, num_k))
+    # The target's graphs are 1 + K rows a request; under adaptive verification one row a request at worst.
+    rows = 1 if spec.enable_adaptive_verification else 1 + num_k
+    return continued((-(-size // rows) for size in compilation.cudagraph_capture_sizes or []), limit, REQS_STEP)
+
+
+def _mixed_sizes(vllm_config: VllmConfig) -> list[int]:
+    sizes, scheduler = vllm_config.compilation_config.cudagraph_capture_sizes or [], vllm_config.scheduler_config
+    extended = max(sizes, default=0) + vllm_config.num_speculative_tokens * scheduler.max_num_seqs
+    whole_steps = -(-extended // ROWS_STEP) * ROWS_STEP
+    return continued(sizes, min(whole_steps, scheduler.max_num_batched_tokens), ROWS_STEP)
 
 
 def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
@@ -83,56 +153,58 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     config.speculative_config = copy.copy(vllm_config.speculative_config)
     assert config.speculative_config is not None
     config.speculative_config.num_speculative_tokens = 2 * vllm_config.num_speculative_tokens - 1
-    if shapes := draft_shapes(vllm_config):
+    graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
+    if graphs.decode:
         config.compilation_config = copy.copy(vllm_config.compilation_config)
-        sizes = sorted({n * length for n, length in shapes})
+        sizes = sorted({n * length for n, length in graphs.decode})
         config.compilation_config.cudagraph_capture_sizes = sizes
         config.compilation_config.max_cudagraph_capture_size = sizes[-1]
     return config
 
 
 class DraftCudaGraphManager(CudaGraphManager):
-    """Captures and replays the draft step, one FULL graph for each of ``draft_shapes``."""
+    """Captures the graphs of the draft step and says which one serves a batch."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, cudagraph_mode: CUDAGraphMode):
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, shapes: DraftGraphs):
+        self.shapes = shapes
         max_k = vllm_config.num_speculative_tokens
-        self._lengths: list[int] = []  # captured L, ascending
-        super().__init__(vllm_config, device, cudagraph_mode, geometry.static_length(max_k, max_k))
+        super().__init__(vllm_config, device, shapes.cudagraph_mode, geometry.static_length(max_k, max_k))
 
     def _init_candidates(self) -> None:
-        """Fill vLLM's two tables: what to capture, and what can serve a batch of so many rows."""
-        if not self.cudagraph_mode:
-            return
-        descs = [
-            BatchExecutionDescriptor(
-                cg_mode=CUDAGraphMode.FULL, num_tokens=n * length, num_reqs=n, uniform_token_count=length
-            )
-            for n, length in draft_shapes(self.vllm_config)
-        ]
-        if not descs:
-            return
-        self._capture_descs[CUDAGraphMode.FULL] = descs[::-1]  # the largest first: later ones fit into its memory
-        self._lengths = sorted({length for _, length in draft_shapes(self.vllm_config)})
-        for num_tokens in range(descs[-1].num_tokens + 1):
-            enough = [desc for desc in descs if desc.num_tokens >= num_tokens]
-            least = {desc.uniform_token_count: desc for desc in reversed(enough)}
-            self._candidates[(num_tokens, 0)] = list(least.values())
+        """Say what to capture. vLLM's own sizes would end where the target's rows end."""
+        # The largest first: later ones fit into its memory.
+        full = [_full(shape) for shape in reversed(self.shapes.decode)]
+        piecewise = [_piecewise(num_rows) for num_rows in reversed(self.shapes.mixed)]
+        for mode, descs in ((CUDAGraphMode.PIECEWISE, piecewise), (CUDAGraphMode.FULL, full)):
+            if descs:
+                self._capture_descs[mode] = descs
 
-    def static_length(self, num_speculative_tokens: int) -> int:
-        """The least captured L that holds a step of this K; L of the layout itself where none is captured."""
-        needed = geometry.static_length(self.vllm_config.num_speculative_tokens, num_speculative_tokens)
-        return next((length for length in self._lengths if length >= needed), needed)
+    def decode_graph(self, num_reqs: int, length: int) -> BatchExecutionDescriptor | None:
+        """The FULL graph for ``num_reqs`` requests of ``length`` rows each; None before capture, or where none is."""
+        shape = self.shapes.decode_graph(num_reqs, length) if self._graphs_captured else None
+        return None if shape is None else _full(shape)
 
-    def capture_drafts(self, prepare: Callable[[BatchExecutionDescriptor], Callable[[], None]]) -> None:
-        """Capture every shape.
+    def mixed_graph(self, num_rows: int) -> BatchExecutionDescriptor | None:
+        """The PIECEWISE graph for a batch of ``num_rows`` rows; None before capture, or where none is."""
+        captured = self.shapes.mixed_graph(num_rows) if self._graphs_captured else None
+        return None if captured is None else _piecewise(captured)
+
+    def capture_drafts(self, prepare: Callable[[BatchExecutionDescriptor], Callable[[CUDAGraphMode], None]]) -> None:
+        """Capture every graph.
 
         Args:
             prepare: fills the persistent buffers for a dummy batch of this shape, outside the graph, and returns
                 what the graph records.
         """
+        self.capture(lambda desc, warmup: prepare(desc), "Capturing P-EAGLE draft CUDA graphs")
 
-        def create_forward_fn(desc: BatchExecutionDescriptor, warmup: bool) -> Callable[[CUDAGraphMode], None]:
-            draft = prepare(desc)
-            return lambda _mode: draft()
 
-        self.capture(create_forward_fn, "Capturing P-EAGLE draft CUDA graphs")
+def _full(shape: Shape) -> BatchExecutionDescriptor:
+    num_reqs, length = shape
+    return BatchExecutionDescriptor(
+        cg_mode=CUDAGraphMode.FULL, num_tokens=num_reqs * length, num_reqs=num_reqs, uniform_token_count=length
+    )
+
+
+def _piecewise(num_rows: int) -> BatchExecutionDescriptor:
+    return BatchExecutionDescriptor(cg_mode=CUDAGraphMode.PIECEWISE, num_tokens=num_rows, num_reqs=None)

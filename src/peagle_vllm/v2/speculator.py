@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
-from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
-from vllm.v1.worker.gpu.dp_utils import DPSyncState, dispatch_cg_and_sync_dp
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, has_compiled_submodule
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
@@ -32,28 +32,31 @@ from vllm.v1.worker.utils import AttentionGroup
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
-from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config
+from peagle_vllm.v2.attention import DraftAttention, used_group_ids
+from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config, draft_graphs
 
 logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """What one run of the drafter works on: shapes here, contents in the persistent buffers.
+    """What one run of the drafter works on: shapes here, contents in the buffers.
 
     Attributes:
         layout: rows and requests, padding included.
         samples_per_req: rows to sample of each request.
         staging: [1 + staged rows, num_aux x target hidden]: room for ``mask_hidden``, then captured rows.
+        hidden_states: [num_rows, hidden_size] room for the drafter's input rows.
         attn_metadata: the drafter's, by layer; None while memory is profiled.
-        num_tokens_across_dp: [dp_size] rows of each data-parallel rank, on the host.
+        cudagraph_mode: PIECEWISE where the forward runs in captured pieces. A FULL graph is around all of this.
     """
 
     layout: Layout
     samples_per_req: int
     staging: torch.Tensor
+    hidden_states: torch.Tensor
     attn_metadata: dict[str, Any] | None
-    num_tokens_across_dp: torch.Tensor | None
+    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
@@ -77,7 +80,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
         self.cudagraph_manager: DraftCudaGraphManager | None = None
-        self.hidden_states = torch.zeros(self.max_draft_rows, self.hidden_size, dtype=self.dtype, device=device)
 
     @property
     def _max_len(self) -> int:
@@ -93,26 +95,26 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
-        # mask_hidden's row, then a static batch's compact rows.
-        staging_rows = 1 + self.max_num_reqs * (self.num_speculative_steps + 1)
-        buffers = DraftBuffers.allocate(
-            max_rows=self.max_draft_rows,
-            max_num_reqs=self.max_num_reqs,
-            max_speculative_tokens=self.num_speculative_steps,
-            max_staging_rows=staging_rows,
-            staging_width=self.model.mask_hidden.numel(),
-            num_groups=0,
-            dtype=self.dtype,
-            device=self.device,
-        )
-        self.staging = buffers.staging
-        inputs = self.input_buffers
-        self.buffers = replace(
-            buffers,
+        inputs, samples = self.input_buffers, self.max_num_reqs * self.num_speculative_steps
+        # What graphs read and write has an address of its own, as large as the largest graph. Larger batches draft in
+        # memory that lives for a step, which the target's own activations need at another time anyway.
+        graphs = draft_graphs(self.vllm_config, self.vllm_config.compilation_config.cudagraph_mode)
+        self.hidden_states = torch.zeros(graphs.max_rows, self.hidden_size, dtype=self.dtype, device=self.device)
+        rows = {"dtype": torch.int32, "device": self.device}
+        ids = {"dtype": torch.int64, "device": self.device}
+        # Row 0 is mask_hidden's, a static batch's compact rows follow.
+        staging_rows = 1 + graphs.max_num_reqs * (self.num_speculative_steps + 1)
+        self.staging = torch.zeros(staging_rows, self.model.mask_hidden.numel(), dtype=self.dtype, device=self.device)
+        self.buffers = DraftBuffers(
             input_ids=inputs.input_ids,
             positions=inputs.positions,
+            row_map=torch.zeros(self.max_draft_rows, **rows),
+            slot_mappings=torch.zeros(0, self.max_draft_rows, **ids),
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
+            sample_indices=torch.zeros(samples, **ids),
+            sample_positions=torch.zeros(samples, **ids),
+            sample_req=torch.full((samples,), -1, **ids),
             staging=self.staging[1:],
             temperature=self.temperature,
             seeds=self.seeds,
@@ -131,87 +133,107 @@ class ParallelEagleSpeculator(EagleSpeculator):
         target_attn_groups: list[list[AttentionGroup]],
     ) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
-        self._turn_off_windowed_schedules()
-        self.draft_group_ids = [gid for gid, groups in enumerate(self.attn_groups) if groups]
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
-        slots = (len(self.draft_group_ids), self.max_draft_rows)
+        slots = (len(used_group_ids(self.attn_groups)), self.max_draft_rows)
         self.buffers = replace(
             self.buffers,
             slot_mappings=torch.full(slots, geometry.PAD_SLOT, dtype=torch.int64, device=self.device),
         )
-        self.slot_mappings_by_layer = {
-            layer: self.buffers.slot_mappings[row]
-            for row, gid in enumerate(self.draft_group_ids)
-            for group in self.attn_groups[gid]
-            for layer in group.layer_names
-        }
+        self.attention = DraftAttention(
+            self.vllm_config,
+            self.attn_groups,
+            kv_cache_config,
+            block_tables,
+            self.buffers,
+            self.draft_is_prefilling,
+        )
 
     def _configure_decode_metadata_update(self) -> None:
         """Past ``EagleSpeculator``'s own, which needs none at K = 1: here that is a graph like any other."""
         DraftModelSpeculator._configure_decode_metadata_update(self)
 
-    def _turn_off_windowed_schedules(self) -> None:
-        """FlashAttention's ahead-of-time schedule is wrong for a sliding-window drafter; vLLM's DFlash does the same.
-
-        Ends when FlashAttention's builder looks at its own group's window.
-        """
-        for group in (group for groups in self.attn_groups for group in groups):
-            builder = group.get_metadata_builder()
-            if getattr(builder, "aot_schedule", False) and get_kv_cache_spec_sliding_window(builder.kv_cache_spec):
-                builder.aot_schedule = False
-
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """One FULL graph for each decode shape, where the attention backend can refresh its metadata in it."""
-        wanted = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
-        uniform = self.attn_cg_support.min_cg_support.value >= AttentionCGSupport.UNIFORM_BATCH.value
-        possible = uniform and self.supports_decode_metadata_update
-        if wanted and not possible:
+        """FULL graphs of decode batches and PIECEWISE ones of the others, as far as the drafter can have them."""
+        shapes = draft_graphs(self.vllm_config, cudagraph_mode)
+        if shapes.decode and self.attn_cg_support.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
             logger.warning(
-                "P-EAGLE drafts run eagerly: the drafter's attention backend (%s) %s.",
+                "P-EAGLE drafts without a full CUDA graph: the drafter's attention backend (%s) does not support one.",
                 self.attn_cg_support.min_cg_attn_backend,
-                "cannot refresh its metadata inside a CUDA graph" if uniform else "does not support full CUDA graphs",
             )
-        mode = CUDAGraphMode.FULL_DECODE_ONLY if wanted and possible else CUDAGraphMode.NONE
-        self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, mode)
+            shapes = replace(shapes, decode=())
+        if shapes.mixed and not (is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)):
+            shapes = replace(shapes, mixed=())
+        if shapes.decode and shapes.max_num_reqs < self.max_num_reqs:
+            logger.info(
+                "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: of %d rows a request "
+                "max_num_batched_tokens (%d) holds no more.",
+                shapes.max_num_reqs,
+                geometry.static_length(self.num_speculative_steps, self.num_speculative_steps),
+                self.max_num_tokens,
+            )
+        self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
 
     def capture(self) -> None:
-        assert self.cudagraph_manager is not None
-        self.cudagraph_manager.capture_drafts(self._prepare_capture)
+        manager = self.cudagraph_manager
+        assert manager is not None
+        if manager.use_breakable_cg:
+            manager.init_breakable_cg_runner(self.model)
+        manager.capture_drafts(self._prepare_capture)
 
-    def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[], None]:
-        """A dummy batch of this shape in the buffers, and what the graph records: everything after ``expand``."""
-        num_reqs, length = desc.num_reqs, desc.uniform_token_count
-        assert num_reqs is not None and length is not None
-        layout = self._static_layout(num_reqs, length)
-        buffers = self.buffers
-        starts = np.arange(num_reqs + 1, dtype=np.int32) * length
+    def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
+        """A dummy batch of this shape in the buffers, and what its graph records.
+
+        A FULL graph records everything after ``expand``, a PIECEWISE one the drafter's forward.
+        """
+        if desc.cg_mode == CUDAGraphMode.FULL:
+            assert desc.num_reqs is not None and desc.uniform_token_count is not None
+            num_reqs, length = desc.num_reqs, desc.uniform_token_count
+            starts = np.arange(num_reqs + 1, dtype=np.int32) * length
+            layout = self._static_layout(num_reqs, length)
+        else:
+            num_reqs = min(desc.num_tokens, self.max_num_reqs)
+            starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)
+            layout = Layout(desc.num_tokens, num_reqs)
+        self._fill_dummy(starts)
+        self.block_tables.get_dummy_block_tables(num_reqs)  # zeroes the tables that metadata reads
+        is_full = desc.cg_mode == CUDAGraphMode.FULL
+        batch = DraftBatch(
+            layout=layout,
+            samples_per_req=layout.samples_per_req(0),
+            staging=self.staging[: 1 + layout.num_staging_rows],
+            hidden_states=self.hidden_states[: layout.num_rows],
+            attn_metadata=self.attention.metadata(num_reqs, starts, capture=is_full),
+        )
+
+        def record(mode: CUDAGraphMode) -> None:
+            if is_full:
+                self._refresh_and_draft(batch)
+            else:
+                self._forward(replace(batch, cudagraph_mode=mode))
+
+        return record
+
+    def _fill_dummy(self, starts: np.ndarray) -> None:
+        """A batch of these starts that computes and touches nothing: no KV, no live request."""
+        num_reqs, buffers = len(starts) - 1, self.buffers
         buffers.query_start_loc[: num_reqs + 1].copy_(torch.from_numpy(starts))
         buffers.seq_lens.zero_()
-        buffers.seq_lens[:num_reqs].fill_(length)
+        buffers.seq_lens[:num_reqs].copy_(torch.from_numpy(np.diff(starts)))
         buffers.input_ids.zero_()
         buffers.positions.zero_()
         buffers.row_map.fill_(geometry.PAD_ROW)
         buffers.slot_mappings.fill_(geometry.PAD_SLOT)
         buffers.sample_indices.zero_()
         buffers.sample_positions.zero_()
-        buffers.sample_req.fill_(-1)  # sampling must not touch a live request
-        across_dp = torch.full((self.dp_size,), desc.num_tokens, dtype=torch.int32) if self.dp_size > 1 else None
-        batch = DraftBatch(
-            layout=layout,
-            samples_per_req=layout.samples_per_req(0),
-            staging=self.staging[: 1 + layout.num_staging_rows],
-            attn_metadata=self._attn_metadata(
-                num_reqs, starts, self.block_tables.get_dummy_block_tables(num_reqs), capture=True
-            ),
-            num_tokens_across_dp=across_dp,
-        )
+        buffers.sample_req.fill_(-1)
 
-        def draft() -> None:
-            assert batch.attn_metadata is not None
+    def _refresh_and_draft(self, batch: DraftBatch) -> None:
+        """What a FULL graph holds. Where a backend cannot refresh its metadata here, ``propose`` builds it anew."""
+        assert batch.attn_metadata is not None
+        num_reqs = batch.layout.num_reqs_padded
+        if self.supports_decode_metadata_update:
             self._update_draft_decode_metadata(batch.attn_metadata, num_reqs)
-            self._draft(batch)
-
-        return draft
+        self._draft(batch)
 
     @torch.inference_mode()
     def propose(
@@ -246,38 +268,32 @@ class ParallelEagleSpeculator(EagleSpeculator):
         skip_attn = dummy_run and skip_attn_for_dummy_run
 
         num_scheduled = input_batch.num_scheduled_tokens[:num_reqs]
+        manager = None if is_profile or skip_attn else self.cudagraph_manager
         length = self._static_length(num_scheduled, num_k)
-        lengths = (
-            np.full(num_reqs, length, dtype=np.int32)
-            if length
-            else geometry.ragged_lengths(num_scheduled, num_k, self._max_len).astype(np.int32)
-        )
+        desc = manager.decode_graph(num_reqs, length) if manager and length else None
+        if desc is not None:
+            assert desc.num_reqs is not None and desc.uniform_token_count is not None
+            length = desc.uniform_token_count
+            layout = self._static_layout(desc.num_reqs, length)
+        if length:
+            lengths = np.full(num_reqs, length, dtype=np.int32)
+        else:
+            lengths = geometry.ragged_lengths(num_scheduled, num_k, self._max_len).astype(np.int32)
         starts = np.zeros(num_reqs + 1, dtype=np.int32)
         np.cumsum(lengths, out=starts[1:])
         num_rows = int(starts[-1])
-        desc, sync = dispatch_cg_and_sync_dp(
-            self.cudagraph_manager,
-            num_reqs,
-            num_rows,
-            # Ranks that disagree on it, or of which one is ragged, all draft eagerly.
-            uniform_token_count=length or None,
-            dp_size=self.dp_size,
-            dp_rank=self.dp_rank,
-            need_eager=is_profile or skip_attn or self.cudagraph_manager is None,
-        )
-        replays = desc.cg_mode == CUDAGraphMode.FULL
-        if length:
-            num_reqs_padded = desc.num_reqs if replays else num_reqs
-            assert num_reqs_padded is not None
-            layout = self._static_layout(num_reqs_padded, length, desc.num_tokens)
-            staging = self.staging[: 1 + layout.num_staging_rows]
-            buffers = self.buffers
-        else:
-            layout = Layout(desc.num_tokens, num_reqs)
-            # A prefill's staging is large and short-lived: memory that the target's own activations
-            # need at another time anyway.
-            staging = self.staging.new_empty(1 + input_batch.num_tokens, self.staging.shape[1])
-            buffers = replace(self.buffers, staging=staging[1:])
+        if desc is None:
+            desc = manager.mixed_graph(num_rows) if manager else None
+            num_rows_padded = num_rows if desc is None else desc.num_tokens
+            layout = (
+                self._static_layout(num_reqs, length, num_rows_padded) if length else Layout(num_rows_padded, num_reqs)
+            )
+        mode = CUDAGraphMode.NONE if desc is None else desc.cg_mode
+        staging = _first_rows(self.staging, 1 + (layout.num_staging_rows if length else input_batch.num_tokens))
+        buffers = self.buffers
+        if mode != CUDAGraphMode.FULL:
+            buffers = replace(buffers, staging=staging[1:])
+        if not length:
             async_tensor_h2d(starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
         expand(
@@ -296,33 +312,35 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 seeds=seeds,
             ),
             tuple(aux_hidden_states),
-            KVGroups((), ()) if skip_attn else self._kv_groups(),
+            KVGroups((), ()) if skip_attn else self.attention.kv_groups(),
             layout,
             DraftStep(num_k, self._max_len, self.mask_token_id),
             buffers,
         )
 
         self._prepare_eplb_forward(num_rows)
-        if replays:
-            assert self.cudagraph_manager is not None
-            self.cudagraph_manager.run_fullgraph(desc)
-            return self.draft_tokens[:num_reqs]
         metadata = None
-        if not skip_attn:
+        if not skip_attn and not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update):
             bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
-            metadata = self._attn_metadata(
-                num_reqs,
+            metadata = self.attention.metadata(
+                layout.num_reqs_padded,
                 starts,
-                tuple(table[:num_reqs] for table in self.block_tables.input_block_tables),
+                # A FULL graph's padding requests have their rows too.
+                num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None,
                 seq_lens_bound=geometry.seq_lens_bound(bound, lengths, num_k, self._max_len),
             )
+        if mode == CUDAGraphMode.FULL:
+            assert manager is not None and desc is not None
+            manager.run_fullgraph(desc)
+            return self.draft_tokens[:num_reqs]
         self._draft(
             DraftBatch(
                 layout=layout,
                 samples_per_req=layout.samples_per_req(num_k) if num_k else 0,
                 staging=staging,
+                hidden_states=_first_rows(self.hidden_states, layout.num_rows),
                 attn_metadata=metadata,
-                num_tokens_across_dp=None if sync is None else sync.num_tokens_across_dp,
+                cudagraph_mode=mode,
             )
         )
         return self.draft_tokens[:num_reqs]
@@ -333,60 +351,16 @@ class ParallelEagleSpeculator(EagleSpeculator):
         Args:
             num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
         """
-        max_k, manager = self.num_speculative_steps, self.cudagraph_manager
-        length = geometry.static_length(max_k, num_k) if manager is None else manager.static_length(num_k)
+        max_k = self.num_speculative_steps
+        length = geometry.static_length(max_k, num_k)
         decodes = num_scheduled.max() <= max_k + 1
-        fits = length <= self._max_len and length * len(num_scheduled) <= self.max_num_tokens
+        # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
+        fits = 2 * max_k <= self._max_len and length * len(num_scheduled) <= self.max_num_tokens
         return length if decodes and fits else 0
 
     def _static_layout(self, num_reqs_padded: int, length: int, num_rows: int | None = None) -> Layout:
         num_rows = length * num_reqs_padded if num_rows is None else num_rows
         return Layout(num_rows, num_reqs_padded, static_length=length, staging_length=self.num_speculative_steps + 1)
-
-    def _kv_groups(self) -> KVGroups:
-        tables = self.block_tables
-        return KVGroups(
-            tuple(tables.input_block_tables[gid] for gid in self.draft_group_ids),
-            tuple(tables.block_sizes[gid] for gid in self.draft_group_ids),
-        )
-
-    def _attn_metadata(
-        self,
-        num_reqs: int,
-        starts: np.ndarray,
-        block_tables: tuple[torch.Tensor, ...],
-        seq_lens_bound: np.ndarray | None = None,
-        capture: bool = False,
-    ) -> dict[str, Any]:
-        """vLLM's attention metadata of a draft batch, from host bounds and the buffers' lengths.
-
-        Args:
-            starts: [num_reqs + 1] int32 draft rows of each request.
-            block_tables: for each KV group [num_reqs, max_blocks].
-            seq_lens_bound: [num_reqs] upper bound of the sequence lengths; None: max_model_len.
-        """
-        num_rows = int(starts[-1])
-        slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
-        for row, gid in enumerate(self.draft_group_ids):
-            slot_mappings[gid] = self.buffers.slot_mappings[row, :num_rows]
-        bound = None if seq_lens_bound is None else seq_lens_bound.astype(np.int32)
-        return build_attn_metadata(
-            attn_groups=self.attn_groups,
-            num_reqs=num_reqs,
-            num_tokens=num_rows,
-            query_start_loc_gpu=self.buffers.query_start_loc[: num_reqs + 1],
-            query_start_loc_cpu=torch.from_numpy(starts),
-            max_query_len=int((starts[1:] - starts[:-1]).max()),
-            seq_lens=self.buffers.seq_lens[:num_reqs],
-            max_seq_len=self._max_len if bound is None else int(bound.max()),
-            block_tables=block_tables,
-            slot_mappings=slot_mappings,  # indexed at draft groups only
-            kv_cache_config=self.kv_cache_config,
-            for_cudagraph_capture=capture,
-            seq_lens_cpu_upper_bound=None if bound is None else torch.from_numpy(bound),
-            positions=self.buffers.positions[:num_rows],
-            is_prefilling=self.draft_is_prefilling[:num_reqs],
-        )
 
     def _draft(self, batch: DraftBatch) -> None:
         """From the filled buffers to ``draft_tokens``. All of it is in the CUDA graph of a decode step.
@@ -397,7 +371,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # mask_hidden goes through fc as one more row: m follows every reload, sleep and dummy load by itself.
         batch.staging[0].copy_(self.model.mask_hidden.view(-1))
         combined = self.model.combine_hidden_states(batch.staging)
-        broadcast(self.hidden_states[rows], combined[1:], combined[0], self.buffers.row_map[rows])
+        broadcast(batch.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
         hidden_states = self._forward(batch)
         if batch.samples_per_req:
             self._sample(batch, hidden_states)
@@ -405,26 +379,31 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def _forward(self, batch: DraftBatch) -> torch.Tensor:
         """One drafter forward. Returns [num_rows, hidden_size] normed hidden states."""
         num_rows = batch.layout.num_rows
-        slot_mapping = None
-        if batch.attn_metadata is not None:
-            slot_mapping = {layer: slots[:num_rows] for layer, slots in self.slot_mappings_by_layer.items()}
+        inputs = {
+            "input_ids": self.buffers.input_ids[:num_rows],
+            "positions": self.buffers.positions[:num_rows],
+            "hidden_states": batch.hidden_states,
+            "inputs_embeds": None,
+        }
         with set_forward_context(
             batch.attn_metadata,
             self.vllm_config,
             num_tokens=num_rows,
-            num_tokens_across_dp=batch.num_tokens_across_dp,
-            slot_mapping=slot_mapping,
+            cudagraph_runtime_mode=batch.cudagraph_mode,
+            # A head is dense: no rank waits for another's rows, so this one's stand for all. Left out, vLLM would
+            # ask the other ranks.
+            num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32),
+            slot_mapping=None if batch.attn_metadata is None else self.attention.slot_mapping(num_rows),
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
             # vLLM compiles heads for at most max_num_batched_tokens rows; only its warm-up, which
             # ignores the draft slots, makes larger batches.
             skip_compiled=num_rows > self.max_num_tokens,
         ):
-            hidden_states, _ = self.model(
-                input_ids=self.buffers.input_ids[:num_rows],
-                positions=self.buffers.positions[:num_rows],
-                hidden_states=self.hidden_states[:num_rows],
-                inputs_embeds=None,
-            )
+            if batch.cudagraph_mode == CUDAGraphMode.PIECEWISE:
+                assert self.cudagraph_manager is not None
+                hidden_states, _ = self.cudagraph_manager.run_pw_graph(self.model, inputs)
+            else:
+                hidden_states, _ = self.model(**inputs)
         return hidden_states
 
     def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
@@ -446,3 +425,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
             self.draft_logits,
         )
         drafts.copy_(chosen.view(drafts.shape))
+
+
+def _first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The first rows of a buffer of graphs, or as many of memory that lives for this step."""
+    return buffer[:num_rows] if num_rows <= len(buffer) else buffer.new_empty(num_rows, buffer.shape[1])

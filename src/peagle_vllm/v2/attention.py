@@ -1,0 +1,137 @@
+"""What attention backends read of a draft batch: block tables, slots and metadata of the drafter's layers."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.utils import AttentionGroup
+
+from peagle_kernels import DraftBuffers, KVGroups
+
+# Above these rows FlashAttention 3 keeps no buffers for split KV in a graph: 32 splits of a decode batch at
+# max_num_seqs would be gigabytes, and so many requests fill a GPU without them.
+MAX_SPLIT_KV_ROWS = 512
+
+
+class DraftAttention:
+    """The drafter's attention groups over the buffers of a draft batch.
+
+    Args:
+        attn_groups: by KV cache group; empty where the drafter has no layer in it.
+        buffers: ``slot_mappings`` has one row for each KV cache group that the drafter uses.
+        is_prefilling: [max_num_reqs] bool on the host.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        attn_groups: list[list[AttentionGroup]],
+        kv_cache_config: KVCacheConfig,
+        block_tables: BlockTables,
+        buffers: DraftBuffers,
+        is_prefilling: torch.Tensor,
+    ):
+        self.vllm_config, self.kv_cache_config = vllm_config, kv_cache_config
+        self.attn_groups, self.block_tables = attn_groups, block_tables
+        self.buffers, self.is_prefilling = buffers, is_prefilling
+        self.group_ids = used_group_ids(attn_groups)
+        self._slots_by_layer = {
+            layer: buffers.slot_mappings[row]
+            for row, gid in enumerate(self.group_ids)
+            for group in attn_groups[gid]
+            for layer in group.layer_names
+        }
+        for group in self._groups():
+            _adapt_flash_attention(group.get_metadata_builder())
+
+    def _groups(self) -> Iterator[AttentionGroup]:
+        return (group for groups in self.attn_groups for group in groups)
+
+    def kv_groups(self) -> KVGroups:
+        """The block tables that ``expand`` looks slots up in."""
+        tables = self.block_tables
+        return KVGroups(
+            tuple(tables.input_block_tables[gid] for gid in self.group_ids),
+            tuple(tables.block_sizes[gid] for gid in self.group_ids),
+        )
+
+    def slot_mapping(self, num_rows: int) -> dict[str, torch.Tensor]:
+        """By layer: [num_rows] int64 KV slots."""
+        return {layer: slots[:num_rows] for layer, slots in self._slots_by_layer.items()}
+
+    def metadata(
+        self,
+        num_reqs: int,
+        starts: np.ndarray,
+        num_rows: int | None = None,
+        seq_lens_bound: np.ndarray | None = None,
+        capture: bool = False,
+    ) -> dict[str, Any]:
+        """vLLM's attention metadata by layer, from host bounds and the buffers' lengths.
+
+        Args:
+            starts: [<= num_reqs + 1] int32 draft rows of each request; padding requests begin where the last one ends.
+            num_rows: rows with those of padding requests; None: those of ``starts``.
+            seq_lens_bound: [<= num_reqs] upper bounds of the sequence lengths; None: max_model_len.
+            capture: for a FULL graph.
+        """
+        starts = np.pad(starts, (0, num_reqs + 1 - len(starts)), mode="edge")
+        num_rows = int(starts[-1]) if num_rows is None else num_rows
+        bound, max_seq_len = None, self.vllm_config.model_config.max_model_len
+        if seq_lens_bound is not None:
+            bound = torch.zeros(num_reqs, dtype=torch.int32)
+            bound[: len(seq_lens_bound)] = torch.from_numpy(seq_lens_bound)
+            max_seq_len = int(seq_lens_bound.max())
+        slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
+        for row, gid in enumerate(self.group_ids):
+            slot_mappings[gid] = self.buffers.slot_mappings[row, :num_rows]
+        metadata = build_attn_metadata(
+            attn_groups=self.attn_groups,
+            num_reqs=num_reqs,
+            num_tokens=num_rows,
+            query_start_loc_gpu=self.buffers.query_start_loc[: num_reqs + 1],
+            query_start_loc_cpu=torch.from_numpy(starts),
+            max_query_len=int((starts[1:] - starts[:-1]).max()),
+            seq_lens=self.buffers.seq_lens[:num_reqs],
+            max_seq_len=max_seq_len,
+            block_tables=tuple(table[:num_reqs] for table in self.block_tables.input_block_tables),
+            slot_mappings=slot_mappings,  # indexed at the drafter's groups only
+            kv_cache_config=self.kv_cache_config,
+            for_cudagraph_capture=capture,
+            seq_lens_cpu_upper_bound=bound,
+            positions=self.buffers.positions[:num_rows],
+            is_prefilling=self.is_prefilling[:num_reqs],
+        )
+        if capture:
+            _fix_num_splits(self._groups(), metadata)
+        return metadata
+
+
+def used_group_ids(attn_groups: list[list[AttentionGroup]]) -> list[int]:
+    """KV cache groups in which the drafter has layers."""
+    return [gid for gid, groups in enumerate(attn_groups) if groups]
+
+
+def _adapt_flash_attention(builder: Any) -> None:
+    """Two settings of FlashAttention's builder that suit the target, not the drafter.
+
+    Its ahead-of-time schedule is wrong for a sliding-window drafter (vLLM's DFlash turns it off, too), until the
+    builder looks at its own group's window. And MAX_SPLIT_KV_ROWS.
+    """
+    if getattr(builder, "aot_schedule", False) and get_kv_cache_spec_sliding_window(builder.kv_cache_spec):
+        builder.aot_schedule = False
+    if getattr(builder, "max_cudagraph_size", None):
+        builder.max_cudagraph_size = min(builder.max_cudagraph_size, MAX_SPLIT_KV_ROWS)
+
+
+def _fix_num_splits(groups: Iterable[AttentionGroup], metadata: dict[str, Any]) -> None:
+    """One split where FlashAttention 3 would leave the number to a heuristic, whose answer a graph cannot renew."""
+    for group in groups:
+        own = metadata[group.layer_names[0]]
+        if getattr(group.get_metadata_builder(), "max_num_splits", 0) and not own.max_num_splits:
+            own.max_num_splits = 1
