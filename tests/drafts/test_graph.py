@@ -173,7 +173,7 @@ def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeyp
     assert mode.seen == []
 
 
-@pytest.mark.parametrize("backend", ["in_place", "rebuilt"])
+@pytest.mark.parametrize("backend", ["in_place", "rebuilt", "kernel_blocks"])
 def test_nothing_in_captured_metadata_grows_stale(backend: str, target: Path):
     """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
 

@@ -190,6 +190,14 @@ MUTATIONS = (
         "plugin-v2",
     ),
     Mutation(
+        "graph: the backend's own block table is the one of capture time",
+        V2,
+        "self.attention.map_kernel_block_tables(num_reqs)",
+        "pass",
+        STALE + "[kernel_blocks]",
+        "plugin-v2",
+    ),
+    Mutation(
         "graph: metadata that a backend cannot refresh is not built anew",
         V2,
         "not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update)",

@@ -64,6 +64,14 @@ class DraftAttention:
         """By layer: [num_rows] int64 KV slots."""
         return {layer: slots[:num_rows] for layer, slots in self._slots_by_layer.items()}
 
+    def map_kernel_block_tables(self, num_reqs: int) -> None:
+        """Refresh in place the tables of backends whose blocks are smaller than the KV cache manager's.
+
+        Their metadata holds a table of its own, which vLLM fills when metadata is built: a replayed graph builds none.
+        """
+        for group in self._groups():
+            group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id][:num_reqs])
+
     def metadata(
         self,
         num_reqs: int,

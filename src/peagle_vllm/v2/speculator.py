@@ -232,6 +232,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         assert batch.attn_metadata is not None
         num_reqs = batch.layout.num_reqs_padded
         if self.supports_decode_metadata_update:
+            self.attention.map_kernel_block_tables(num_reqs)
             self._update_draft_decode_metadata(batch.attn_metadata, num_reqs)
         self._draft(batch)
 
