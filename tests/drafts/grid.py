@@ -12,7 +12,7 @@ from tests.engines import Request, Settings
 MAX_MODEL_LEN = 160
 
 FACTORS: dict[str, tuple] = {
-    "k": (1, 2, 3, 5, 7, 8, 11),
+    "k": (1, 2, 3, 5, 7, 8, 11, 18),  # a public head was trained 18 deep
     "fmt": ("speculators", "aws", "served"),  # served: the speculators head is itself the served model
     "requests": (1, 4, 9),  # in four slots
     "family": ("llama", "qwen3"),

@@ -217,7 +217,7 @@ SMALL = {("chunked", 3), ("chunked", 18), ("decodes without FULL", 7), ("prompts
     ("case", "k"),
     [
         pytest.param(*cell, marks=() if cell in SMALL else pytest.mark.full)
-        for cell in itertools.product(MIXED_CASES, (1, 2, 3, 5, 7, 8, 11, 18))
+        for cell in itertools.product(MIXED_CASES, FACTORS["k"])
     ],
 )
 def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, target: Path):
