@@ -58,7 +58,7 @@ def running(command: list[str], port: int, env: dict[str, str], ready: str = "/h
             _wait(server, ready, process, log)
             yield server
         finally:
-            _end(process)
+            end(process)
 
 
 def _wait(server: Server, ready: str, process: subprocess.Popen, log) -> None:
@@ -73,8 +73,8 @@ def _wait(server: Server, ready: str, process: subprocess.Popen, log) -> None:
     raise AssertionError(f"the server did not start; it wrote:\n{log.read()[-4000:]}")
 
 
-def _end(process: subprocess.Popen) -> None:
-    """End the server and the engine processes it started; they share its process group."""
+def end(process: subprocess.Popen) -> None:
+    """End a process that leads its process group (``start_new_session``), and those it started."""
     for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
         try:
             os.killpg(process.pid, sign)

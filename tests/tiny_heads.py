@@ -17,10 +17,12 @@ VOCAB = 512
 HIDDEN = 64
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 32  # 32 is the smallest head that vLLM's CPU attention takes
 INTERMEDIATE = 96
+EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 TARGET_LAYERS = 8
 MAX_POSITIONS = 512
 MASK_TOKEN = 509
 AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 # A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
 # made to pick single rows (ATTENTION) and to outweigh the residual (CONTEXT): a wrong row then changes four in ten.
 # Targets stay plain: eight such layers would blow rounding errors up to the size of a margin.
@@ -81,14 +83,17 @@ def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN)
         "self_attn.k_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
         "self_attn.v_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
         "self_attn.o_proj": (HIDDEN, NUM_HEADS * HEAD_DIM),
-        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
     }
+    experts = [f"mlp.experts.{e}" for e in range(EXPERTS)] if family == "qwen3_moe" else ["mlp"]
+    for mlp in experts:
+        shapes |= {f"{mlp}.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{mlp}.down_proj"] = (HIDDEN, INTERMEDIATE)
+    if family == "qwen3_moe":
+        shapes["mlp.gate"] = (EXPERTS, HIDDEN)
     weights = {f"{prefix}.{name}.weight": _linear(gen, *shape) for name, shape in shapes.items()}
     weights[f"{prefix}.input_layernorm.weight"] = _norm(gen)
     weights[f"{prefix}.post_attention_layernorm.weight"] = _norm(gen)
-    if family == "qwen3":
+    if family != "llama":
         weights[f"{prefix}.self_attn.q_norm.weight"] = _norm(gen, HEAD_DIM)
         weights[f"{prefix}.self_attn.k_norm.weight"] = _norm(gen, HEAD_DIM)
     return weights
@@ -105,7 +110,7 @@ def _head_layer(gen: torch.Generator, prefix: str, spec: HeadSpec, qkv_in: int =
 
 def _layer_config(family: str, num_layers: int) -> dict:
     return {
-        "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
+        "architectures": [ARCHITECTURES[family]],
         "model_type": family,
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
@@ -139,7 +144,11 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
-    """Write a random causal LM and return its folder."""
+    """Write a random causal LM and return its folder.
+
+    Args:
+        family: "llama", "qwen3", or "qwen3_moe" for a mixture of experts in every layer.
+    """
     gen = torch.Generator().manual_seed(seed)
     weights = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=gen),
@@ -149,6 +158,9 @@ def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
     for i in range(TARGET_LAYERS):
         weights |= _layer(gen, f"model.layers.{i}", family)
     config = _layer_config(family, TARGET_LAYERS) | {"dtype": "float32"}
+    if family == "qwen3_moe":
+        config |= {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_PER_TOKEN, "norm_topk_prob": True}
+        config |= {"moe_intermediate_size": INTERMEDIATE, "decoder_sparse_step": 1, "mlp_only_layers": []}
     return _save(folder, config, weights)
 
 

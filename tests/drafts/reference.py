@@ -88,7 +88,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Stack:
-    """Decoder layers of a Llama or Qwen3 checkpoint.
+    """Decoder layers of a Llama, Qwen3 or Qwen3-MoE checkpoint.
 
     Between layers flows the residual sum [T, hidden], not yet rounded: norms read it so.
     """
@@ -99,6 +99,7 @@ class Stack:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
         self.freqs = inverse_frequencies(config, self.head_dim)
+        self.num_experts, self.experts_per_token = config.get("num_experts", 0), config.get("num_experts_per_tok", 0)
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
@@ -121,10 +122,21 @@ class Stack:
         return self.linear(self.cut(torch.einsum("hqk,khd->qhd", probs, v)).flatten(1), f"{name}.o_proj")
 
     def rest(self, h: torch.Tensor, name: str) -> torch.Tensor:
-        """What follows attention in a layer: the gated MLP, added to the residual."""
+        """What follows attention in a layer: the gated MLP or the experts, added to the residual."""
         x = self.norm(h, f"{name}.post_attention_layernorm")
-        gate, up = self.linear(x, f"{name}.mlp.gate_proj"), self.linear(x, f"{name}.mlp.up_proj")
-        return self.cut(h) + self.linear(self.cut(self.cut(F.silu(gate)) * up), f"{name}.mlp.down_proj")
+        mlp = self.experts if f"{name}.mlp.gate.weight" in self.weights else self.mlp
+        return self.cut(h) + mlp(x, f"{name}.mlp")
+
+    def mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        gate, up = self.linear(x, f"{name}.gate_proj"), self.linear(x, f"{name}.up_proj")
+        return self.linear(self.cut(self.cut(F.silu(gate)) * up), f"{name}.down_proj")
+
+    def experts(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """A mixture of experts: the chosen ones' outputs, their router probabilities scaled to a sum of 1."""
+        probs, chosen = self.linear(x, f"{name}.gate").softmax(-1).topk(self.experts_per_token)
+        weights = torch.zeros(len(x), self.num_experts).scatter_(1, chosen, probs / probs.sum(-1, keepdim=True))
+        each = torch.stack([self.mlp(x, f"{name}.experts.{e}") for e in range(self.num_experts)], dim=1)
+        return self.cut((weights[..., None] * each).sum(1))
 
     def layer(self, h: torch.Tensor, name: str, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         normed = self.norm(h, f"{name}.input_layernorm")

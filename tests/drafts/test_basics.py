@@ -66,6 +66,15 @@ def test_chunked_prefill_beside_decoding(pair: tuple[Path, Path]):
     assert report.dropped["partial prefill"] > 4
 
 
+def test_mixture_of_experts(tmp_path: Path):
+    """The target that data-parallel ranks serve (tests/features/test_processes.py), here on one rank."""
+    target = tiny_heads.write_target(tmp_path / "target", "qwen3_moe")
+    pair = target, tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())
+    requests = [Request("a", prompt(5), 20), Request("chunked", prompt(40, 1), 8, arrives=1)]
+    report, _ = exact(pair, start(pair, token_budget=12), requests)
+    assert report.rows > 5
+
+
 def test_next_to_max_model_len(pair: tuple[Path, Path]):
     """Some requests reach the end of their sequence; the other must not notice, and their last drafts are right."""
     requests = [Request(f"end{n}", prompt(MAX_MODEL_LEN - n, n), n) for n in (14, 11, 8)]

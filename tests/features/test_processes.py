@@ -1,17 +1,23 @@
-"""Engines of several processes, tensor and data parallel: the output is that of one."""
+"""Engines of several processes, tensor and data parallel: output and drafts are those of one."""
 
 import json
+import subprocess
 import sys
+import time
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import tiny_heads
 from tests.features.comparing import SETTINGS, Case, K, outputs, tokens
 from tests.models import PEAGLE, TARGET, prompt_token_ids
-from tests.serving import Server, environment, free_port, running
+from tests.serving import ROOT, START_SECONDS, Server, end, environment, free_port, running
 
-pytestmark = pytest.mark.arm("plugin-v1")
+pytestmark = pytest.mark.arm("plugin-v1")  # of this process; each process that it starts has its own
 
+SHARED_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks may have to share a core
 SPECULATIVE = {"method": "eagle3", "model": str(PEAGLE), "num_speculative_tokens": K, "parallel_drafting": True}
 
 
@@ -45,9 +51,58 @@ def test_two_ranks_give_the_output_of_one(kind: str):
     cases = [Case(i, 24) for i in range(4)]
     alone = [tokens(output)[0] for output in outputs(SETTINGS, cases)]
     port = free_port()
-    env = environment() | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks may have to share a core
-    with running(command(port, f"--{kind}-parallel-size", "2"), port, env) as server:
+    with running(command(port, f"--{kind}-parallel-size", "2"), port, environment() | SHARED_CORES) as server:
         together = [complete(server, case) for case in cases]
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
     assert together == alone
     assert drafted > 0
+
+
+def reports_of_ranks(folder: Path) -> list[dict[str, Any]]:
+    """Run ``tests.features.rank`` on two ranks, on Model Runner V2. Returns what each wrote."""
+    common = SHARED_CORES | {"PEAGLE_TEST_ARM": "plugin-v2", "WORLD_SIZE": "2"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "tests.features.rank", str(folder)]
+    ranks: list[subprocess.Popen] = []
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        for rank in range(2):
+            env = environment() | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with (folder / f"rank{rank}.log").open("w") as log:
+                ranks.append(
+                    subprocess.Popen(
+                        command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                    )
+                )
+        # One that failed is the end of both: the other would wait for it.
+        while None in (ended := [rank.poll() for rank in ranks]) and not any(ended) and time.monotonic() < deadline:
+            time.sleep(0.2)
+    finally:
+        for process in ranks:
+            end(process)
+    wrote = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(2)]
+    assert ended == [0, 0], "\n".join([f"exit codes {ended} (None: ended by this test); the ranks wrote:", *wrote])
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
+    """V2: no collective in a draft step, and no graph lost to another rank's prefill.
+
+    Each rank compares its own drafts and output with the simulation, which is what one rank alone drafts
+    (tests/drafts/test_basics.py has the same target).
+    """
+    target = tiny_heads.write_target(tmp_path / "target", "qwen3_moe")
+    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())
+    ranks = reports_of_ranks(tmp_path)
+    for how in ("eager", "graphs"):
+        each = [rank[how]["steps"] for rank in ranks]
+        in_propose = [sum(step["collectives"] for step in steps) for steps in each]
+        everywhere = [rank[how]["collectives"] for rank in ranks]
+        print(f"{how}: collectives of the ranks in propose {in_propose}, in all {everywhere}")
+        together = {tuple(step["batch"] for step in steps) for steps in zip(*each, strict=True)}
+        assert {("decode", "prefill"), ("decode", "dummy")} <= together
+        assert all(rank[how]["rows"] > 3 for rank in ranks)
+        assert all(everywhere), "the target's layers exchange rows, so the counter sees nothing"
+        assert in_propose == [0, 0]
+    eager = [step["batch"] for steps in each for step in steps if step["batch"] != "prefill" and not step["graph"]]
+    assert not eager, f"these drafted without their graph: {eager}"

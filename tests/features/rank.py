@@ -1,0 +1,121 @@
+"""One rank of a data-parallel engine on Model Runner V2, and the collectives of each of its draft steps.
+
+    PEAGLE_TEST_ARM=plugin-v2 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... \\
+        python -m tests.features.rank FOLDER      # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
+
+This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Before a step the ranks
+ask each other who has requests left; one that has none runs a dummy batch beside the others. The target must be a
+mixture of experts, whose layers exchange rows between ranks: dense models run apart under data parallelism.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.drafts.graphs import Seen, emulate
+from tests.drafts.recorder import compare, planter, record
+from tests.drafts.reference import Reference
+from tests.engines import Engine, Request, Settings, engine, shut_down
+from tests.tiny_heads import VOCAB, prompt
+
+K, MAX_MODEL_LEN = 4, 96
+RANKS = int(os.environ["WORLD_SIZE"])
+# The first rank decodes while the second is still at the prefill of its long prompt; then the second has nothing left.
+REQUESTS = (
+    [Request("decodes", prompt(9), 40)],
+    [Request("short", prompt(9, 1), 4), Request("long", prompt(70, 2), 10)],
+)
+EXTERNAL = (("distributed_executor_backend", "external_launcher"), ("data_parallel_size", RANKS))
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of a block: all of torch.distributed passes here, as operators of c10d."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            self.count[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def let_ranks_differ_in_rows() -> None:
+    """Mixture-of-experts layers gather the rows of all ranks; vLLM's CPU communicator can only gather equal numbers.
+
+    Ends when ``CpuCommunicator`` has these two, which 0.32 and 0.33 lack.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    def all_gatherv(self: Any, rows: Any, dim: int, sizes: list[int]) -> Any:
+        if not isinstance(rows, torch.Tensor):
+            return [all_gatherv(self, each, dim, sizes) for each in rows]
+        padded = [rows.new_zeros(max(sizes), *rows.shape[1:]) for _ in range(1 + len(sizes))]
+        padded[0][: len(rows)] = rows
+        torch.distributed.all_gather(padded[1:], padded[0], group=self.device_group)
+        return torch.cat([rank[:size] for rank, size in zip(padded[1:], sizes, strict=True)])
+
+    def reduce_scatterv(self: Any, rows: torch.Tensor, dim: int, sizes: list[int]) -> torch.Tensor:
+        torch.distributed.all_reduce(rows, group=self.device_group)
+        return rows.split(sizes)[self.rank_in_group]
+
+    CpuCommunicator.all_gatherv, CpuCommunicator.reduce_scatterv = all_gatherv, reduce_scatterv
+
+
+@contextmanager
+def watch_steps(live: Engine, seen: Seen | None) -> Iterator[list[dict[str, Any]]]:
+    """Each call of ``propose``, dummy batches included: its kind, how many collectives, whether a graph served it.
+
+    To be entered inside ``record``, which takes this wrapper away with its own.
+    """
+    propose, steps = live.drafter.propose, []
+
+    def watched(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        before = seen.replayed.total() if seen else 0
+        with Collectives() as collectives:
+            drafts = propose(input_batch, *args, **kwargs)
+        prefill = input_batch.num_scheduled_tokens.max() > K + 1
+        batch = "dummy" if kwargs.get("dummy_run") else "prefill" if prefill else "decode"
+        graph = bool(seen) and seen.replayed.total() > before
+        steps.append({"batch": batch, "collectives": collectives.count.total(), "graph": graph})
+        return drafts
+
+    live.drafter.propose = watched
+    yield steps
+
+
+def serve(live: Engine, requests: Sequence[Request], reference: Reference, seen: Seen | None) -> dict[str, Any]:
+    """Run requests with planted drafts; drafts and output must equal the simulation's, which is what DP = 1 drafts."""
+    right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
+    with Collectives() as everywhere, record(live, planter(right, VOCAB)) as noted, watch_steps(live, seen) as steps:
+        finished = live.run(requests)
+    report = compare(noted, finished, reference, k=K, max_model_len=MAX_MODEL_LEN)
+    print(report)
+    assert {req: done.tokens for req, done in finished.items()} == right
+    return {"steps": steps, "rows": report.rows, "collectives": everywhere.count.total()}
+
+
+def main() -> None:
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    target, head = folder / "target", folder / "head"
+    settings = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=EXTERNAL)
+    live, reference = engine(settings), Reference(target, head)
+    let_ranks_differ_in_rows()
+    result = {"eager": serve(live, REQUESTS[rank], reference, None)}
+    with emulate(live, [1, 2]) as seen:
+        result["graphs"] = serve(live, REQUESTS[rank], reference, seen)
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    shut_down()
+
+
+if __name__ == "__main__":
+    main()
