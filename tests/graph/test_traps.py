@@ -184,3 +184,19 @@ def test_trap_16_a_graph_draws_what_the_eager_step_draws(pair):
         replayed = drafts("graph")
     assert seen.padded > 0
     assert replayed == eager
+
+
+def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
+    """``draft_memory`` says it before the engine starts; the drafter's own tensors are the measure."""
+    live = start(pair)
+    from peagle_vllm.v2.memory import draft_memory
+
+    with emulate(live, [1, 2]):
+        drafter = live.drafter
+        said = draft_memory(drafter.vllm_config, num_aux=len(tiny_heads.AUX_LAYERS))
+        held = [getattr(drafter.buffers, name) for name in ("input_ids", "positions", "row_map", "slot_mappings")]
+        held += [getattr(drafter.buffers, f"sample_{name}") for name in ("indices", "positions", "req")]
+        assert said.hidden_states == drafter.hidden_states.nbytes
+        assert said.staging == drafter.staging.nbytes
+        assert said.indices == sum(tensor.nbytes for tensor in held)
+        assert said.buffers == said.hidden_states + said.staging + said.indices

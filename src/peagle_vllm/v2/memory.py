@@ -1,0 +1,68 @@
+"""What drafting on Model Runner V2 takes of a GPU's memory, from a configuration alone."""
+
+from dataclasses import dataclass
+
+from vllm.config import VllmConfig
+
+from peagle_vllm.core.greedy import MAX_LOGITS_BYTES
+from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Sizes in bytes. vLLM's own buffers, the head's weights and its KV cache are not in them.
+
+    Attributes:
+        graphs: what is captured. What the graphs themselves take only a GPU can tell; vLLM's log does.
+        staging: captured hidden states of the largest FULL graph.
+        hidden_states: the drafter's input rows of the largest graph.
+        indices: ids, positions, slots, row map and samples of the largest batch there can be.
+        largest_step: what a batch of max_num_batched_tokens rows takes for its own step; vLLM's profiling run
+            counts it, so it comes off the KV cache, not on top.
+    """
+
+    graphs: DraftGraphs
+    staging: int
+    hidden_states: int
+    indices: int
+    largest_step: int
+
+    @property
+    def buffers(self) -> int:
+        """What stays allocated."""
+        return self.staging + self.hidden_states + self.indices
+
+
+def draft_memory(vllm_config: VllmConfig, num_aux: int, num_groups: int = 1) -> DraftMemory:
+    """The memory that ``ParallelEagleSpeculator`` will take.
+
+    Args:
+        num_aux: aux hidden states that the head reads.
+        num_groups: KV cache groups with layers of the head.
+    """
+    spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
+    assert spec is not None
+    max_k, max_num_seqs = vllm_config.num_speculative_tokens, scheduler.max_num_seqs
+    max_num_tokens = scheduler.max_num_batched_tokens
+    graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
+    size = vllm_config.model_config.dtype.itemsize
+    hidden = spec.draft_model_config.get_hidden_size() * size
+    aux = num_aux * vllm_config.model_config.get_hidden_size() * size
+    per_row = 4 + 8 + 4 + 8 * num_groups  # input id, position, row map, slots
+    per_sample = 8 + 8 + 8  # row, position, request
+    rows = max_num_tokens + max_num_seqs * (max_k - 1)
+    samples = min(max_num_seqs * max_k, max_num_tokens)
+    logits = min(samples * _draft_vocab_size(vllm_config) * size, MAX_LOGITS_BYTES)
+    return DraftMemory(
+        graphs=graphs,
+        staging=(1 + graphs.max_num_reqs * (max_k + 1)) * aux,
+        hidden_states=graphs.max_rows * hidden,
+        indices=rows * per_row + max_num_seqs * max_k * per_sample,
+        largest_step=max_num_tokens * (aux + 2 * hidden) + logits,  # staging, before and after fc; input rows
+    )
+
+
+def _draft_vocab_size(vllm_config: VllmConfig) -> int:
+    assert vllm_config.speculative_config is not None
+    draft = vllm_config.speculative_config.draft_model_config
+    return getattr(draft.hf_config, "draft_vocab_size", None) or draft.get_vocab_size()
