@@ -35,7 +35,9 @@ def config(max_num_seqs: int, max_num_batched_tokens: int, capture: int) -> Any:
         draft_model_config=SimpleNamespace(
             get_hidden_size=lambda: shapes.HIDDEN,
             get_vocab_size=lambda: shapes.VOCAB,
-            hf_config=SimpleNamespace(draft_vocab_size=shapes.VOCAB),
+            hf_config=SimpleNamespace(
+                draft_vocab_size=shapes.VOCAB, eagle_aux_hidden_state_layer_ids=shapes.AUX_LAYERS
+            ),
         ),
     )
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, capture + 1, 16)]  # vLLM's steps
@@ -53,7 +55,7 @@ def config(max_num_seqs: int, max_num_batched_tokens: int, capture: int) -> Any:
 def row(name: str, server: tuple[int, int, int]) -> dict[str, Any]:
     from peagle_vllm.v2.memory import draft_memory
 
-    memory = draft_memory(config(*server), AUX)
+    memory = draft_memory(config(*server))
     max_num_seqs, tokens, _ = server
     before = (1 + max_num_seqs * (K + 1)) * AUX + tokens + max_num_seqs * (K - 1)  # rows of HIDDEN
     return {

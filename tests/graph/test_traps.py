@@ -193,7 +193,7 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
 
     with emulate(live, [1, 2]):
         drafter = live.drafter
-        said = draft_memory(drafter.vllm_config, num_aux=len(tiny_heads.AUX_LAYERS))
+        said = draft_memory(drafter.vllm_config)
         held = [getattr(drafter.buffers, name) for name in ("input_ids", "positions", "row_map", "slot_mappings")]
         held += [getattr(drafter.buffers, f"sample_{name}") for name in ("indices", "positions", "req")]
         assert said.hidden_states == drafter.hidden_states.nbytes

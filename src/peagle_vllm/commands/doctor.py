@@ -14,6 +14,13 @@ def doctor(
         Path | None,
         typer.Option(metavar="PATH", help="Check this vLLM wheel, or unpacked one, instead of the installed vLLM."),
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="With --speculative-config: what drafting takes of a GPU's memory.")
+    ] = None,
+    speculative_config: Annotated[str | None, typer.Option(metavar="JSON", help="As `vllm serve` takes it.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="As `vllm serve` takes it, like the next two.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
+    max_cudagraph_capture_size: Annotated[int | None, typer.Option()] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Would P-EAGLE be served here, by which runner, and do the seams with vLLM hold?
@@ -35,8 +42,26 @@ def doctor(
     if vllm is None:
         environment = read_environment(install)
         runner = decide_runner(environment, report)
+    drafts = None
+    if speculative_config is not None or target is not None:
+        if speculative_config is None or target is None or vllm is not None:
+            fail("--target and --speculative-config go together, and ask the installed vLLM")
+        from peagle_vllm.drafting import DraftingError, drafting
+
+        flags = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_cudagraph_capture_size": max_cudagraph_capture_size,
+        }
+        try:
+            drafts = drafting(target, speculative_config, flags)
+        except DraftingError as error:
+            fail(str(error))
     if as_json:
-        print(json.dumps(as_dict(report, environment, runner), indent=2))
+        more = {} if drafts is None else {"drafting": drafts.as_dict()}
+        print(json.dumps(as_dict(report, environment, runner) | more, indent=2))
     else:
         show(Console(), report, environment, runner)
+        for name, value in drafts.lines() if drafts else ():
+            print(f"{name:13} {value}")
     raise typer.Exit(0 if report is not None and report.ok else 1)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from vllm.config import VllmConfig
+from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
 from peagle_vllm.core.greedy import MAX_LOGITS_BYTES
 from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
@@ -33,11 +34,10 @@ class DraftMemory:
         return self.staging + self.hidden_states + self.indices
 
 
-def draft_memory(vllm_config: VllmConfig, num_aux: int, num_groups: int = 1) -> DraftMemory:
+def draft_memory(vllm_config: VllmConfig, num_groups: int = 1) -> DraftMemory:
     """The memory that ``ParallelEagleSpeculator`` will take.
 
     Args:
-        num_aux: aux hidden states that the head reads.
         num_groups: KV cache groups with layers of the head.
     """
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
@@ -47,7 +47,7 @@ def draft_memory(vllm_config: VllmConfig, num_aux: int, num_groups: int = 1) -> 
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
     size = vllm_config.model_config.dtype.itemsize
     hidden = spec.draft_model_config.get_hidden_size() * size
-    aux = num_aux * vllm_config.model_config.get_hidden_size() * size
+    aux = _num_aux(spec) * vllm_config.model_config.get_hidden_size() * size
     per_row = 4 + 8 + 4 + 8 * num_groups  # input id, position, row map, slots
     per_sample = 8 + 8 + 8  # row, position, request
     rows = max_num_tokens + max_num_seqs * (max_k - 1)
@@ -60,6 +60,12 @@ def draft_memory(vllm_config: VllmConfig, num_aux: int, num_groups: int = 1) -> 
         indices=rows * per_row + max_num_seqs * max_k * per_sample,
         largest_step=max_num_tokens * (aux + 2 * hidden) + logits,  # staging, before and after fc; input rows
     )
+
+
+def _num_aux(spec: SpeculativeConfig) -> int:
+    """Aux hidden states that the head reads, as vLLM's EAGLE-3 models count them."""
+    stated = getattr(spec.draft_model_config.hf_config, "num_aux_hidden_states", None)
+    return stated or len(get_eagle3_aux_layers_from_config(spec) or range(3))
 
 
 def _draft_vocab_size(vllm_config: VllmConfig) -> int:

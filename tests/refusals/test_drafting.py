@@ -1,0 +1,62 @@
+"""``doctor --target --speculative-config``: what drafting takes, or why vLLM would not serve it, in one line."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.models import PEAGLE as HEAD
+from tests.models import TARGET
+
+pytestmark = pytest.mark.arm("plugin-v1")
+
+PEAGLE = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5, "parallel_drafting": True}
+
+
+def ask(speculative: str | dict[str, Any], **flags: Any) -> Any:
+    from peagle_vllm.drafting import drafting
+
+    return drafting(str(TARGET), speculative if isinstance(speculative, str) else json.dumps(speculative), flags)
+
+
+def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
+    """A CPU has no graphs, so the platform's answer is replaced: sizes as a GPU's configuration has them."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    from peagle_vllm.v2 import memory
+
+    assert ask(PEAGLE, max_num_seqs=8).full_graphs == 0
+    asked = memory.draft_graphs
+
+    def with_graphs(config: Any, mode: Any) -> Any:
+        sizes = SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4, 8], max_cudagraph_capture_size=8)
+        parts = {name: getattr(config, f"{name}_config") for name in ("scheduler", "speculative")}
+        config = SimpleNamespace(
+            num_speculative_tokens=5, compilation_config=sizes, **{f"{k}_config": v for k, v in parts.items()}
+        )
+        return asked(config, CUDAGraphMode.FULL_AND_PIECEWISE)
+
+    monkeypatch.setattr(memory, "draft_graphs", with_graphs)
+    told = ask(PEAGLE, max_num_seqs=8)
+    assert (told.num_speculative_tokens, told.max_num_seqs) == (5, 8)
+    assert told.full_graph_requests == 8
+    assert told.piecewise_rows == 48  # 8 rows and 5 for each request
+    assert told.buffers > (8 * 6 + 1) * 3 * 128 * 4
+    assert any("48 rows" in value for _, value in told.lines())
+
+
+@pytest.mark.parametrize(
+    ("speculative", "said"),
+    [
+        ("{", "is no JSON"),
+        ({**PEAGLE, "parallel_drafting": False}, "not P-EAGLE"),
+        ({**PEAGLE, "num_speculative_tokens": -1}, "num_speculative_tokens"),
+    ],
+)
+def test_what_would_not_be_served_is_one_line(speculative: Any, said: str):
+    from peagle_vllm.drafting import DraftingError
+
+    with pytest.raises(DraftingError, match=said) as caught:
+        ask(speculative)
+    assert "\n" not in str(caught.value)
