@@ -202,7 +202,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
             samples_per_req=layout.samples_per_req(0),
             staging=self.staging[: 1 + layout.num_staging_rows],
             hidden_states=self.hidden_states[: layout.num_rows],
-            attn_metadata=self.attention.metadata(num_reqs, starts, capture=is_full),
+            attn_metadata=self.attention.metadata(
+                num_reqs, starts, seq_lens_bound=None if is_full else np.diff(starts), capture=is_full
+            ),
         )
 
         def record(mode: CUDAGraphMode) -> None:
