@@ -30,6 +30,7 @@ from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_vllm.core.draft_stats import DraftStats
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
 from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config
@@ -77,6 +78,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
         self.cudagraph_manager: DraftCudaGraphManager | None = None
+        self.draft_stats = DraftStats()
         self.hidden_states = torch.zeros(self.max_draft_rows, self.hidden_size, dtype=self.dtype, device=device)
 
     @property
@@ -266,6 +268,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
             need_eager=is_profile or skip_attn or self.cudagraph_manager is None,
         )
         replays = desc.cg_mode == CUDAGraphMode.FULL
+        if not dummy_run:
+            self.draft_stats.note("graph" if replays else "eager", num_rows, desc.num_tokens - num_rows)
         if length:
             num_reqs_padded = desc.num_reqs if replays else num_reqs
             assert num_reqs_padded is not None
