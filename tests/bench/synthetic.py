@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from peagle_vllm.bench.cells import Cell, sessions
-from peagle_vllm.bench.results import CellResult, as_json, drafts_of, write_json
+from peagle_vllm.bench.results import CellResult, DraftSteps, as_json, drafts_of, write_json
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 
 
-def result(suite: Suite, cell: Cell, *, noise: float = 1.0, reason: str = "", gpu: str = "") -> CellResult:
+def result(
+    suite: Suite,
+    cell: Cell,
+    *,
+    noise: float = 1.0,
+    reason: str = "",
+    gpu: str = "",
+    draft_steps: DraftSteps | None = None,
+) -> CellResult:
     kind = suite.arms[cell.arm].kind
     data = {} if reason else raw(kind, cell.k, cell.concurrency, noise=noise)
     return CellResult(
@@ -28,6 +36,7 @@ def result(suite: Suite, cell: Cell, *, noise: float = 1.0, reason: str = "", gp
         began="2026-01-01T00:00:00+00:00",
         server_start_seconds=1.0,
         drafts=None if reason else drafts_of(data),
+        draft_steps=None if reason else draft_steps,
         gauges={"kv_use": [0.0, 0.25], "gpu_memory_mib": []},
         raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}
         | {"texts_sha256": data.get("generated_texts", [])},
@@ -43,16 +52,18 @@ def write(
     slower: Mapping[tuple[str, int, int], float] | None = None,
     failed: Mapping[str, str] | None = None,
     gpu: str = "",
+    draft_steps: Mapping[str, DraftSteps] | None = None,
 ) -> Path:
     """A results folder of the whole suite. ``slower`` maps (arm, K, concurrency) to a factor on time, ``failed`` cell
-    ids to reasons."""
+    ids to reasons, ``draft_steps`` arms to what their server counted."""
     (folder / "cells").mkdir(parents=True)
     rng = random.Random(seed)
     for session in sessions(suite):
         for cell in session.cells:
             noise = 1 + rng.uniform(-spread, spread)
             noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
-            made = result(suite, cell, noise=noise, reason=(failed or {}).get(cell.id, ""), gpu=gpu)
+            why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
+            made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps)
             write_json(as_json(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from peagle_vllm.bench.cells import Cell
+from peagle_vllm.bench.draft_steps import draft_steps_of
 from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, percentile, points, same_texts
-from peagle_vllm.bench.results import CellResult, Drafts, drafts_of
+from peagle_vllm.bench.results import CellResult, Drafts, DraftSteps, drafts_of
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 
@@ -78,6 +79,22 @@ def test_counters_come_back_whole() -> None:
 def test_counters_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="18 accepted tokens"):
         Drafts(10, 30, 18, (8, 6, 3))
+
+
+def test_draft_steps_are_summed_over_engines() -> None:
+    text = """\
+# TYPE vllm:peagle_draft_steps_total counter
+vllm:peagle_draft_steps_total{engine="0",mode="graph",model_name="eager=\\"yes\\""} 1.2e+06
+vllm:peagle_draft_steps_total{engine="1",mode="graph",model_name="m"} 5.0
+vllm:peagle_draft_steps_total{engine="1",mode="eager",model_name="m"} 3.0
+vllm:peagle_draft_steps_created{engine="0",mode="graph",model_name="m"} 1.7e+09
+vllm:peagle_draft_rows_total{engine="0",model_name="m"} 80.0
+vllm:peagle_draft_padding_rows_total{engine="0",model_name="m"} 4.0
+"""
+    found = draft_steps_of(text)
+    assert found == DraftSteps(graph=1_200_005, eager=3, rows=80, padding_rows=4)
+    assert found.since(DraftSteps(graph=1_200_003)).eager_share == 0.6
+    assert draft_steps_of('vllm:spec_decode_num_drafts_total{engine="0"} 3.0\n') is None
 
 
 def test_spread_and_ratio() -> None:

@@ -13,7 +13,7 @@ from peagle_vllm.bench.report.published import matching, published
 from peagle_vllm.bench.report.svg import decades_axis, linear_axis, log_axis
 from peagle_vllm.bench.report.tables import best_rows
 from peagle_vllm.bench.report.write import write_report
-from peagle_vllm.bench.results import read_results
+from peagle_vllm.bench.results import DraftSteps, read_results
 from peagle_vllm.bench.suite import Suite, read_suite
 from peagle_vllm.cli import app
 from tests.bench import synthetic
@@ -87,6 +87,25 @@ def test_a_ratio_whose_spread_holds_one_is_warned_about(tmp_path: Path, suite: S
     alone = write_report(synthetic.write(tmp_path / "alone", single), tmp_path / "alone").markdown.read_text()
     assert "- prompts: every ratio, for there is one repeat" in alone
     assert all("?" in line for line in re.findall(r"^\| [14] \|.*$", alone, re.MULTILINE)[:2])
+
+
+def test_eager_draft_steps_are_shown_where_there_are_any(tmp_path: Path, suite: Suite) -> None:
+    def column(name: str, steps: DraftSteps) -> list[str]:
+        folder = synthetic.write(tmp_path / name, suite, draft_steps={"P-EAGLE": steps})
+        assert any(r.draft_steps == steps for r in read_results(folder))
+        lines = write_report(folder, folder).markdown.read_text().splitlines()
+        header = next(i for i, line in enumerate(lines) if line.startswith("| arm | K | c |"))
+        if "| eager draft steps % |" not in lines[header]:
+            return []
+        rows = [line.split(" | ") for line in lines[header + 2 : header + 12]]
+        return [f"{row[0].removeprefix('| ')} {row[-1].removesuffix(' |').strip()}".strip() for row in rows]
+
+    assert column("some", DraftSteps(graph=30, piecewise=6, eager=4)) == [
+        *["none"] * 2,
+        *["EAGLE-3"] * 4,
+        *["P-EAGLE 10.0"] * 4,
+    ]
+    assert not column("no", DraftSteps(graph=30, piecewise=10))
 
 
 def test_failed_cells_are_named(tmp_path: Path, suite: Suite) -> None:

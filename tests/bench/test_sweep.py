@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.bench.cells import Cell, sessions
-from peagle_vllm.bench.results import read_results
+from peagle_vllm.bench.results import DraftSteps, read_results
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +105,7 @@ def test_a_whole_sweep(trial: Trial) -> None:
     assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
     assert not list(trial.results.glob(".partial/*"))
     trial.assert_nothing_is_left()
+    assert all(r.draft_steps == DraftSteps(graph=6, eager=2) for r in found)
     one = found[0]
     assert one.configuration["bench"][:3] == ["python", *one.configuration["bench"][1:3]]
     assert str(trial.suite.parent) not in json.dumps(one.configuration)

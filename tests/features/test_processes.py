@@ -54,8 +54,11 @@ def test_two_ranks_give_the_output_of_one(kind: str):
     with running(command(port, f"--{kind}-parallel-size", "2"), port, environment() | SHARED_CORES) as server:
         together = [complete(server, case) for case in cases]
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        verified = server.metric("vllm:spec_decode_num_drafts_total")
+        steps = server.metric("vllm:peagle_draft_steps_total")
     assert together == alone
     assert drafted > 0
+    assert steps == verified + len(cases)  # one rank reports; a request's last drafts are never verified
 
 
 def reports_of_ranks(folder: Path) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ class Metrics:
         itl: between two pieces of one answer; a piece carries a whole round's tokens, or more (--stream-interval).
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
+        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where nobody counts them.
         kv_use: the largest share of the KV cache that was seen in use, 0..1.
         gpu_memory_mib: the most GPU memory that was seen in use.
     """
@@ -48,6 +49,7 @@ class Metrics:
     itl: tuple[float, ...]
     acceptance_length: float
     acceptance: tuple[float, ...]
+    eager_draft_steps: float
     kv_use: float
     gpu_memory_mib: float
     texts: tuple[str, ...]  # hashes of the answers, in the order of the prompts
@@ -75,6 +77,7 @@ def metrics_of(result: CellResult) -> Metrics:
         itl=in_ms(itl),
         acceptance_length=1 + drafts.num_accepted / drafts.num_drafts if drafts else 1.0,
         acceptance=tuple(n / drafts.num_drafts for n in drafts.accepted_per_position) if drafts else (),
+        eager_draft_steps=result.draft_steps.eager_share if result.draft_steps else math.nan,
         kv_use=max(result.gauges.get("kv_use") or [math.nan]),
         gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
         texts=tuple(raw.get("texts_sha256", ())),

@@ -34,6 +34,32 @@ class Drafts:
 
 
 @dataclass(frozen=True)
+class DraftSteps:
+    """The server's own ``vllm:peagle_draft_*`` counters, as they grew while the cell ran, its warm-up included.
+
+    Attributes:
+        graph, piecewise, eager: steps by how the drafter ran.
+        rows: rows of requests in all draft batches.
+        padding_rows: rows that were computed beside them.
+    """
+
+    graph: int = 0
+    piecewise: int = 0
+    eager: int = 0
+    rows: int = 0
+    padding_rows: int = 0
+
+    def since(self, before: "DraftSteps") -> "DraftSteps":
+        old = asdict(before)
+        return DraftSteps(**{name: count - old[name] for name, count in asdict(self).items()})
+
+    @property
+    def eager_share(self) -> float:
+        """Eager steps / all steps; 0 without any."""
+        return self.eager / max(1, self.graph + self.piecewise + self.eager)
+
+
+@dataclass(frozen=True)
 class CellResult:
     """One cell. A failed one has a reason and no measurement.
 
@@ -53,6 +79,7 @@ class CellResult:
     began: str
     server_start_seconds: float
     drafts: Drafts | None = None
+    draft_steps: DraftSteps | None = None
     gauges: dict[str, list[float]] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
 
@@ -110,7 +137,9 @@ def read_cell(file: Path) -> CellResult:
         drafts = data.pop("drafts")
         if drafts is not None:
             drafts = Drafts(**drafts | {"accepted_per_position": tuple(drafts["accepted_per_position"])})
-        return CellResult(cell=Cell(**data.pop("cell")), drafts=drafts, **data)
+        steps = data.pop("draft_steps", None)  # older cells have none
+        steps = steps and DraftSteps(**steps)
+        return CellResult(cell=Cell(**data.pop("cell")), drafts=drafts, draft_steps=steps, **data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BenchError(f"{file}: no cell of a sweep ({error}); delete it and run the sweep again") from None
 

@@ -24,6 +24,7 @@ from typing import Any
 from peagle_vllm.bench import provenance
 from peagle_vllm.bench.cells import Cell, Only, Session, sessions
 from peagle_vllm.bench.client import CLIENT
+from peagle_vllm.bench.draft_steps import read_draft_steps
 from peagle_vllm.bench.errors import BenchError
 from peagle_vllm.bench.gauges import Gauges
 from peagle_vllm.bench.measure import CellFailed, configuration, measure, without_paths, without_texts
@@ -196,6 +197,7 @@ class Sweep:
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
         began, gauges = datetime.now(UTC), Gauges(server)
+        before = read_draft_steps(server)
         try:
             raw = measure(
                 self.suite,
@@ -207,12 +209,14 @@ class Sweep:
                 partial=self._partial,
                 log=self._new_log(f"{cell.id}-client"),
             )
+            after = read_draft_steps(server)
             kept = self._result(cell, server.start_seconds, began)
             result = CellResult(
                 **kept,
                 status="ok",
                 reason="",
                 drafts=drafts_of(raw),
+                draft_steps=after.since(before) if after and before else None,
                 gauges={"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
                 raw=without_texts(raw),
             )

@@ -26,9 +26,11 @@ _HOOKS = {
     "vllm.model_executor.models.llama_eagle3": ("head_weights",),
     "vllm.model_executor.models.qwen3_eagle3": ("head_weights",),
     "vllm.v1.worker.gpu.spec_decode": ("speculator",),
-    "vllm.v1.worker.gpu.model_runner": ("speculator",),
+    "vllm.v1.worker.gpu.model_runner": ("speculator", "draft_metrics"),
     "vllm.v1.spec_decode.eagle": ("proposer",),
-    "vllm.v1.worker.gpu_model_runner": ("drafter_limit",),
+    "vllm.v1.worker.gpu_model_runner": ("drafter_limit", "draft_metrics"),
+    "vllm.v1.core.sched.scheduler": ("draft_metrics",),
+    "vllm.v1.metrics.loggers": ("draft_metrics",),
     "vllm.utils.cpu_triton_utils": ("cpu_sampling",),
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -20,8 +21,15 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head, refuse_mixed_windows
+
+MODES: dict[CUDAGraphMode, Mode] = {
+    CUDAGraphMode.FULL: "graph",
+    CUDAGraphMode.PIECEWISE: "piecewise",
+    CUDAGraphMode.NONE: "eager",
+}
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -54,6 +62,8 @@ class ParallelEagleProposer(EagleProposer):
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
         self._mask_is_stale = True
+        self.draft_stats = DraftStats()
+        self._drafts_for_requests = False
 
     @property
     def _max_len(self) -> int:
@@ -192,7 +202,18 @@ class ParallelEagleProposer(EagleProposer):
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )
+        self._drafts_for_requests = True
         return num_rows, buffers.sample_indices[: num_reqs * num_k], draft_cad
+
+    def _determine_batch_execution_and_padding(
+        self, num_tokens: int, use_cudagraphs: bool = True
+    ) -> tuple[CUDAGraphMode, int, torch.Tensor | None]:
+        """As inherited; the steps that ``set_inputs_first_pass`` prepared are counted, dummy runs are not."""
+        mode, num_padded, across_dp = super()._determine_batch_execution_and_padding(num_tokens, use_cudagraphs)
+        if self._drafts_for_requests:
+            self.draft_stats.note(MODES[mode], num_tokens, num_padded - num_tokens)
+            self._drafts_for_requests = False
+        return mode, num_padded, across_dp
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return top_tokens(self.model, hidden_states)

@@ -30,12 +30,19 @@ from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
 from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config, draft_graphs
 
 logger = init_logger(__name__)
+
+STEP_MODES: dict[CUDAGraphMode, Mode] = {
+    CUDAGraphMode.FULL: "graph",
+    CUDAGraphMode.PIECEWISE: "piecewise",
+    CUDAGraphMode.NONE: "eager",
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
         self.cudagraph_manager: DraftCudaGraphManager | None = None
+        self.draft_stats = DraftStats()
 
     @property
     def _max_len(self) -> int:
@@ -292,6 +300,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 self._static_layout(num_reqs, length, num_rows_padded) if length else Layout(num_rows_padded, num_reqs)
             )
         mode = CUDAGraphMode.NONE if desc is None else desc.cg_mode
+        if not dummy_run:
+            self.draft_stats.note(STEP_MODES[mode], num_rows, layout.num_rows - num_rows)
         staging = _first_rows(self.staging, 1 + (layout.num_staging_rows if length else input_batch.num_tokens))
         buffers = self.buffers
         if mode != CUDAGraphMode.FULL:

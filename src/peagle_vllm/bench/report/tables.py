@@ -53,9 +53,12 @@ def cell_table(dataset: str, points: Sequence[Point]) -> Table:
         "Medians over repeats, in brackets the smallest and largest. Same text: answers equal to those without "
         "speculation; only float32 at temperature 0 promises 100."
     )
+    eager = [p.spread("eager_draft_steps").median for p in points]
+    shows_eager = any(share > 0 for share in eager)
+    header += ("eager draft steps %",) if shows_eager else ()
     rows: list[tuple[str, ...]] = []
     base = {p.concurrency: p for p in points if p.kind == "none"}
-    for p in points:
+    for p, eager_share in zip(points, eager, strict=True):
         same = same_texts(p, base[p.concurrency]) if p.concurrency in base else math.nan
         al = p.spread("acceptance_length")
         rows.append(
@@ -74,6 +77,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> Table:
                 count(p.spread("gpu_memory_mib").median),
                 "" if math.isnan(same) else f"{100 * same:.0f}",
                 f"{len(p.cells)}" if len(p.cells) == p.asked else f"{len(p.cells)} of {p.asked}",
+                *((f"{100 * eager_share:.1f}" if eager_share > 0 else "",) if shows_eager else ()),
             )
         )
     return Table(f"All cells, {dataset}", header, rows, note)
