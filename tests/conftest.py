@@ -3,7 +3,7 @@
 One pytest process serves one arm, because they need different state:
 
     PEAGLE_TEST_ARM=plugin-v1   the default: the plugin on the V1 runner, vLLM's C++ stand-ins for Triton
-    PEAGLE_TEST_ARM=plugin-v2   the plugin on Model Runner V2, every Triton kernel under the interpreter
+    PEAGLE_TEST_ARM=plugin-v2   the plugin on Model Runner V2; without a GPU every Triton kernel under the interpreter
     PEAGLE_TEST_ARM=stock-v1    vLLM as released, for comparison
 
 A test that needs one arm says so: ``@pytest.mark.arm("plugin-v1", "stock-v1")``. The others are not
@@ -13,7 +13,9 @@ collected, so no report lists a skip that only says "run me elsewhere".
 import os
 
 import pytest
+import torch
 
+HAS_GPU = torch.cuda.is_available()
 ARM = os.environ.get("PEAGLE_TEST_ARM", "plugin-v1")
 ARMS = ("plugin-v1", "plugin-v2", "stock-v1")
 assert ARM in ARMS, f"PEAGLE_TEST_ARM={ARM}: choose one of {', '.join(ARMS)}"
@@ -26,7 +28,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-if ARM == "plugin-v2":
+if ARM == "plugin-v2" and not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if ARM == "stock-v1":
     os.environ["PEAGLE_VLLM_DISABLE"] = "1"
