@@ -1,10 +1,10 @@
 """V2's drafts on a GPU, eager and from CUDA graphs, equal the simulation: on each attention backend, with tiny models.
 
-Where a target's and a head's rows are wrong, seven drafts in ten and more change by hundreds of units in the last
-place; where numbers are only rounded elsewhere, as a GPU's kernels do, one in a hundred moves, by at most 18 units
-(both measured on the simulation itself, in float16 with these heads). So a row counts as equal up to TIE_ULPS.
+A GPU's kernels round in other places than the simulation does. Doing that to the simulation itself, with such heads in
+float16, moved one row of drafts in seventy, by at most 18 units in the last place; wrong hidden states, tokens or
+mask_hidden moved 96 in 100 and more, two of 2,804 by less than 64 units. Hence TIE_ULPS and MAX_TIE_SHARE.
 
-Without a GPU the same lines run on the CPU's attention under Triton's interpreter, eagerly and with fewer requests:
+Without a GPU one case runs on the CPU's attention under Triton's interpreter, eagerly and with fewer requests:
 ``drafts/test_graph.py`` emulates the graphs, ``drafts/test_exact.py`` is the thorough grid.
 """
 
@@ -122,7 +122,7 @@ def watch_steps(live: Engine, replays: list[int]) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K7-pressed"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: list[int], record_property):
