@@ -13,9 +13,7 @@ collected, so no report lists a skip that only says "run me elsewhere".
 import os
 
 import pytest
-import torch
 
-HAS_GPU = torch.cuda.is_available()
 ARM = os.environ.get("PEAGLE_TEST_ARM", "plugin-v1")
 ARMS = ("plugin-v1", "plugin-v2", "stock-v1")
 assert ARM in ARMS, f"PEAGLE_TEST_ARM={ARM}: choose one of {', '.join(ARMS)}"
@@ -28,6 +26,10 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch  # noqa: E402  (it reads the number of threads)
+
+HAS_GPU = torch.cuda.is_available()
 if ARM == "plugin-v2" and not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if ARM == "stock-v1":
