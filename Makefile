@@ -23,6 +23,10 @@ env: ## make .venv: Python 3.11, vLLM's CPU build, this package (done once, redo
 demo: env ## measure every drafter on the tiny models, and show a table (under 5 minutes)
 	@$(py) -m examples.demo $(DEMO)
 
+.PHONY: gpu-day
+gpu-day: ## a GPU's first half hour, most valuable part first, on PYTHON's own vLLM: one page of ratios
+	@PYTHONPATH=kernels:src:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(GPU_DAY)
+
 .PHONY: bench
 bench: env ## sweep every drafter over K and concurrency on the tiny models, and report (under 25 minutes)
 	@$(py) -m peagle_vllm.cli bench run benchmarks/suites/tiny-cpu.yaml $(BENCH)

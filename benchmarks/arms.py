@@ -39,6 +39,12 @@ class ArmError(RuntimeError):
     """An arm's process failed; the message is the last line that it wrote."""
 
 
+def environment(env: dict[str, str]) -> dict[str, str]:
+    """All of the environment of an arm whose own variables are ``env``."""
+    inherited = {key: value for key, value in os.environ.items() if key not in FORGOTTEN}
+    return inherited | ENVIRONMENT | ({} if HAS_GPU else ON_CPU) | env
+
+
 def run(module: str, arguments: Sequence[str], env: dict[str, str], timeout: float | None = None) -> Any:
     """What an arm hands over, run as ``python -m module arguments`` in a process of its own.
 
@@ -48,12 +54,10 @@ def run(module: str, arguments: Sequence[str], env: dict[str, str], timeout: flo
     Raises:
         ArmError: the process failed, or took longer.
     """
-    inherited = {key: value for key, value in os.environ.items() if key not in FORGOTTEN}
-    environment = inherited | ENVIRONMENT | ({} if HAS_GPU else ON_CPU) | env
     command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=timeout
+            command, cwd=ROOT, env=environment(env), capture_output=True, text=True, check=False, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         raise ArmError(f"took longer than {timeout:.0f} s") from None
@@ -149,8 +153,10 @@ def heading(columns: str) -> str:
 
 
 def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> None:
-    """Write a result file: what it is (the script's first line), then the report. None: nowhere."""
+    """Write a result file, whole or not at all: what it is (the script's first line), and the report. None: nowhere."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
+    partial.replace(path)

@@ -193,7 +193,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if args.bandwidth:
-        arms.hand_over({"bandwidth": copy_bandwidth(timer(), "cuda"), **provenance()})
+        arms.hand_over({"bandwidth": copy_bandwidth(timer(), "cuda" if HAS_GPU else "cpu"), **provenance()})
         return
     if args.one:
         name, head, k = args.one

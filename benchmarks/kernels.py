@@ -8,7 +8,7 @@ stands between the two kernels, belongs to no arm. Without a GPU: tiny shapes, t
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ PREFILL_REQUESTS, PREFILL_ROWS, PREFILL_K = 4, 8192, 7
 COPY_SHARE_AIM = 0.8  # of the copy bandwidth, both kernels in a row, prefill
 
 
-def shapes(tiny: bool) -> Iterator[Shape]:
+def shapes(tiny: bool, widths: Sequence[int] = WIDTHS) -> Iterator[Shape]:
     """Every batch, decode first."""
     if tiny:
         yield Shape("decode", 2, 4, 3, 64)
         yield Shape("prefill", 2, 32, 3, 64)
         return
-    for width in WIDTHS:
+    for width in widths:
         for k in DEPTHS:
             for reqs in REQUESTS:
                 yield Shape("decode", reqs, k + 1, k, width)
@@ -140,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     parser.add_argument("--tiny", action="store_true", default=not HAS_GPU, help="tiny shapes (always so on a CPU)")
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of a hidden state")
     parser.add_argument("--repeats", type=int, default=None, help="of each arm and shape (default: 50; tiny: 5)")
     args = parser.parse_args()
     repeats = args.repeats or (5 if args.tiny else 50)
@@ -158,7 +159,7 @@ def main() -> None:
         "empty_us": empty,
         "cells": cells,
     }
-    for shape in shapes(args.tiny):
+    for shape in shapes(args.tiny, args.widths):
         cells.append(measure(shape, clock, bandwidth, repeats))
         for name in ("expand", "broadcast", "both", "stock"):
             print(line(cells[-1], name), flush=True)

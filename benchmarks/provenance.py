@@ -1,5 +1,6 @@
 """What a result file says of where it comes from."""
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +26,8 @@ def provenance() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {_cpu()}, {torch.get_num_threads()} threads",
         "versions": {package: found for package in PACKAGES if (found := _version(package))},
         "python": platform.python_version(),
-        "commit": _said("git", "rev-parse", "HEAD") or None,
+        # A copy without git's own files can be told its commit.
+        "commit": _said("git", "rev-parse", "HEAD") or os.environ.get("PEAGLE_COMMIT"),
     } | ({"gpu": _gpu()} if cuda else {})
 
 

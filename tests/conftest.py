@@ -3,7 +3,7 @@
 One pytest process serves one arm, because they need different state:
 
     PEAGLE_TEST_ARM=plugin-v1   the default: the plugin on the V1 runner, vLLM's C++ stand-ins for Triton
-    PEAGLE_TEST_ARM=plugin-v2   the plugin on Model Runner V2, every Triton kernel under the interpreter
+    PEAGLE_TEST_ARM=plugin-v2   the plugin on Model Runner V2; without a GPU every Triton kernel under the interpreter
     PEAGLE_TEST_ARM=stock-v1    vLLM as released, for comparison
 
 A test that needs one arm says so: ``@pytest.mark.arm("plugin-v1", "stock-v1")``. The others are not
@@ -26,7 +26,11 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-if ARM == "plugin-v2":
+
+import torch  # noqa: E402  (it reads the number of threads)
+
+HAS_GPU = torch.cuda.is_available()
+if ARM == "plugin-v2" and not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if ARM == "stock-v1":
     os.environ["PEAGLE_VLLM_DISABLE"] = "1"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ARM
+from tests.conftest import ARM, HAS_GPU
 
 BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
 
@@ -189,7 +189,7 @@ def shut_down() -> None:
 
 def _prepare_process() -> None:
     """What must happen once, before the first engine of this process."""
-    if ARM == "plugin-v2":
+    if ARM == "plugin-v2" and not HAS_GPU:
         from tests.interpreter import enable
 
         enable()

@@ -10,7 +10,7 @@ Attention is causal, and the last K rows give the K drafts. Valid rows are the s
 so all p_last of a sequence go through one forward: the valid rows once, then K-1 mask rows for each
 p_last, which see the valid rows up to p_last and the earlier mask rows of their own group.
 
-Everything is computed in float32. For an engine in bfloat16 values are rounded to it wherever vLLM stores
+Everything is computed in float32. For an engine in half precision values are rounded to it wherever vLLM stores
 them (``Round``), because rounding moves logits by more than the distance of close candidates.
 """
 
@@ -29,6 +29,7 @@ Round = Callable[[torch.Tensor], torch.Tensor]
 
 ROUND: dict[str, Round] = {
     "float32": lambda x: x,
+    "float16": lambda x: x.half().float(),
     "bfloat16": lambda x: x.bfloat16().float(),
 }
 

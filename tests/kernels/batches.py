@@ -1,6 +1,11 @@
-"""Random target batches, as both runners make them, for the kernel tests."""
+"""Random target batches, as both runners make them, for the kernel tests.
 
-from dataclasses import dataclass
+Everything is made on the CPU, where the twins run; kernels get it ``moved`` to where they run.
+"""
+
+import os
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -9,6 +14,19 @@ from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatc
 
 MASK_TOKEN = 511
 POISON = 0x5A5A  # what every output element holds before a kernel runs
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KERNEL_DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+
+def moved(thing: Any, device: str) -> Any:
+    """``thing`` with every tensor on ``device``, strides kept; dataclasses and tuples of them alike."""
+    if isinstance(thing, torch.Tensor):
+        if thing.device.type == device:
+            return thing
+        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device=device).copy_(thing)
+    if is_dataclass(thing):
+        return type(thing)(**{field.name: moved(getattr(thing, field.name), device) for field in fields(thing)})
+    return tuple(moved(one, device) for one in thing) if isinstance(thing, tuple) else thing
 
 
 @dataclass

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from peagle_kernels import broadcast_numpy, broadcast_torch, broadcast_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
+from tests.kernels.batches import KERNEL_DEVICE, moved
 
 
 @pytest.mark.parametrize("fn", [broadcast_torch, broadcast_numpy, broadcast_triton])
@@ -19,8 +20,10 @@ from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
     hidden = torch.randn(7, width).to(dtype)
     mask_hidden = torch.randn(width).to(dtype)
-    out = torch.full((len(row_map), width), float("nan"), dtype=dtype)
-    fn(out, hidden, mask_hidden, torch.tensor(row_map, dtype=torch.int32))
+    device = KERNEL_DEVICE if fn is broadcast_triton else "cpu"
+    out = torch.full((len(row_map), width), float("nan"), dtype=dtype, device=device)
+    fn(out, *moved((hidden, mask_hidden, torch.tensor(row_map, dtype=torch.int32)), device))
+    out = out.cpu()
     for row, source in enumerate(row_map):
         expected = hidden[source] if source >= 0 else mask_hidden if source == MASK_ROW else torch.zeros(width)
         assert torch.equal(out[row], expected.to(dtype))

@@ -8,13 +8,15 @@ from hypothesis import given, settings
 
 from peagle_kernels import expand_numpy, expand_torch, expand_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
-from tests.kernels.batches import MASK_TOKEN, POISON, Case, Request, build, cases
+from tests.kernels.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, Request, build, cases, moved
 
 
 def run(fn, case: Case):
-    out = case.poisoned_buffers()
-    fn(case.target, case.aux, case.groups, case.layout, case.step, out)
-    return out
+    """The buffers that ``fn`` filled where it runs, on the CPU."""
+    device = KERNEL_DEVICE if fn is expand_triton else "cpu"
+    out = moved(case.poisoned_buffers(), device)
+    fn(*moved((case.target, case.aux, case.groups), device), case.layout, case.step, out)
+    return moved(out, "cpu")
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,0 +1,91 @@
+"""What runs, in order of value. Without a GPU the same parts at tiny shapes, for rehearsal."""
+
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks import draft_step, engine
+from benchmarks.arms import HAS_GPU
+
+Kind = Literal["host", "kernels", "drafts", "bandwidth", "draft step", "engine"]
+JSON, JUNIT = "OUT.json", "OUT.xml"  # in a command: the file that it writes its result to
+PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", f"--junitxml={JUNIT}")
+
+HEAD = "gpt-oss-20b" if HAS_GPU else "tiny"
+DEPTHS, BATCHES = ((7, 5), ("1", "64")) if HAS_GPU else ((3,), ("1", "2"))
+OURS = "plugin V2 graph" if HAS_GPU else "plugin V2 eager"
+DRAFT_ARMS = (OURS, "stock V1", "EAGLE-3 V2")
+ENGINE_ARMS = (engine.OURS, "stock P-EAGLE K=7, V1", "EAGLE-3 K=3", "none", "EAGLE-3 K=7")
+# (attention backend, how the engine runs it), as tests/gpu names them
+FIRST_DRAFTS = [("FLASH_ATTN", "eager"), ("FLASH_ATTN", "full"), ("TRITON_ATTN", "eager"), ("TRITON_ATTN", "full")]
+FIRST_DRAFTS = [*FIRST_DRAFTS, ("FLASH_ATTN", "compiled")] if HAS_GPU else [("CPU_ATTN", "eager")]
+LAST_DRAFTS = [("TRITON_ATTN", "compiled")] if HAS_GPU else []
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process.
+
+    Attributes:
+        name: what it is called in results and on the page; begins with its kind.
+        command: what follows ``python -m``. With JSON or JUNIT in it the result is that file, else what the process
+            hands over (``arms.hand_over``).
+        limit: seconds after which it has failed.
+        env: its own environment variables.
+        needs: modules without which it cannot run.
+    """
+
+    kind: Kind
+    name: str
+    command: tuple[str, ...]
+    limit: float
+    env: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ("vllm", "wrapt")
+
+    def missing(self) -> list[str]:
+        """Those of ``needs`` that are not installed here."""
+        return [module for module in self.needs if importlib.util.find_spec(module) is None]
+
+
+def drafts(backend: str, mode: str) -> Part:
+    command = (*PYTEST, "tests/gpu/test_drafts.py", "-k", f"{backend} and {mode}")
+    limit = 240 if mode == "compiled" or not HAS_GPU else 180
+    env = {"PEAGLE_TEST_ARM": "plugin-v2"}
+    return Part("drafts", f"drafts, {backend} {mode}", command, limit, env, ("pytest", "hypothesis", "vllm", "wrapt"))
+
+
+def all_parts(target: str = "gpt-oss-20b", llm: str = "{}") -> list[Part]:
+    """Every part.
+
+    Args:
+        target: whose shapes the whole engine serves, one of ``models.TARGETS``.
+        llm: more arguments for ``LLM`` in draft steps and engines, as JSON.
+    """
+    twins = ("tests/kernels/test_expand.py", "tests/kernels/test_broadcast.py")
+    interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
+    widths = ("--widths", "2880") if HAS_GPU else ()
+    steps = [
+        Part(
+            "draft step",
+            f"draft step, K={k} {arm}",
+            ("benchmarks.draft_step", "--one", arm, HEAD, str(k), "--batch", *BATCHES, "--llm", llm),
+            240,
+            draft_step.ARMS[arm].env,
+        )
+        for k in DEPTHS
+        for arm in DRAFT_ARMS
+    ]
+    served = ("--c", *BATCHES, "--repeats", "2", "--target", target, "--llm", llm)
+    engines = [
+        Part("engine", f"engine, {arm}", ("benchmarks.engine", "--one", arm, *served), 360, engine.ARMS[arm].env)
+        for arm in ENGINE_ARMS
+    ]
+    return [
+        Part("host", "host", ("benchmarks.draft_step", "--bandwidth"), 90, needs=()),
+        Part("kernels", "kernels", (*PYTEST, *twins), 240, interpreted, ("pytest", "hypothesis", "triton")),
+        *(drafts(*which) for which in FIRST_DRAFTS),
+        Part("bandwidth", "bandwidth", ("benchmarks.kernels", "--out", JSON, *widths), 240),
+        *steps,
+        *engines,
+        *(drafts(*which) for which in LAST_DRAFTS),
+    ]

@@ -1,0 +1,168 @@
+"""One part after the other, in slices of time: what each of them found is kept, and nothing is done twice.
+
+A slice is what a machine gives to one command. A part begins where at least half of its limit is left of the slice; if
+the slice ends first, it is begun again in the next one. So is a part in which the driver itself was killed. A part that
+was cut off twice has failed, like one that ends with an error or outlasts its limit; the next one runs all the same.
+"""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import arms, gpu_day
+from benchmarks.gpu_day.parts import JSON, JUNIT, Part
+from peagle_vllm.bench import last_words, processes
+
+FILE, LOG, SCRATCH = "gpu-day.json", "gpu-day.log", "parts"  # in the folder of results
+TRIES = 2
+KEPT = 200_000  # characters of each part's log
+BAD = ("failure", "error")  # what JUnit calls a test that did not pass
+
+Entry = dict[str, Any]
+
+
+def read(folder: Path) -> dict[str, Entry]:
+    """What is known of each part, by its name."""
+    file = folder / FILE
+    try:
+        return json.loads(file.read_text())["parts"] if file.exists() else {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"{file}: not what this script writes ({error!r}); choose another --out") from None
+
+
+def is_settled(entry: Entry, part: Part, retry: bool) -> bool:
+    """Whether nothing is left to do. A part whose command is another one now is a new part."""
+    if entry.get("command") != list(part.command):
+        return False
+    return entry["state"] == "done" or (entry["state"] == "failed" and not retry)
+
+
+def run_parts(
+    parts: Sequence[Part],
+    folder: Path,
+    seconds: float = math.inf,
+    retry: bool = False,
+    note: Callable[[str], None] = print,
+    after_each: Callable[[dict[str, Entry]], None] = lambda known: None,
+) -> dict[str, Entry]:
+    """Run what is not settled yet.
+
+    Args:
+        folder: of results; made if need be.
+        seconds: of this slice.
+        retry: run failed parts again.
+        after_each: called with all entries whenever one has changed.
+
+    Returns:
+        Every part's entry: "command"; "state", one of done, failed, unable (something is not installed), cut and
+        running (both of them to be begun again); "tries"; and where there is one "seconds", "error", "result".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    known, deadline = read(folder), time.monotonic() + seconds
+
+    def keep(part: Part, entry: Entry) -> None:
+        known[part.name] = {"kind": part.kind, "command": list(part.command)} | entry
+        arms.write_result(folder / FILE, gpu_day.__doc__, {"parts": known})
+        after_each(known)
+
+    for part in parts:
+        past = known.get(part.name, {})
+        if is_settled(past, part, retry):
+            continue
+        if missing := part.missing():
+            said = f"needs {' and '.join(missing)}, not installed here"
+            note(f"{part.name}: {said}")
+            keep(part, {"state": "unable", "tries": 0, "error": said})
+            continue
+        cut_before = past.get("state") in ("cut", "running") and past["command"] == list(part.command)
+        tries = 1 + past["tries"] if cut_before else 1
+        if tries > TRIES:
+            keep(part, past | {"state": "failed", "error": f"cut off {TRIES} times"})
+            note(f"{part.name}: failed: cut off {TRIES} times")
+            continue
+        left = deadline - time.monotonic()
+        if left < part.limit / 2:
+            note(f"{part.name}: waits for the next slice")
+            continue
+        note(f"{part.name} ...")
+        keep(part, {"state": "running", "tries": tries})
+        entry = run(part, folder, left)
+        keep(part, {"tries": tries} | entry)
+        said = f": {entry['error']}" if "error" in entry else ""
+        note(f"{part.name}: {entry['state']} in {entry['seconds']:.0f} s{said}")
+    return known
+
+
+def run(part: Part, folder: Path, left: float) -> Entry:
+    """One part in a process of its own, for at most ``left`` seconds."""
+    scratch = folder / SCRATCH / "".join(c if c.isalnum() else "-" for c in part.name)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    log, began = scratch / "log", time.monotonic()
+    words = [word.replace("OUT.", f"{scratch.resolve()}/out.") for word in part.command]
+    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO"}  # nobody reads along; the log is kept
+    process = processes.start([sys.executable, "-m", *words], cwd=arms.ROOT, env=env, log=log)
+    try:
+        process.wait(min(part.limit, left))
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        processes.end(process, patience=5)
+    entry: Entry = {"seconds": round(time.monotonic() - began, 1)}
+    with (folder / LOG).open("a") as merged:
+        merged.write(f"\n===== {part.name} =====\n{log.read_text(errors='replace')[-KEPT:]}")
+    if code is None and left < part.limit:
+        return entry | {"state": "cut", "error": "the slice was over"}
+    result = result_of(part, scratch)
+    if result is not None:
+        entry["result"] = result
+    if code == 0 and result is not None:
+        return entry | {"state": "done"}
+    if code is None:
+        said = f"took longer than its limit of {part.limit:.0f} s"
+    elif code == 0:
+        said = "left no result"
+    else:
+        said = failed_test(result) or last_words.last_words(log)
+    return entry | {"state": "failed", "error": said}
+
+
+def result_of(part: Part, scratch: Path) -> Any:
+    """What the process wrote or handed over; None where there is nothing to be read."""
+    try:
+        if any(JUNIT in word for word in part.command):
+            return tests_of(scratch / "out.xml")
+        if any(JSON in word for word in part.command):
+            return json.loads((scratch / "out.json").read_text())
+        _, mark, handed = (scratch / "log").read_text(errors="replace").rpartition(arms.MARK)
+        return json.JSONDecoder().raw_decode(handed)[0] if mark else None
+    except (OSError, ValueError, ET.ParseError):
+        return None
+
+
+def tests_of(junit: Path) -> dict[str, dict[str, Any]]:
+    """Each test of pytest's JUnit file: "outcome", "says" where it did not pass, and its recorded properties."""
+    found = {}
+    for case in ET.parse(junit).getroot().iter("testcase"):
+        bad = [child for child in case if child.tag in (*BAD, "skipped")]
+        test = {"outcome": bad[0].tag, "says": bad[0].get("message", "")[:2000]} if bad else {"outcome": "passed"}
+        found[case.get("name")] = test | {p.get("name"): p.get("value") for p in case.iter("property")}
+    return found
+
+
+def failed_test(result: Any) -> str:
+    """The first failed test and what it said, in one line; nothing where the result is not of tests."""
+    tests = result.items() if isinstance(result, dict) else ()
+    failed = [(name, test) for name, test in tests if isinstance(test, dict) and test.get("outcome") in BAD]
+    if not failed:
+        return ""
+    (name, test), said = failed[0], f"{len(failed)} of {len(tests)} tests failed"
+    return f"{said}; {name}: {' '.join(test['says'].split())[: arms.REASON_CHARACTERS]}"

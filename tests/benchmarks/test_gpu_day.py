@@ -1,0 +1,219 @@
+"""A GPU's first half hour with stand-ins for its parts: killed, resumed, cut off; what it would run; its page."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import engine
+from benchmarks.gpu_day import page as pages
+from benchmarks.gpu_day.parts import JSON, PYTEST, Part
+from benchmarks.gpu_day.running import FILE, LOG, read, run_parts
+from tests.benchmarks.running import ROOT
+from tests.benchmarks.standin.day import part
+
+
+def ran(folder: Path) -> list[str]:
+    """Names of the stand-ins that were started, in order."""
+    return [line.split()[0] for line in (folder / "ran").read_text().splitlines()]
+
+
+def run(
+    parts: list[Part], folder: Path, note: Callable[[str], None] = lambda said: None, **more: Any
+) -> dict[str, Any]:
+    return run_parts(parts, folder / "results", note=note, **more)
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_killed_and_resumed(tmp_path: Path):
+    """What was done stays done; the part that the kill hit dies too, and is begun again."""
+    command = [sys.executable, "-m", "tests.benchmarks.standin.day", str(tmp_path)]
+    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "ran").exists() or ran(tmp_path) != ["first", "second"]:
+        assert time.monotonic() < deadline, "the second part never began"
+        time.sleep(0.05)
+    driver.kill()
+    driver.wait()
+    known = read(tmp_path / "results")
+    assert {name: entry["state"] for name, entry in known.items()} == {"first": "done", "second": "running"}
+    assert known["first"]["result"] == ["first"]
+    orphan = int((tmp_path / "ran").read_text().split()[-1])
+    while alive(orphan):
+        assert time.monotonic() < deadline, "the part outlived its driver"
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert ran(tmp_path) == ["first", "second", "second", "third"]
+    assert {entry["state"] for entry in read(tmp_path / "results").values()} == {"done"}
+    assert "first" not in printed
+
+
+def test_a_failed_part_says_why_and_the_next_one_runs(tmp_path: Path):
+    parts = [part(tmp_path, "bad", "fails"), part(tmp_path, "good"), part(tmp_path, "file", "writes", JSON)]
+    said: list[str] = []
+    known = run(parts, tmp_path, note=said.append)
+    assert (known["bad"]["state"], known["bad"]["error"]) == ("failed", "ValueError: no such head")
+    assert known["good"]["result"] == ["good"]
+    assert known["file"]["result"] == {"written": "file"}
+    assert any("bad: failed" in line and "no such head" in line for line in said)
+    assert "no such head" in (tmp_path / "results" / LOG).read_text()
+    run(parts, tmp_path, note=said.append)
+    assert ran(tmp_path) == ["bad", "good", "file"]
+    run(parts, tmp_path, retry=True, note=said.append)
+    assert ran(tmp_path) == ["bad", "good", "file", "bad"]
+    files = sorted(file.name for file in (tmp_path / "results").iterdir() if file.is_file())
+    assert len(files) <= 8  # what some hosts give back
+    assert not [name for name in files if name.endswith(".partial")]
+
+
+def test_a_part_with_another_command_is_another_part(tmp_path: Path):
+    run([part(tmp_path, "engine")], tmp_path)
+    run([part(tmp_path, "engine", "writes", str(tmp_path / "x"))], tmp_path)
+    assert ran(tmp_path) == ["engine", "engine"]
+
+
+def test_limit(tmp_path: Path):
+    known = run([part(tmp_path, "hangs", "sleeps", limit=3), part(tmp_path, "next")], tmp_path)
+    assert known["hangs"]["state"] == "failed"
+    assert "limit of 3 s" in known["hangs"]["error"]
+    assert not alive(int((tmp_path / "ran").read_text().split()[1]))
+    assert known["next"]["state"] == "done"
+
+
+def test_slices(tmp_path: Path):
+    """A part begins where half of its limit is left, is cut with the slice, and is given two chances."""
+    hangs, short = part(tmp_path, "hangs", "sleeps", limit=5), part(tmp_path, "short", limit=5)
+    long = part(tmp_path, "long", limit=60)
+    for state in ("cut", "cut", "failed"):
+        known = run([hangs, long, short], tmp_path, seconds=3)
+        assert known["hangs"]["state"] == state
+        assert "long" not in known
+    assert ran(tmp_path) == ["hangs", "hangs", "short"]
+    assert "cut off 2 times" in known["hangs"]["error"]
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path):
+    needy = part(tmp_path, "needy", needs=("json", "no_such_module"))
+    known = run([needy], tmp_path)
+    assert known["needy"]["error"] == "needs no_such_module, not installed here"
+    assert not (tmp_path / "ran").exists()
+    mended = part(tmp_path, "needy", needs=("json",))
+    assert run([mended], tmp_path)["needy"]["state"] == "done"
+
+
+def test_results_of_another_script_are_refused(tmp_path: Path):
+    (tmp_path / FILE).write_text("[1]")
+    with pytest.raises(SystemExit, match=r"choose another --out"):
+        read(tmp_path)
+
+
+TESTS = """
+def test_good(record_property):
+    record_property("rows", 12)
+def test_bad():
+    assert 1 == 2, "rows differ"
+"""
+
+
+def test_tests_are_read_one_by_one(tmp_path: Path):
+    (tmp_path / "test_it.py").write_text(TESTS)
+    one = Part("drafts", "drafts, X", (*PYTEST, str(tmp_path / "test_it.py")), 60, needs=())
+    known = run([one], tmp_path)
+    assert known[one.name]["result"]["test_good"] == {"outcome": "passed", "rows": "12"}
+    assert known[one.name]["result"]["test_bad"]["outcome"] == "failure"
+    assert known[one.name]["error"].startswith("1 of 2 tests failed; test_bad: AssertionError: rows differ")
+    line = pages.page([one], known).splitlines()[-6:]
+    assert any("NO" in text and "1 of 2 tests; 12 rows" in text for text in line)
+
+
+AS_ON_A_GPU = """
+import torch
+torch.cuda.is_available = lambda: True
+"""
+LIST = (
+    AS_ON_A_GPU
+    + """
+import json
+from dataclasses import asdict
+from benchmarks.draft_step import ARMS, SHAPES
+from benchmarks.gpu_day.parts import all_parts
+print(json.dumps({"parts": [asdict(part) for part in all_parts()], "arms": list(ARMS), "heads": list(SHAPES)}))
+"""
+)
+COLLECT = (
+    AS_ON_A_GPU
+    + """
+import sys, pytest
+sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu"]))
+"""
+)
+
+
+def as_on_a_gpu(code: str) -> str:
+    """What ``code`` prints where torch says that there is a GPU."""
+    env = os.environ | {"PEAGLE_TEST_ARM": "plugin-v2"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_a_gpu_would_run():
+    found = json.loads(as_on_a_gpu(LIST))
+    parts: list[dict[str, Any]] = found["parts"]
+    kinds = list(dict.fromkeys(one["kind"] for one in parts))
+    assert kinds == ["host", "kernels", "drafts", "bandwidth", "draft step", "engine"]
+    assert len({one["name"] for one in parts}) == len(parts)
+    assert all(one["limit"] <= 480 for one in parts)  # some hosts cut a command off after 600 s
+    steps = [one["command"][2:5] for one in parts if one["kind"] == "draft step"]
+    assert {(head, k) for _, head, k in steps} == {("gpt-oss-20b", "5"), ("gpt-oss-20b", "7")}
+    assert {arm for arm, _, _ in steps} == {"plugin V2 graph", "stock V1", "EAGLE-3 V2"} <= set(found["arms"])
+    served = {one["command"][2] for one in parts if one["kind"] == "engine"}
+    assert {"none", "EAGLE-3 K=3", "stock P-EAGLE K=7, V1", engine.OURS} <= served <= set(engine.ARMS)
+    collected = as_on_a_gpu(COLLECT)
+    for one in (one for one in parts if one["kind"] == "drafts"):
+        backend, mode = one["command"][-1].split(" and ")
+        assert collected.count(f"test_drafts[{backend}-{mode}-") == 3
+
+
+def decode(arm: str, us: float) -> dict[str, Any]:
+    calls = {"kernel_launches": 1, "graph_launches": 1, "copies": 0}
+    return {"arm": arm, "k": 7, "batch": 1, "device_us": {"median": us}, "launches": calls, "bytes": 1e8}
+
+
+def test_page(monkeypatch: pytest.MonkeyPatch):
+    """Ratios by hand: 300 us over 600 and 400, and over a floor of 1e8 bytes at 1e12 bytes a second, 100 us."""
+    monkeypatch.setattr(pages, "HAS_GPU", True)
+    monkeypatch.setattr(pages, "OURS", "plugin V2 graph")
+    monkeypatch.setattr(pages, "DRAFT_ARMS", ("plugin V2 graph", "stock V1", "EAGLE-3 V2"))
+    times = {"plugin V2 graph": 300.0, "stock V1": 600.0, "EAGLE-3 V2": 400.0}
+    speeds = {engine.OURS: 200.0, "stock P-EAGLE K=7, V1": 160.0, "EAGLE-3 K=3": 100.0}
+    results: dict[tuple[str, str], Any] = {
+        ("host", "host"): {"device": "a GPU", "versions": {"vllm": "1"}, "commit": "c" * 40, "bandwidth": 1e12},
+        **{("draft step", arm): [decode(arm, us)] for arm, us in times.items()},
+        **{
+            ("engine", arm): [{"arm": arm, "c": 1, "tokens_per_second": [speed], "acceptance_length": None}]
+            for arm, speed in speeds.items()
+        },
+    }
+    parts = [Part(kind, name, (), 1) for kind, name in results] + [Part("drafts", "drafts, F eager", (), 1)]
+    known = {name: {"state": "done", "result": result} for (_, name), result in results.items()}
+    text = pages.page(parts, known)
+    assert "a GPU; vllm 1; commit cccccccccccc\n7 of 8 parts done" in text
+    (step,) = (line for line in text.splitlines() if line.split()[:2] == ["7", "1"])
+    assert step.split()[2:9] == ["300.0", "600.0", "400.0", "0.50x", "0.75x", "3.00x", "1k+1g+0c"]
+    assert "of stock V1 aim <= 0.5: met" in step
+    assert "of the floor aim <= 1.3: missed" in step
+    assert "over stock P-EAGLE, c=1: 1.25x   ours aim >= 1.25: met" in text
+    assert "EAGLE-3 K=3                   100.0   2.00x" in text
+    assert "drafts, F eager: not run yet" in text
