@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import engine
 from benchmarks.gpu_day import page as pages
+from benchmarks.gpu_day import running
 from benchmarks.gpu_day.parts import JSON, PYTEST, Part
 from benchmarks.gpu_day.running import FILE, LOG, read, run_parts
 from tests.benchmarks.running import ROOT
@@ -30,16 +32,24 @@ def run(
     return run_parts(parts, folder / "results", note=note, **more)
 
 
-def alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+def left_behind(folder: Path) -> list[str]:
+    """Process ids of stand-ins that still run."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().split(b"\0")
+        except OSError:  # it ended meanwhile
+            continue
+        if str(folder / "ran").encode() in words:
+            found.append(file.parent.name)
+    return found
 
 
 def test_killed_and_resumed(tmp_path: Path):
     """What was done stays done; the part that the kill hit dies too, and is begun again."""
     command = [sys.executable, "-m", "tests.benchmarks.standin.day", str(tmp_path)]
     driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (tmp_path / "ran").exists() or ran(tmp_path) != ["first", "second"]:
         assert time.monotonic() < deadline, "the second part never began"
         time.sleep(0.05)
@@ -48,8 +58,7 @@ def test_killed_and_resumed(tmp_path: Path):
     known = read(tmp_path / "results")
     assert {name: entry["state"] for name, entry in known.items()} == {"first": "done", "second": "running"}
     assert known["first"]["result"] == ["first"]
-    orphan = int((tmp_path / "ran").read_text().split()[-1])
-    while alive(orphan):
+    while left_behind(tmp_path):
         assert time.monotonic() < deadline, "the part outlived its driver"
         time.sleep(0.05)
     (tmp_path / "go").touch()
@@ -84,23 +93,42 @@ def test_a_part_with_another_command_is_another_part(tmp_path: Path):
 
 
 def test_limit(tmp_path: Path):
-    known = run([part(tmp_path, "hangs", "sleeps", limit=3), part(tmp_path, "next")], tmp_path)
+    known = run([part(tmp_path, "hangs", "sleeps", limit=1), part(tmp_path, "next")], tmp_path)
     assert known["hangs"]["state"] == "failed"
-    assert "limit of 3 s" in known["hangs"]["error"]
-    assert not alive(int((tmp_path / "ran").read_text().split()[1]))
+    assert "limit of 1 s" in known["hangs"]["error"]
     assert known["next"]["state"] == "done"
+    assert not left_behind(tmp_path)
 
 
-def test_slices(tmp_path: Path):
-    """A part begins where half of its limit is left, is cut with the slice, and is given two chances."""
-    hangs, short = part(tmp_path, "hangs", "sleeps", limit=5), part(tmp_path, "short", limit=5)
-    long = part(tmp_path, "long", limit=60)
+def test_the_end_of_a_slice_cuts_a_part_off(tmp_path: Path):
+    entry = running.run(part(tmp_path, "hangs", "sleeps"), tmp_path / "results", left=1)
+    assert (entry["state"], entry["error"]) == ("cut", "the slice was over")
+    assert not left_behind(tmp_path)
+
+
+def test_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A part begins where half of its limit is left, and one that two slices cut off is given up."""
+    now, began = 0.0, []
+
+    def run_for(part: Part, folder: Path, left: float) -> dict[str, Any]:
+        nonlocal now
+        began.append((part.name, left))
+        if part.name == "hangs":
+            now += left
+            return {"state": "cut", "seconds": left}
+        now += 10
+        return {"state": "done", "seconds": 10}
+
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(running, "run", run_for)
+    limits = {"quick": 100, "hangs": 190, "long": 220, "short": 180}
+    parts = [part(tmp_path, name, limit=limit) for name, limit in limits.items()]
     for state in ("cut", "cut", "failed"):
-        known = run([hangs, long, short], tmp_path, seconds=3)
+        known = run(parts, tmp_path, seconds=109)
         assert known["hangs"]["state"] == state
-        assert "long" not in known
-    assert ran(tmp_path) == ["hangs", "hangs", "short"]
+    assert began == [("quick", 109), ("hangs", 99), ("hangs", 109), ("short", 109)]
     assert "cut off 2 times" in known["hangs"]["error"]
+    assert "long" not in known
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path):
