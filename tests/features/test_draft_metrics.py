@@ -102,7 +102,8 @@ def test_replays_count_as_graphs():
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """vLLM's log, which tests otherwise keep at ERROR; below INFO vLLM sets up no log of statistics at all."""
+    """vLLM's log from INFO on, for engines that start now. In this process one drafted with P-EAGLE before."""
+    engine(with_metrics(SETTINGS))  # the first engine of a process sets the log up
     vllm_logger = logging.getLogger("vllm")
     vllm_logger.addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, "vllm"):
@@ -137,7 +138,6 @@ def test_the_log_has_a_line_for_each_interval_that_drafted(log: pytest.LogCaptur
 
 @pytest.mark.parametrize("head", [None, EAGLE3], ids=["none", "EAGLE-3"])
 def test_other_engines_show_none_of_it(head, log: pytest.LogCaptureFixture):
-    engine(with_metrics(SETTINGS))  # the one before drafted with P-EAGLE, in this very process
     settings = with_metrics(replace(SETTINGS, head=head, k=3, parallel_drafting=False))
     live = engine(settings)
     outputs(settings, CASES)
