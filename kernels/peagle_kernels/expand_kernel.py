@@ -61,9 +61,9 @@ def expand_triton(
     out: DraftBuffers,
 ) -> None:
     """One launch of ``_expand_kernel``; same meaning as ``expand_torch``."""
-    row_programs = triton.cdiv(layout.num_rows, ROWS_PER_PROGRAM)
+    row_programs = -(-layout.num_rows // ROWS_PER_PROGRAM)
     # One request more than there are: the last start of a static layout.
-    req_programs = triton.cdiv(layout.num_reqs_padded + 1, REQS_PER_PROGRAM)
+    req_programs = -(-(layout.num_reqs_padded + 1) // REQS_PER_PROGRAM)
     draws = target.temperature is not None
     num_staging = (layout.num_staging_rows if layout.static_length else target.num_rows) if aux else 0
     aux_strides = tuple(hidden.stride(0) for hidden in aux)

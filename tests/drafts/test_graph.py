@@ -237,4 +237,4 @@ def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, t
         assert seen.eager == 0
     assert bool(seen.replayed) == (mode != "PIECEWISE")
     assert report.rows > 20
-    assert report.near_end > 0 or k == 1
+    assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end

@@ -4,6 +4,7 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,12 +159,49 @@ def manager(rule: Any, graphs, monkeypatch: pytest.MonkeyPatch):
     return rule.DraftCudaGraphManager(vllm_config, torch.device("cpu"), graphs(vllm_config))
 
 
+def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int = 4096) -> Any:
+    """How a step of these verified rows drafts its 7 tokens a request, or ``k`` of them."""
+    limits = {"max_k": 7, "max_num_tokens": 8192, "max_model_len": max_model_len}
+    return graphs.dispatch(np.array(scheduled, dtype=np.int32), k, **limits)
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "changes", "length", "rows", "graph"),
+    [
+        ([8, 8, 8], {}, 14, 42, (3, 14)),
+        ([8, 1, 8], {}, 14, 42, (3, 14)),  # unequal verify lengths
+        ([8] * 65, {}, 14, 65 * 14, (72, 14)),  # padded
+        ([8, 8, 8], {"k": 0}, 14, 42, (3, 14)),  # no shape of its own: 8 rows would do
+        ([8, 9, 8], {}, 0, 14 + 15 + 14, 48),  # a prefill chunk
+        ([600, 8], {}, 0, 606 + 14, 640),
+        ([8] * 600, {}, 0, 600 * 14, None),  # 8,400 rows: more than max_num_batched_tokens
+        ([3000, 8], {}, 0, 3006 + 14, None),
+        ([8, 8], {"max_model_len": 13}, 0, 26, 32),  # static rows would not fit into max_model_len
+        ([100], {"max_model_len": 64}, 0, 64, 64),
+    ],
+)
+def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length: int, rows: int, graph: Any):
+    run = dispatched(graphs(config(256, 7, 8192, SIZES["vLLM's"])), scheduled, **changes)
+    assert (run.layout.static_length, run.num_rows, run.starts[-1]) == (length, rows, rows)
+    assert run.layout.staging_length == (8 if length else 0)
+    assert len(run.starts) == len(scheduled) + 1
+    if graph is None:
+        assert run.graph is None
+        assert (run.layout.num_rows, run.layout.num_reqs_padded) == (rows, len(scheduled))
+    elif isinstance(graph, tuple):
+        assert (run.graph.num_reqs, run.graph.uniform_token_count) == graph
+        assert (run.layout.num_rows, run.layout.num_reqs_padded) == (graph[0] * graph[1], graph[0])
+    else:
+        assert (run.graph.num_tokens, run.graph.num_reqs) == (graph, None)
+        assert (run.layout.num_rows, run.layout.num_reqs_padded) == (graph, len(scheduled))
+
+
 def test_no_batch_is_replayed_before_capture(manager):
     assert manager.needs_capture()
-    assert (manager.decode_graph(3, 14), manager.mixed_graph(100)) == (None, None)
+    assert dispatched(manager.captured, [8, 8, 8]).graph is None
     manager._graphs_captured = True
-    assert manager.decode_graph(3, 14).num_tokens == 42
-    assert manager.mixed_graph(100).num_tokens == 104
+    assert dispatched(manager.captured, [8, 8, 8]).graph.num_tokens == 42
+    assert dispatched(manager.captured, [90, 8]).graph.num_tokens == 112
 
 
 def test_the_largest_graph_is_captured_first(manager):
@@ -173,10 +211,10 @@ def test_the_largest_graph_is_captured_first(manager):
         rows = [desc.num_tokens for desc in descs]
         assert rows == sorted(rows, reverse=True)
         for desc in descs:
-            if desc.num_reqs is None:
-                assert manager.mixed_graph(desc.num_tokens) == desc
-            else:
-                assert manager.decode_graph(desc.num_reqs, desc.uniform_token_count) == desc
+            if desc.num_reqs is not None:
+                assert dispatched(manager.captured, [8] * desc.num_reqs).graph == desc
+            elif desc.num_tokens > 14:
+                assert dispatched(manager.captured, [desc.num_tokens - 6]).graph == desc
 
 
 def test_attention_builders_see_the_drafters_own_batches(rule):

@@ -18,19 +18,37 @@ import copy
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from peagle_kernels import geometry
+from peagle_kernels import Layout, geometry
 
 Shape = tuple[int, int]  # (requests, rows a request)
 
 ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
+
+
+class DraftRun(NamedTuple):
+    """How one draft batch runs.
+
+    Attributes:
+        layout: padded to the graph.
+        starts: [num_reqs + 1] int32 rows of each request.
+        num_rows: of all requests, without padding.
+        graph: the one that serves the batch; None: eager.
+    """
+
+    layout: Layout
+    starts: np.ndarray
+    num_rows: int
+    graph: BatchExecutionDescriptor | None
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,40 @@ class DraftGraphs:
         """The least number of rows captured that holds ``num_rows``."""
         at = bisect_left(self.mixed, num_rows)
         return self.mixed[at] if at < len(self.mixed) else None
+
+    def dispatch(
+        self, num_scheduled: np.ndarray, num_k: int, *, max_k: int, max_num_tokens: int, max_model_len: int
+    ) -> DraftRun:
+        """Layout and graph of a batch that drafts ``num_k`` of at most ``max_k`` tokens a request.
+
+        Args:
+            num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
+            max_num_tokens: max_num_batched_tokens.
+        """
+        num_reqs, length = len(num_scheduled), geometry.static_length(max_k, num_k)
+        # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
+        fits = 2 * max_k <= max_model_len and length * num_reqs <= max_num_tokens
+        is_static = fits and num_scheduled.max() <= max_k + 1
+        shape = self.decode_graph(num_reqs, length) if is_static else None
+        if is_static:
+            length = shape[1] if shape else length
+            starts = np.arange(num_reqs + 1, dtype=np.int32) * length
+        else:
+            starts = np.zeros(num_reqs + 1, dtype=np.int32)
+            np.cumsum(geometry.ragged_lengths(num_scheduled, num_k, max_model_len), out=starts[1:])
+        num_rows = int(starts[-1])
+        captured = None if shape else self.mixed_graph(num_rows)
+        graph = _full(shape) if shape else _piecewise(captured) if captured else None
+        layout = Layout(
+            num_rows=graph.num_tokens if graph else num_rows,
+            num_reqs_padded=shape[0] if shape else num_reqs,
+            static_length=length if is_static else 0,
+            staging_length=max_k + 1 if is_static else 0,
+        )
+        return DraftRun(layout, starts, num_rows, graph)
+
+
+NO_GRAPHS = DraftGraphs()
 
 
 def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> DraftGraphs:
@@ -163,7 +215,7 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
 
 
 class DraftCudaGraphManager(CudaGraphManager):
-    """Captures the graphs of the draft step and says which one serves a batch."""
+    """Captures the graphs of the draft step and replays them."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, shapes: DraftGraphs):
         self.shapes = shapes
@@ -179,15 +231,10 @@ class DraftCudaGraphManager(CudaGraphManager):
             if descs:
                 self._capture_descs[mode] = descs
 
-    def decode_graph(self, num_reqs: int, length: int) -> BatchExecutionDescriptor | None:
-        """The FULL graph for ``num_reqs`` requests of ``length`` rows each; None before capture, or where none is."""
-        shape = self.shapes.decode_graph(num_reqs, length) if self._graphs_captured else None
-        return None if shape is None else _full(shape)
-
-    def mixed_graph(self, num_rows: int) -> BatchExecutionDescriptor | None:
-        """The PIECEWISE graph for a batch of ``num_rows`` rows; None before capture, or where none is."""
-        captured = self.shapes.mixed_graph(num_rows) if self._graphs_captured else None
-        return None if captured is None else _piecewise(captured)
+    @property
+    def captured(self) -> DraftGraphs:
+        """What can be replayed: nothing before capture."""
+        return self.shapes if self._graphs_captured else NO_GRAPHS
 
     def capture_drafts(self, prepare: Callable[[BatchExecutionDescriptor], Callable[[CUDAGraphMode], None]]) -> None:
         """Capture every graph.
@@ -199,6 +246,7 @@ class DraftCudaGraphManager(CudaGraphManager):
         self.capture(lambda desc, warmup: prepare(desc), "Capturing P-EAGLE draft CUDA graphs")
 
 
+@cache
 def _full(shape: Shape) -> BatchExecutionDescriptor:
     num_reqs, length = shape
     return BatchExecutionDescriptor(
@@ -206,5 +254,6 @@ def _full(shape: Shape) -> BatchExecutionDescriptor:
     )
 
 
+@cache
 def _piecewise(num_rows: int) -> BatchExecutionDescriptor:
     return BatchExecutionDescriptor(cg_mode=CUDAGraphMode.PIECEWISE, num_tokens=num_rows, num_reqs=None)

@@ -34,7 +34,7 @@ from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
-from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config, draft_graphs
+from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_attention_config, draft_graphs
 
 logger = init_logger(__name__)
 
@@ -197,7 +197,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             assert desc.num_reqs is not None and desc.uniform_token_count is not None
             num_reqs, length = desc.num_reqs, desc.uniform_token_count
             starts = np.arange(num_reqs + 1, dtype=np.int32) * length
-            layout = self._static_layout(num_reqs, length)
+            layout = Layout(desc.num_tokens, num_reqs, length, self.num_speculative_steps + 1)
         else:
             num_reqs = min(desc.num_tokens, self.max_num_reqs)
             starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)
@@ -278,36 +278,24 @@ class ParallelEagleSpeculator(EagleSpeculator):
         num_k = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         skip_attn = dummy_run and skip_attn_for_dummy_run
 
-        num_scheduled = input_batch.num_scheduled_tokens[:num_reqs]
         manager = None if is_profile or skip_attn else self.cudagraph_manager
-        length = self._static_length(num_scheduled, num_k)
-        desc = manager.decode_graph(num_reqs, length) if manager and length else None
-        if desc is not None:
-            assert desc.num_reqs is not None and desc.uniform_token_count is not None
-            length = desc.uniform_token_count
-            layout = self._static_layout(desc.num_reqs, length)
-        if length:
-            lengths = np.full(num_reqs, length, dtype=np.int32)
-        else:
-            lengths = geometry.ragged_lengths(num_scheduled, num_k, self._max_len).astype(np.int32)
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        num_rows = int(starts[-1])
-        if desc is None:
-            desc = manager.mixed_graph(num_rows) if manager else None
-            num_rows_padded = num_rows if desc is None else desc.num_tokens
-            layout = (
-                self._static_layout(num_reqs, length, num_rows_padded) if length else Layout(num_rows_padded, num_reqs)
-            )
-        mode = CUDAGraphMode.NONE if desc is None else desc.cg_mode
+        run = (manager.captured if manager else NO_GRAPHS).dispatch(
+            input_batch.num_scheduled_tokens[:num_reqs],
+            num_k,
+            max_k=self.num_speculative_steps,
+            max_num_tokens=self.max_num_tokens,
+            max_model_len=self._max_len,
+        )
+        mode = CUDAGraphMode.NONE if run.graph is None else run.graph.cg_mode
+        layout, buffers = run.layout, self.buffers
         if not dummy_run:
-            self.draft_stats.note(STEP_MODES[mode], num_rows, layout.num_rows - num_rows)
-        staging = _first_rows(self.staging, 1 + (layout.num_staging_rows if length else input_batch.num_tokens))
-        buffers = self.buffers
+            self.draft_stats.note(STEP_MODES[mode], run.num_rows, layout.num_rows - run.num_rows)
         if mode != CUDAGraphMode.FULL:
+            num_staging_rows = layout.num_staging_rows if layout.static_length else input_batch.num_tokens
+            staging = _first_rows(self.staging, 1 + num_staging_rows)
             buffers = replace(buffers, staging=staging[1:])
-        if not length:
-            async_tensor_h2d(starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
+        if not layout.static_length:
+            async_tensor_h2d(run.starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
         expand(
             TargetBatch(
@@ -331,20 +319,20 @@ class ParallelEagleSpeculator(EagleSpeculator):
             buffers,
         )
 
-        self._prepare_eplb_forward(num_rows)
+        self._prepare_eplb_forward(run.num_rows)
         metadata = None
         if not skip_attn and not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update):
             bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
             metadata = self.attention.metadata(
                 layout.num_reqs_padded,
-                starts,
+                run.starts,
                 # A FULL graph's padding requests have their rows too.
                 num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None,
-                seq_lens_bound=geometry.seq_lens_bound(bound, lengths, num_k, self._max_len),
+                seq_lens_bound=geometry.seq_lens_bound(bound, np.diff(run.starts), num_k, self._max_len),
             )
         if mode == CUDAGraphMode.FULL:
-            assert manager is not None and desc is not None
-            manager.run_fullgraph(desc)
+            assert manager is not None and run.graph is not None
+            manager.run_fullgraph(run.graph)
             return self.draft_tokens[:num_reqs]
         self._draft(
             DraftBatch(
@@ -357,23 +345,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             )
         )
         return self.draft_tokens[:num_reqs]
-
-    def _static_length(self, num_scheduled: np.ndarray, num_k: int) -> int:
-        """Rows a request of the static layout; 0 where the batch needs the ragged one.
-
-        Args:
-            num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
-        """
-        max_k = self.num_speculative_steps
-        length = geometry.static_length(max_k, num_k)
-        decodes = num_scheduled.max() <= max_k + 1
-        # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
-        fits = 2 * max_k <= self._max_len and length * len(num_scheduled) <= self.max_num_tokens
-        return length if decodes and fits else 0
-
-    def _static_layout(self, num_reqs_padded: int, length: int, num_rows: int | None = None) -> Layout:
-        num_rows = length * num_reqs_padded if num_rows is None else num_rows
-        return Layout(num_rows, num_reqs_padded, static_length=length, staging_length=self.num_speculative_steps + 1)
 
     def _draft(self, batch: DraftBatch) -> None:
         """From the filled buffers to ``draft_tokens``. All of it is in the CUDA graph of a decode step.
