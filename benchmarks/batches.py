@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, geometry
+from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, geometry
 
 BLOCK_SIZE = 16
 MASK_TOKEN = 7
@@ -97,15 +97,9 @@ class Batch:
             if shape.static
             else Layout(num_draft, shape.reqs)
         )
-        buffers = DraftBuffers.allocate(
-            max_rows=num_draft,
-            max_num_reqs=shape.reqs,
-            max_speculative_tokens=shape.k,
-            max_staging_rows=self.staging_rows,
-            staging_width=NUM_AUX * shape.width,
-            num_groups=1,
-            dtype=self.dtype,
-            device=self.device,
+        staging = torch.zeros(self.staging_rows, NUM_AUX * shape.width, dtype=self.dtype, device=self.device)
+        buffers = allocate_buffers(
+            max_rows=num_draft, max_num_reqs=shape.reqs, max_speculative_tokens=shape.k, staging=staging
         )
         buffers.query_start_loc[: shape.reqs + 1] = torch.arange(shape.reqs + 1) * length
         target = TargetBatch(
@@ -117,15 +111,15 @@ class Batch:
             idx_mapping=torch.arange(shape.reqs, dtype=torch.int32, device=self.device),
             last_sampled=self.next_tokens,
             next_prefill_tokens=self.next_tokens,
-            num_reqs=shape.reqs,
-            num_rows=shape.rows,
+            temperature=buffers.temperature,
+            seeds=buffers.seeds,
         )
         return SimpleNamespace(
             target=target,
             aux=tuple(self.aux),
             groups=KVGroups((self.table,), (BLOCK_SIZE,)),
             layout=layout,
-            step=DraftStep(shape.k, shape.max_model_len, MASK_TOKEN),
+            step=DraftStep(shape.reqs, shape.rows, shape.k, shape.max_model_len, MASK_TOKEN),
             buffers=buffers,
             hidden=self.after_fc,
             mask_hidden=self.mask_hidden,

@@ -5,7 +5,6 @@ out[r] = hidden[row_map[r]]   where row_map[r] >= 0
          0                    where row_map[r] == PAD_ROW
 """
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -28,23 +27,14 @@ def broadcast(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor
     if out.is_cuda or INTERPRETED:
         broadcast_triton(out, hidden, mask_hidden, row_map)
     else:
-        broadcast_numpy(out, hidden, mask_hidden, row_map)
+        broadcast_torch(out, hidden, mask_hidden, row_map)
 
 
 def broadcast_torch(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
-    """The meaning of ``broadcast`` in plain torch."""
+    """The meaning of ``broadcast`` in plain torch, and what a CPU runs."""
     torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
     out[row_map == MASK_ROW] = mask_hidden
     out[row_map == PAD_ROW] = 0
-
-
-def broadcast_numpy(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
-    """The same, the indices computed by NumPy: the CPU path."""
-    rows = row_map.numpy()
-    torch.index_select(hidden, 0, torch.from_numpy(np.maximum(rows, 0)), out=out)
-    for special, value in ((MASK_ROW, mask_hidden), (PAD_ROW, 0)):
-        if len(chosen := np.flatnonzero(rows == special)):
-            out[torch.from_numpy(chosen)] = value
 
 
 def broadcast_triton(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:

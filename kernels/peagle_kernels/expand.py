@@ -1,22 +1,22 @@
 """expand: one launch from the target's batch to the drafter's batch.
 
-Read ``expand_torch``: it is the meaning, by ``geometry``. ``expand_numpy`` runs the same lines on NumPy arrays and
-is the CPU path; ``expand_triton`` (``expand_kernel``) computes the same in one launch.
+Read ``expand_torch``: it is the meaning, by ``geometry``, and what a CPU runs. ``expand_triton`` (``expand_kernel``)
+computes the same in one launch.
 """
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 from peagle_kernels import geometry
-from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, as_arrays
+from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch
 from peagle_kernels.expand_kernel import INTERPRETED, expand_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
+from peagle_kernels.layout import Layout
 
 
 def expand(
     target: TargetBatch,
-    aux: tuple[torch.Tensor, ...],
+    aux: tuple[Tensor, ...],
     groups: KVGroups,
     layout: Layout,
     step: DraftStep,
@@ -36,48 +36,23 @@ def expand(
     if out.input_ids.is_cuda or INTERPRETED:
         expand_triton(target, aux, groups, layout, step, out)
     else:
-        expand_numpy(target, aux, groups, layout, step, out)
+        expand_torch(target, aux, groups, layout, step, out)
 
 
 def expand_torch(
     target: TargetBatch,
-    aux: tuple[torch.Tensor, ...],
+    aux: tuple[Tensor, ...],
     groups: KVGroups,
     layout: Layout,
     step: DraftStep,
     out: DraftBuffers,
 ) -> None:
     """The meaning of ``expand`` in plain torch. No loop over rows or requests."""
-    win = _expand(target, groups, layout, step, out)
-    if aux:
-        _stage(target, aux, win, layout, out)
-
-
-def expand_numpy(
-    target: TargetBatch,
-    aux: tuple[torch.Tensor, ...],
-    groups: KVGroups,
-    layout: Layout,
-    step: DraftStep,
-    out: DraftBuffers,
-) -> None:
-    """The same lines on NumPy arrays over the same memory."""
-    tables = tuple(table.numpy() for table in groups.block_tables)
-    win = _expand(as_arrays(target), KVGroups(tables, groups.block_sizes), layout, step, out.arrays)
-    if aux:
-        _stage(target, aux, geometry.Window(*map(torch.from_numpy, win)), layout, out)
-
-
-def _expand(
-    target: TargetBatch, groups: KVGroups, layout: Layout, step: DraftStep, out: DraftBuffers
-) -> geometry.Window:
-    """Everything but staging; tensors or arrays."""
-    lib = geometry.library(target.positions)
-    num_reqs, num_k = target.num_reqs, step.num_speculative_tokens
+    num_reqs, num_k = step.num_reqs, step.num_speculative_tokens
     if layout.static_length:
         # A padding request has no rows of its own: it starts where the last real one ends.
-        request = lib.arange(layout.num_reqs_padded + 1, device=target.positions.device)
-        out.query_start_loc[: layout.num_reqs_padded + 1] = geometry.at_most(request, num_reqs) * layout.static_length
+        request = torch.arange(layout.num_reqs_padded + 1, device=target.positions.device)
+        out.query_start_loc[: layout.num_reqs_padded + 1] = request.clamp(max=num_reqs) * layout.static_length
     start = out.query_start_loc[: num_reqs + 1]
     query_start_loc = target.query_start_loc[: num_reqs + 1]
     idx = target.idx_mapping[:num_reqs]
@@ -89,20 +64,20 @@ def _expand(
     num_real = len(rows.req)
 
     first_row = query_start_loc[:-1]
-    state = geometry.at_least(idx, 0)
+    state = idx.clamp(min=0)
     sampled = target.num_sampled[:num_reqs] > 0
-    bonus = lib.where(sampled, target.last_sampled[state], target.next_prefill_tokens[state])
+    bonus = torch.where(sampled, target.last_sampled[state], target.next_prefill_tokens[state])
     staged_row = first_row[rows.req] + rows.offset  # row of the target's batch, meaningless outside the valid ones
-    next_row = geometry.at_least(geometry.at_most(staged_row + 1, target.num_rows - 1), 0)
-    token = lib.where(rows.position == win.p_last[rows.req], bonus[rows.req], target.input_ids[next_row])
-    token = lib.where(rows.is_valid, token, lib.where(rows.is_mask, step.mask_token_id, 0))
+    next_row = (staged_row + 1).clamp(0, step.num_target_rows - 1)
+    token = torch.where(rows.position == win.p_last[rows.req], bonus[rows.req], target.input_ids[next_row])
+    token = torch.where(rows.is_valid, token, torch.where(rows.is_mask, step.parallel_drafting_token_id, 0))
     out.input_ids[:num_real] = token
     out.positions[:num_real] = rows.position
 
     if layout.static_length:
         staged_row = rows.req * layout.staging_length + rows.offset
-    special = lib.where(rows.is_mask, MASK_ROW, PAD_ROW)
-    out.row_map[:num_real] = lib.where(rows.is_valid, staged_row, special)
+    special = torch.where(rows.is_mask, MASK_ROW, PAD_ROW)
+    out.row_map[:num_real] = torch.where(rows.is_valid, staged_row, special)
 
     writes_kv = (rows.is_valid | rows.is_mask) & (idx >= 0)[rows.req]
     for group, (table, size) in enumerate(zip(groups.block_tables, groups.block_sizes, strict=True)):
@@ -113,26 +88,28 @@ def _expand(
     out.seq_lens[:num_reqs] = win.seq_len
     _fill_samples(win, idx, start, layout, num_k, out)
     _fill_padding(layout, num_reqs, num_real, len(groups.block_tables), out)
-    if target.temperature is not None:
-        mine = idx[idx >= 0]
-        out.temperature[mine] = target.temperature[mine]
-        out.seeds[mine] = target.seeds[mine]  # type: ignore[index]  # given with the temperature
-    return win
+    mine = idx[idx >= 0]
+    out.temperature[mine] = target.temperature[mine]
+    out.seeds[mine] = target.seeds[mine]
+    if aux:
+        _stage(target, aux, win, layout, step, out)
 
 
-def _fill_samples(win: geometry.Window, idx: Any, start: Any, layout: Layout, num_k: int, out: DraftBuffers) -> None:
+def _fill_samples(
+    win: geometry.Window, idx: Tensor, start: Tensor, layout: Layout, num_k: int, out: DraftBuffers
+) -> None:
     """Which rows to sample. Room that this step leaves, and padding requests', is inert: row 0, request -1."""
     num_reqs, room = len(idx), layout.samples_per_req(num_k)
     indices, positions, req = (
         buffer[: layout.num_reqs_padded * room].reshape(layout.num_reqs_padded, room)
-        for buffer in (out.sample_indices, out.sample_positions, out.sample_req)
+        for buffer in (out.sample_indices, out.sample_pos, out.sample_idx_mapping)
     )
     if room > num_k or layout.num_reqs_padded > num_reqs:
         indices[...], positions[...], req[...] = 0, 0, -1
     if num_k:
         indices[:num_reqs, :num_k] = geometry.sample_rows(win, start, num_k)
         # The row at position P yields the token at P + 2; a draw is keyed by the position before it.
-        draws = geometry.library(idx).arange(1, num_k + 1, device=idx.device)
+        draws = torch.arange(1, num_k + 1, device=idx.device)
         positions[:num_reqs, :num_k] = win.p_last[:, None] + draws
         req[:num_reqs, :num_k] = idx[:, None]
 
@@ -150,17 +127,22 @@ def _fill_padding(layout: Layout, num_reqs: int, num_real: int, num_groups: int,
 
 
 def _stage(
-    target: TargetBatch, aux: tuple[torch.Tensor, ...], win: geometry.Window, layout: Layout, out: DraftBuffers
+    target: TargetBatch,
+    aux: tuple[Tensor, ...],
+    win: geometry.Window,
+    layout: Layout,
+    step: DraftStep,
+    out: DraftBuffers,
 ) -> None:
     """Captured hidden states side by side; compact staging holds zeros where nothing is valid."""
     if not layout.static_length:
-        torch.cat([hidden[: target.num_rows] for hidden in aux], dim=-1, out=out.staging[: target.num_rows])
+        torch.cat([hidden[: step.num_target_rows] for hidden in aux], dim=-1, out=out.staging[: step.num_target_rows])
         return
-    num_reqs, length = target.num_reqs, layout.staging_length
+    num_reqs, length = step.num_reqs, layout.staging_length
     j = torch.arange(length, device=win.p0.device)
     source = target.query_start_loc[:num_reqs, None] + j
     valid = j < win.num_valid[:, None]
-    gathered = torch.cat([hidden[source.clamp(max=target.num_rows - 1).flatten()] for hidden in aux], dim=-1)
+    gathered = torch.cat([hidden[source.clamp(max=step.num_target_rows - 1).flatten()] for hidden in aux], dim=-1)
     real = num_reqs * length
     out.staging[:real] = torch.where(valid.flatten()[:, None], gathered, 0)
     out.staging[real : layout.num_staging_rows] = 0

@@ -5,51 +5,19 @@ staging gathers. ``expand_torch`` says what each of them computes.
 """
 
 import math
-from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch
+from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch
 from peagle_kernels.expand_parts import fill_requests, fill_rows, stage
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
+from peagle_kernels.layout import Layout
 
 ROWS_PER_PROGRAM = 128
 REQS_PER_PROGRAM = 32
 COLUMNS_PER_STEP = 1024
-
-
-class Target(NamedTuple):
-    """What the kernel reads, besides aux hidden states and block tables. Triton takes it for a tuple of pointers."""
-
-    ids: Any  # [num_target_rows]
-    positions: Any  # [num_target_rows]
-    starts: Any  # [num_reqs + 1]
-    num_rejected: Any  # [num_reqs]
-    num_sampled: Any  # [num_reqs]
-    idx_mapping: Any  # [num_reqs]
-    last_sampled: Any  # [max_num_reqs]
-    next_prefill: Any  # [max_num_reqs]
-    temperature: Any  # [max_num_reqs]
-    seeds: Any  # [max_num_reqs]
-
-
-class Out(NamedTuple):
-    """What the kernel writes."""
-
-    starts: Any  # [num_reqs_padded + 1], read where the layout is ragged
-    ids: Any  # [num_rows]
-    positions: Any  # [num_rows]
-    row_map: Any  # [num_rows]
-    slots: Any  # [NUM_GROUPS, num_rows]
-    seq_lens: Any  # [num_reqs_padded]
-    sample_indices: Any  # [num_reqs_padded * samples_per_req]
-    sample_positions: Any
-    sample_req: Any
-    staging: Any  # [num_staging_rows, sum of AUX_WIDTHS]
-    temperature: Any  # [max_num_reqs]
-    seeds: Any  # [max_num_reqs]
 
 
 def expand_triton(
@@ -64,37 +32,11 @@ def expand_triton(
     row_programs = -(-layout.num_rows // ROWS_PER_PROGRAM)
     # One request more than there are: the last start of a static layout.
     req_programs = -(-(layout.num_reqs_padded + 1) // REQS_PER_PROGRAM)
-    draws = target.temperature is not None
-    num_staging = (layout.num_staging_rows if layout.static_length else target.num_rows) if aux else 0
+    num_staging = (layout.num_staging_rows if layout.static_length else step.num_target_rows) if aux else 0
     aux_strides = tuple(hidden.stride(0) for hidden in aux)
     _expand_kernel[(row_programs + req_programs + num_staging * len(aux),)](
-        Target(
-            ids=target.input_ids,
-            positions=target.positions,
-            starts=target.query_start_loc,
-            num_rejected=target.num_rejected,
-            num_sampled=target.num_sampled,
-            idx_mapping=target.idx_mapping,
-            last_sampled=target.last_sampled,
-            next_prefill=target.next_prefill_tokens,
-            # Any pointers will do where nothing draws: the kernel leaves them alone.
-            temperature=target.temperature if draws else out.temperature,
-            seeds=target.seeds if draws else out.seeds,
-        ),
-        Out(
-            starts=out.query_start_loc,
-            ids=out.input_ids,
-            positions=out.positions,
-            row_map=out.row_map,
-            slots=out.slot_mappings,
-            seq_lens=out.seq_lens,
-            sample_indices=out.sample_indices,
-            sample_positions=out.sample_positions,
-            sample_req=out.sample_req,
-            staging=out.staging,
-            temperature=out.temperature,
-            seeds=out.seeds,
-        ),
+        target,
+        out,
         groups.block_tables,
         tuple(table.stride(0) for table in groups.block_tables),
         groups.block_sizes,
@@ -102,7 +44,7 @@ def expand_triton(
         aux_strides,
         out.slot_mappings.stride(0),
         out.staging.stride(0),
-        target.num_reqs,
+        step.num_reqs,
         layout.num_reqs_padded,
         layout.num_rows,
         row_programs,
@@ -112,10 +54,9 @@ def expand_triton(
         step.num_speculative_tokens,
         layout.samples_per_req(step.num_speculative_tokens),
         step.max_model_len,
-        step.mask_token_id,
+        step.parallel_drafting_token_id,
         max(layout.num_reqs_padded - 1, 0).bit_length(),
         IS_STATIC=layout.static_length > 0,
-        DRAWS=draws,
         NUM_GROUPS=len(groups.block_tables),
         AUX_WIDTHS=tuple(hidden.shape[1] for hidden in aux),
         MASK_ROW=MASK_ROW,
@@ -153,8 +94,8 @@ def vector_elements(*strides: int) -> int:
     ]
 )
 def _expand_kernel(
-    target,  # Target
-    out,  # Out
+    target,  # TargetBatch
+    out,  # DraftBuffers
     block_tables,  # NUM_GROUPS x [num_reqs, max_blocks]
     block_table_strides,
     block_sizes,
@@ -172,10 +113,9 @@ def _expand_kernel(
     num_speculative_tokens,
     samples_per_req,
     max_model_len,
-    mask_token_id,
+    parallel_drafting_token_id,
     search_steps,
     IS_STATIC: tl.constexpr,
-    DRAWS: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     AUX_WIDTHS: tl.constexpr,
     MASK_ROW: tl.constexpr,
@@ -203,7 +143,7 @@ def _expand_kernel(
             staging_length,
             num_speculative_tokens,
             max_model_len,
-            mask_token_id,
+            parallel_drafting_token_id,
             search_steps,
             IS_STATIC,
             NUM_GROUPS,
@@ -224,7 +164,6 @@ def _expand_kernel(
             samples_per_req,
             max_model_len,
             IS_STATIC,
-            DRAWS,
             REQS,
         )
     else:

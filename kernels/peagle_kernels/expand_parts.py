@@ -1,6 +1,6 @@
 """What each kind of program of ``_expand_kernel`` computes: a block of draft rows, of requests, or a row of staging.
 
-``target`` and ``out`` are the pointers that ``expand_kernel`` names in ``Target`` and ``Out``.
+``target`` and ``out`` are the tensors of ``TargetBatch`` and ``DraftBuffers``, pointers here.
 """
 
 import triton
@@ -19,15 +19,15 @@ def window(
     IS_STATIC: tl.constexpr,
 ):
     """``geometry.window`` for a block of requests; ``live`` masks the loads."""
-    start = tl.load(target.starts + req, mask=live, other=0)
-    end = tl.load(target.starts + req + 1, mask=live, other=1)
+    start = tl.load(target.query_start_loc + req, mask=live, other=0)
+    end = tl.load(target.query_start_loc + req + 1, mask=live, other=1)
     rejected = tl.load(target.num_rejected + req, mask=live, other=0)
     if IS_STATIC:
         draft_start = req * static_length
         length = tl.zeros_like(req) + static_length
     else:
-        draft_start = tl.load(out.starts + req, mask=live, other=0)
-        length = tl.load(out.starts + req + 1, mask=live, other=1) - draft_start
+        draft_start = tl.load(out.query_start_loc + req, mask=live, other=0)
+        length = tl.load(out.query_start_loc + req + 1, mask=live, other=1) - draft_start
     p0 = tl.load(target.positions + start, mask=live, other=0)
     num_valid = end - start - rejected
     p_last = p0 + num_valid - 1
@@ -52,7 +52,7 @@ def fill_rows(
     staging_length,
     num_speculative_tokens,
     max_model_len,
-    mask_token_id,
+    parallel_drafting_token_id,
     search_steps,
     IS_STATIC: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -72,7 +72,7 @@ def fill_rows(
         high = tl.zeros([ROWS], dtype=tl.int32) + num_reqs_padded - 1
         for _ in range(search_steps):
             middle = (req + high + 1) // 2
-            below = tl.load(out.starts + middle) <= row
+            below = tl.load(out.query_start_loc + middle) <= row
             req = tl.where(below, middle, req)
             high = tl.where(below, high, middle - 1)
     live = in_range & (req < num_reqs)
@@ -90,10 +90,10 @@ def fill_rows(
     sampled = tl.load(target.num_sampled + req, mask=is_bonus, other=0) > 0
     state = tl.maximum(idx, 0)
     bonus = tl.load(target.last_sampled + state, mask=is_bonus & sampled, other=0).to(tl.int32)
-    prefill = tl.load(target.next_prefill + state, mask=is_bonus & ~sampled, other=0).to(tl.int32)
-    shifted = tl.load(target.ids + start + offset + 1, mask=is_valid & ~is_bonus, other=0).to(tl.int32)
-    token = tl.where(is_mask, mask_token_id, bonus + prefill + shifted)
-    tl.store(out.ids + row, token, mask=in_range)
+    prefill = tl.load(target.next_prefill_tokens + state, mask=is_bonus & ~sampled, other=0).to(tl.int32)
+    shifted = tl.load(target.input_ids + start + offset + 1, mask=is_valid & ~is_bonus, other=0).to(tl.int32)
+    token = tl.where(is_mask, parallel_drafting_token_id, bonus + prefill + shifted)
+    tl.store(out.input_ids + row, token, mask=in_range)
     tl.store(out.positions + row, tl.where(live, position, 0), mask=in_range)
 
     staging_start = req * staging_length if IS_STATIC else start
@@ -106,7 +106,7 @@ def fill_rows(
         entry = block_tables[group] + req.to(tl.int64) * block_table_strides[group] + position // block_size
         kv_block = tl.load(entry, mask=writes_kv, other=0).to(tl.int64)
         slot = tl.where(writes_kv & (kv_block > 0), kv_block * block_size + position % block_size, PAD_SLOT)
-        tl.store(out.slots + group * slots_stride + row, slot, mask=in_range)
+        tl.store(out.slot_mappings + group * slots_stride + row, slot, mask=in_range)
 
 
 @triton.jit
@@ -121,7 +121,6 @@ def fill_requests(
     samples_per_req,
     max_model_len,
     IS_STATIC: tl.constexpr,
-    DRAWS: tl.constexpr,
     REQS: tl.constexpr,
 ):
     """A block of requests: sequence lengths, what to sample, and what to draw it with."""
@@ -134,19 +133,18 @@ def fill_requests(
     tl.store(out.seq_lens + req, tl.where(live, seq_len, 0).to(tl.int32), mask=in_range)
     if IS_STATIC:
         # A padding request has no rows of its own: it starts where the last real one ends.
-        tl.store(out.starts + req, tl.minimum(req, num_reqs) * static_length, mask=req <= num_reqs_padded)
+        tl.store(out.query_start_loc + req, tl.minimum(req, num_reqs) * static_length, mask=req <= num_reqs_padded)
     idx = tl.load(target.idx_mapping + req, mask=live, other=-1).to(tl.int64)
     for i in range(samples_per_req):
         sample = req * samples_per_req + i
         drafts = live & (i < num_speculative_tokens)
         index = draft_start + tl.minimum(p_last + i - base, length - 1)
         tl.store(out.sample_indices + sample, tl.where(drafts, index, 0).to(tl.int64), mask=in_range)
-        tl.store(out.sample_positions + sample, tl.where(drafts, p_last + 1 + i, 0), mask=in_range)
-        tl.store(out.sample_req + sample, tl.where(drafts, idx, -1), mask=in_range)
-    if DRAWS:
-        mine = live & (idx >= 0)
-        tl.store(out.temperature + idx, tl.load(target.temperature + idx, mask=mine), mask=mine)
-        tl.store(out.seeds + idx, tl.load(target.seeds + idx, mask=mine), mask=mine)
+        tl.store(out.sample_pos + sample, tl.where(drafts, p_last + 1 + i, 0), mask=in_range)
+        tl.store(out.sample_idx_mapping + sample, tl.where(drafts, idx, -1), mask=in_range)
+    mine = live & (idx >= 0)
+    tl.store(out.temperature + idx, tl.load(target.temperature + idx, mask=mine), mask=mine)
+    tl.store(out.seeds + idx, tl.load(target.seeds + idx, mask=mine), mask=mine)
 
 
 @triton.jit
@@ -172,8 +170,8 @@ def stage(
     if IS_STATIC:
         req = staging_row // staging_length
         live = req < num_reqs
-        start = tl.load(target.starts + req, mask=live, other=0)
-        end = tl.load(target.starts + req + 1, mask=live, other=0)
+        start = tl.load(target.query_start_loc + req, mask=live, other=0)
+        end = tl.load(target.query_start_loc + req + 1, mask=live, other=0)
         rejected = tl.load(target.num_rejected + req, mask=live, other=0)
         j = staging_row - req * staging_length
         is_valid = j < end - start - rejected

@@ -38,57 +38,36 @@ tokens refused: p_last = 11. Its tokens are x10 x11, the bonus is b.
     hidden     0     0     h10   h11   m     m
     slot      -1    -1     s10   s11   s12   s13
     sampled                      i=0   i=1   i=2
-
-The functions below take and return torch tensors or NumPy arrays alike (``Array``): each line means the
-same in both. Torch runs on any device; NumPy, over the same memory, is what a CPU draft step uses, because
-a call of it costs a fraction of torch's at these sizes.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-
-Array = Any  # torch.Tensor or numpy.ndarray, one kind in a call
+from torch import Tensor
 
 MASK_ROW = -1  # row_map: this draft row takes the projected mask_hidden
 PAD_ROW = -2  # row_map: this draft row is padding and takes zeros
 PAD_SLOT = -1  # slot_mapping: write no KV (vLLM's PAD_SLOT_ID)
 
 
-def library(array: Array) -> Any:
-    """``torch`` or ``numpy``, whose functions of one name mean the same here."""
-    return np if isinstance(array, np.ndarray) else torch
-
-
-def at_most(array: Array, limit: int) -> Array:
-    """Elementwise minimum with a number; NumPy's ``clip`` takes ten times as long for it."""
-    return np.minimum(array, limit) if isinstance(array, np.ndarray) else array.clamp(max=limit)
-
-
-def at_least(array: Array, limit: int) -> Array:
-    """Elementwise maximum with a number."""
-    return np.maximum(array, limit) if isinstance(array, np.ndarray) else array.clamp(min=limit)
-
-
 class Window(NamedTuple):
     """Where each request's rows stand. All int64 [num_reqs]."""
 
-    p0: Array  # position of the first verified row
-    num_valid: Array  # verified rows that were not refused
-    p_last: Array  # position of the last valid row
-    seq_len: Array  # keys visible to the last row
-    base: Array  # position of draft row 0
+    p0: Tensor  # position of the first verified row
+    num_valid: Tensor  # verified rows that were not refused
+    p_last: Tensor  # position of the last valid row
+    seq_len: Tensor  # keys visible to the last row
+    base: Tensor  # position of draft row 0
 
 
 class Rows(NamedTuple):
     """What each draft row holds. All [num_rows]."""
 
-    req: Array  # int64, owning request
-    position: Array  # int64, rotary position
-    is_valid: Array  # bool, (next token, captured hidden state)
-    is_mask: Array  # bool, (MASK, m)
-    offset: Array  # int64, position - p0: index into the request's verified rows
+    req: Tensor  # int64, owning request
+    position: Tensor  # int64, rotary position
+    is_valid: Tensor  # bool, (next token, captured hidden state)
+    is_mask: Tensor  # bool, (MASK, m)
+    offset: Tensor  # int64, position - p0: index into the request's verified rows
 
 
 def num_appended(num_speculative_tokens: int) -> int:
@@ -96,36 +75,16 @@ def num_appended(num_speculative_tokens: int) -> int:
     return max(num_speculative_tokens, 1)
 
 
-def ragged_lengths(num_query: Array, num_speculative_tokens: int, max_model_len: int) -> Array:
-    """L of the ragged layout.
-
-    Args:
-        num_query: [num_reqs] verified rows of each request (an upper bound will do).
-    """
-    return at_most(num_query + (num_appended(num_speculative_tokens) - 1), max_model_len)
-
-
 def static_length(max_speculative_tokens: int, num_speculative_tokens: int) -> int:
     """L of the static layout: holds any decode request, which verifies at most K_max + 1 rows."""
     return max_speculative_tokens + num_appended(num_speculative_tokens)
 
 
-def seq_lens_bound(target_seq_lens: Array, lengths: Array, num_speculative_tokens: int, max_model_len: int) -> Array:
-    """[num_reqs] upper bound of ``Window.seq_len``, for a host that does not know what was refused.
-
-    Args:
-        target_seq_lens: [num_reqs] upper bound of the target's sequence lengths.
-        lengths: [num_reqs] L of each request.
-    """
-    window_end = at_most(target_seq_lens + (num_appended(num_speculative_tokens) - 1), max_model_len)
-    return library(lengths).maximum(window_end, lengths)
-
-
 def window(
-    query_start_loc: Array,
-    positions: Array,
-    num_rejected: Array,
-    draft_query_start_loc: Array,
+    query_start_loc: Tensor,
+    positions: Tensor,
+    num_rejected: Tensor,
+    draft_query_start_loc: Tensor,
     num_speculative_tokens: int,
     max_model_len: int,
 ) -> Window:
@@ -142,16 +101,16 @@ def window(
     p0 = positions[start]
     num_valid = end - start - num_rejected
     p_last = p0 + num_valid - 1
-    window_end = at_most(p_last + num_appended(num_speculative_tokens), max_model_len)
-    seq_len = library(length).maximum(length, window_end)
+    window_end = (p_last + num_appended(num_speculative_tokens)).clamp(max=max_model_len)
+    seq_len = torch.maximum(length, window_end)
     return Window(p0, num_valid, p_last, seq_len, seq_len - length)
 
 
-def rows(win: Window, draft_query_start_loc: Array, num_speculative_tokens: int) -> Rows:
+def rows(win: Window, draft_query_start_loc: Tensor, num_speculative_tokens: int) -> Rows:
     """Say what each draft row holds."""
     start = draft_query_start_loc
-    req = _owners(start[1:] - start[:-1])
-    row = library(req).arange(len(req), device=req.device)
+    req = torch.repeat_interleave((start[1:] - start[:-1]).long())
+    row = torch.arange(len(req), device=req.device)
     position = (win.base - start[:-1])[req] + row
     offset = position - win.p0[req]
     after_last = position - win.p_last[req]
@@ -160,30 +119,23 @@ def rows(win: Window, draft_query_start_loc: Array, num_speculative_tokens: int)
     return Rows(req, position, is_valid, is_mask, offset)
 
 
-def _owners(lengths: Array) -> Array:
-    """[sum of lengths] index of the request that owns each row."""
-    if isinstance(lengths, np.ndarray):
-        return np.repeat(np.arange(len(lengths)), lengths)
-    return torch.repeat_interleave(lengths.long())
-
-
-def sample_rows(win: Window, draft_query_start_loc: Array, num_speculative_tokens: int) -> Array:
+def sample_rows(win: Window, draft_query_start_loc: Tensor, num_speculative_tokens: int) -> Tensor:
     """[num_reqs, K] draft row that yields each draft token."""
     start = draft_query_start_loc
-    i = library(start).arange(num_speculative_tokens, device=start.device)
+    i = torch.arange(num_speculative_tokens, device=start.device)
     row = (win.p_last - win.base)[:, None] + i
     last = (start[1:] - start[:-1])[:, None] - 1
-    return start[:-1, None] + library(start).minimum(row, last)
+    return start[:-1, None] + torch.minimum(row, last)
 
 
 def slots(
-    position: Array,
-    writes_kv: Array,
-    req: Array,
-    block_table: Array,
+    position: Tensor,
+    writes_kv: Tensor,
+    req: Tensor,
+    block_table: Tensor,
     block_size: int,
     max_model_len: int,
-) -> Array:
+) -> Tensor:
     """[num_rows] int64 KV slot of each draft row, PAD_SLOT where it must not write.
 
     A block table's columns past a request's allocation hold stale ids, so a position at or
@@ -193,10 +145,9 @@ def slots(
         block_table: [num_reqs, max_blocks] physical block ids.
         block_size: tokens a block.
     """
-    where = library(position).where
     writes_kv = writes_kv & (position < max_model_len)
-    column = where(writes_kv, position, 0) // block_size
+    column = torch.where(writes_kv, position, 0) // block_size
     block = block_table[req, column]
     # Widened by the position, which is int64: int32 block ids times a block's size can overflow.
     slot = position + (block - position // block_size) * block_size
-    return where(writes_kv & (block > 0), slot, PAD_SLOT)
+    return torch.where(writes_kv & (block > 0), slot, PAD_SLOT)

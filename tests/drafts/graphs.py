@@ -227,7 +227,7 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
             buffer.fill_(float("nan"))
         drafter.draft_tokens.fill_(-1)
         poison = {"input_ids": 3, "positions": 5, "row_map": 0, "slot_mappings": 32, "seq_lens": 1}
-        poison |= {"sample_indices": 0, "sample_positions": 1, "sample_req": 0}
+        poison |= {"sample_indices": 0, "sample_pos": 1, "sample_idx_mapping": 0}
         if layout.static_length:
             poison["query_start_loc"] = 0
         for name, value in poison.items():
@@ -235,8 +235,8 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
         expand(target, aux, groups, layout, step, out)
         seen.steps += 1
         if layout.static_length:
-            seen.padded += layout.num_reqs_padded > target.num_reqs
-            num_query = target.query_start_loc[: target.num_reqs + 1].diff()
+            seen.padded += layout.num_reqs_padded > step.num_reqs
+            num_query = target.query_start_loc[: step.num_reqs + 1].diff()
             seen.unequal += bool((num_query != num_query[0]).any())
             seen.depths[step.num_speculative_tokens] += 1
 

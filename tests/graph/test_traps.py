@@ -162,7 +162,7 @@ def test_trap_13_capture_leaves_live_requests_alone(pair):
     with emulate(live, [1, 2, 4]) as seen:
         assert seen.captured
         assert all((cache == 7).all() for cache in caches)
-        assert (live.drafter.buffers.sample_req == -1).all()
+        assert (live.drafter.buffers.sample_idx_mapping == -1).all()
 
 
 def test_trap_16_a_graph_draws_what_the_eager_step_draws(pair):
@@ -195,7 +195,7 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         drafter = live.drafter
         said = draft_memory(drafter.vllm_config)
         held = [getattr(drafter.buffers, name) for name in ("input_ids", "positions", "row_map", "slot_mappings")]
-        held += [getattr(drafter.buffers, f"sample_{name}") for name in ("indices", "positions", "req")]
+        held += [getattr(drafter.buffers, f"sample_{name}") for name in ("indices", "pos", "idx_mapping")]
         assert said.hidden_states == drafter.hidden_states.nbytes
         assert said.staging == drafter.staging.nbytes
         assert said.indices == sum(tensor.nbytes for tensor in held)

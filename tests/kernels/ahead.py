@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +116,14 @@ def expand(
         k=3,
         max_k=3,
         static=static,
-        draws=num_aux > 0,  # V2 hands both over, V1 neither
         max_model_len=64,
         block_sizes=[16] * num_groups,
         widths=[width] * num_aux,
         seed=0,
     )
     out = case.poisoned_buffers()
-    out = replace(out, staging=out.staging.to(dtype))
-    target = replace(case.target, idx_mapping=case.target.idx_mapping.to(idx_dtype))
+    out = out._replace(staging=out.staging.to(dtype))
+    target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
     with _compiling(arch, "peagle_kernels.expand_kernel", "_expand_kernel") as kernel:
         expand_triton(target, tuple(h.to(dtype) for h in case.aux), case.groups, case.layout, case.step, out)
     (compiled,) = kernel.compiled

@@ -4,13 +4,14 @@ Everything is made on the CPU, where the twins run; kernels get it ``moved`` to 
 """
 
 import os
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, geometry
+from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, geometry
+from peagle_kernels.layout import ragged_lengths
 
 MASK_TOKEN = 511
 POISON = 0x5A5A  # what every output element holds before a kernel runs
@@ -19,14 +20,14 @@ KERNEL_DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cp
 
 
 def moved(thing: Any, device: str) -> Any:
-    """``thing`` with every tensor on ``device``, strides kept; dataclasses and tuples of them alike."""
+    """``thing`` with every tensor on ``device``, strides kept; tuples of them alike, with names or without."""
     if isinstance(thing, torch.Tensor):
         if thing.device.type == device:
             return thing
         return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device=device).copy_(thing)
-    if is_dataclass(thing):
-        return type(thing)(**{field.name: moved(getattr(thing, field.name), device) for field in fields(thing)})
-    return tuple(moved(one, device) for one in thing) if isinstance(thing, tuple) else thing
+    if not isinstance(thing, tuple):
+        return thing
+    return getattr(type(thing), "_make", tuple)(moved(one, device) for one in thing)
 
 
 @dataclass
@@ -45,18 +46,15 @@ class Case:
     def poisoned_buffers(self) -> DraftBuffers:
         """Buffers with room to spare, every element poisoned, the layout filled in."""
         layout, extra = self.layout, 5
-        num_staging = max(layout.num_staging_rows, self.target.num_rows) + extra
-        out = DraftBuffers.allocate(
+        num_staging = max(layout.num_staging_rows, self.step.num_target_rows) + extra
+        out = allocate_buffers(
             max_rows=layout.num_rows + extra,
             max_num_reqs=layout.num_reqs_padded + extra,  # a row of request state each, too
             max_speculative_tokens=self.max_speculative_tokens,
-            max_staging_rows=num_staging,
-            staging_width=sum(h.shape[1] for h in self.aux) or 1,
-            num_groups=len(self.groups.block_tables),
-            dtype=torch.float32,
-            device="cpu",
+            staging=torch.zeros(num_staging, sum(h.shape[1] for h in self.aux) or 1),
+            slot_mappings=torch.zeros(len(self.groups.block_tables), layout.num_rows + extra, dtype=torch.int64),
         )
-        for tensor in list(vars(out).values()):
+        for tensor in out:
             tensor.fill_(POISON)
         if not layout.static_length:
             starts = torch.tensor([0, *self.draft_lengths]).cumsum(0)
@@ -99,7 +97,6 @@ def cases(draw) -> Case:
         max_k=max_k,
         static=static,
         shape_k=draw(st.integers(k, max_k)) if static else None,
-        draws=draw(st.booleans()),
         max_model_len=max_model_len,
         num_padding_reqs=num_padding_reqs,
         num_padding_rows=num_padding_rows,
@@ -116,7 +113,6 @@ def build(
     max_k: int,
     static: bool,
     shape_k: int | None = None,
-    draws: bool = False,
     max_model_len: int,
     num_padding_reqs: int = 0,
     num_padding_rows: int = 0,
@@ -128,7 +124,6 @@ def build(
 
     Args:
         shape_k: K that a static layout is made for; the step may draft fewer. None: the step's own.
-        draws: with temperatures and seeds.
     """
     rng = torch.Generator().manual_seed(seed)
 
@@ -150,10 +145,8 @@ def build(
         idx_mapping=idx_mapping,
         last_sampled=randint(1, 500, num_states, dtype=torch.int64),
         next_prefill_tokens=randint(1, 500, num_states, dtype=torch.int32),
-        num_reqs=num_reqs,
-        num_rows=num_rows,
-        temperature=torch.rand(num_states, generator=rng) if draws else None,
-        seeds=randint(0, 1000, num_states, dtype=torch.int64) if draws else None,
+        temperature=torch.rand(num_states, generator=rng),
+        seeds=randint(0, 1000, num_states, dtype=torch.int64),
     )
     tables = []
     for size in block_sizes:
@@ -165,7 +158,7 @@ def build(
         num_draft_rows = sum(lengths) + num_padding_rows
         layout = Layout(num_draft_rows, len(lengths), static_length=length, staging_length=max_k + 1)
     else:
-        lengths = geometry.ragged_lengths(num_query, k, max_model_len).tolist()
+        lengths = ragged_lengths(num_query.numpy(), k, max_model_len).tolist()
         layout = Layout(sum(lengths) + num_padding_rows, num_reqs)
     return Case(
         requests=requests,
@@ -173,7 +166,7 @@ def build(
         aux=tuple(torch.randn(num_rows + 2, width, generator=rng) for width in widths),
         groups=KVGroups(tuple(tables), tuple(block_sizes)),
         layout=layout,
-        step=DraftStep(k, max_model_len, MASK_TOKEN),
+        step=DraftStep(num_reqs, num_rows, k, max_model_len, MASK_TOKEN),
         max_speculative_tokens=max_k,
         draft_lengths=lengths,
     )

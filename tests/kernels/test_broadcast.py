@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels import broadcast_numpy, broadcast_torch, broadcast_triton
+from peagle_kernels import broadcast_torch, broadcast_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 from tests.kernels.batches import KERNEL_DEVICE, moved
 
 
-@pytest.mark.parametrize("fn", [broadcast_torch, broadcast_numpy, broadcast_triton])
+@pytest.mark.parametrize("fn", [broadcast_torch, broadcast_triton])
 @settings(max_examples=40, deadline=None)
 @given(
     row_map=st.lists(st.integers(PAD_ROW, 6), min_size=1, max_size=20),

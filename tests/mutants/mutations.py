@@ -78,7 +78,7 @@ MUTATIONS = (
         "num_valid = end - start - num_rejected",
         "num_valid = end - start",
     ),
-    Mutation("tokens not shifted", EXPAND, "at_most(staged_row + 1,", "at_most(staged_row,"),
+    Mutation("tokens not shifted", EXPAND, "(staged_row + 1).clamp(", "staged_row.clamp("),
     # More of the geometry.
     Mutation(
         "sampled rows one too far",
@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "bonus token of another request",
         EXPAND,
-        "lib.where(rows.position == win.p_last[rows.req], bonus[rows.req],",
-        "lib.where(rows.position == win.p_last[rows.req], lib.roll(bonus, 1)[rows.req],",
+        "torch.where(rows.position == win.p_last[rows.req], bonus[rows.req],",
+        "torch.where(rows.position == win.p_last[rows.req], bonus.roll(1)[rows.req],",
     ),
     # V1's own duties.
     Mutation("last prompt token after a chunk", V1, "if len(partial):", "if False:", CHUNKED),

@@ -4,7 +4,6 @@ An ``EagleProposer`` that builds its draft batch with ``expand`` and ``broadcast
 is vLLM's: the forward, the sampling, the runner's calls.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,8 @@ from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
-from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, broadcast, expand
+from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head, refuse_mixed_windows
@@ -41,19 +41,12 @@ class ParallelEagleProposer(EagleProposer):
         refuse_mixed_windows(vllm_config.speculative_config)
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        buffers = DraftBuffers.allocate(
+        # expand writes where the inherited forward reads. The runner hands captured hidden states over side by side.
+        self.buffers = allocate_buffers(
             max_rows=self.max_num_tokens,
             max_num_reqs=self.max_batch_size,
             max_speculative_tokens=self.num_speculative_tokens,
-            max_staging_rows=0,  # the runner hands over the captured hidden states side by side
-            staging_width=0,
-            num_groups=0,
-            dtype=self.dtype,
-            device=device,
-        )
-        # expand writes where the inherited forward reads.
-        self.buffers = replace(
-            buffers,
+            staging=torch.zeros(0, 0, dtype=self.dtype, device=device),
             input_ids=self.input_ids,
             positions=self.positions,
             slot_mappings=self._slot_mapping_buffer[None],
@@ -149,11 +142,8 @@ class ParallelEagleProposer(EagleProposer):
         num_reqs, num_k = cad.batch_size(), self.num_speculative_tokens
         if target_positions.dim() > 1:
             target_positions = target_positions[0]  # M-RoPE: the dimensions are equal for text
-        # What the host knows, in NumPy: a torch call costs several times as much at these sizes.
-        target_starts = cad.query_start_loc_cpu.numpy()
-        lengths = geometry.ragged_lengths(target_starts[1:] - target_starts[:-1], num_k, self._max_len)
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(lengths, out=starts[1:])
+        lengths = ragged_lengths(np.diff(cad.query_start_loc_cpu.numpy()), num_k, self._max_len)
+        starts = starts_of(lengths)
         num_rows, max_query_len = int(starts[-1]), int(lengths.max())
         query_start_loc_cpu = torch.from_numpy(starts)
         buffers = self.buffers
@@ -170,13 +160,14 @@ class ParallelEagleProposer(EagleProposer):
                 idx_mapping=self._row_of_req,
                 last_sampled=next_token_ids,
                 next_prefill_tokens=next_token_ids,
-                num_reqs=num_reqs,
-                num_rows=target_token_ids.shape[0],
+                # The inherited sampling has its own.
+                temperature=buffers.temperature,
+                seeds=buffers.seeds,
             ),
             (),
             KVGroups((cad.block_table_tensor,), (self.block_size,)),
             Layout(num_rows, num_reqs),
-            DraftStep(num_k, self._max_len, self.parallel_drafting_token_id),
+            DraftStep(num_reqs, len(target_token_ids), num_k, self._max_len, self.parallel_drafting_token_id),
             buffers,
         )
         broadcast(
@@ -188,7 +179,7 @@ class ParallelEagleProposer(EagleProposer):
 
         bound = cad.seq_lens_cpu_upper_bound
         if bound is not None:
-            bound = torch.from_numpy(geometry.seq_lens_bound(bound.numpy(), lengths, num_k, self._max_len))
+            bound = torch.from_numpy(seq_lens_bound(bound.numpy(), lengths, num_k, self._max_len))
         draft_cad = cad.replace(
             query_start_loc=query_start_loc,
             query_start_loc_cpu=query_start_loc_cpu,

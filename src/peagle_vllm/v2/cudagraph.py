@@ -29,6 +29,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
 from peagle_kernels import Layout, geometry
+from peagle_kernels.layout import ragged_lengths, starts_of
 
 Shape = tuple[int, int]  # (requests, rows a request)
 
@@ -116,8 +117,7 @@ class DraftGraphs:
             length = shape[1] if shape else length
             starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         else:
-            starts = np.zeros(num_reqs + 1, dtype=np.int32)
-            np.cumsum(geometry.ragged_lengths(num_scheduled, num_k, max_model_len), out=starts[1:])
+            starts = starts_of(ragged_lengths(num_scheduled, num_k, max_model_len))
         num_rows = int(starts[-1])
         captured = None if shape else self.mixed_graph(num_rows)
         graph = _full(shape) if shape else _piecewise(captured) if captured else None

@@ -29,7 +29,8 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.utils import AttentionGroup
 
-from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, broadcast, expand, geometry
+from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, broadcast, expand, geometry
+from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
 from peagle_vllm.core.loaded import check_loaded_head
@@ -74,7 +75,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The runner leaves room for these rows when it sizes its dummy batches.
         self.num_query_per_req = self.num_speculative_steps
         self.num_extra_query_per_req = self.num_speculative_steps - 1
-        self.mask_token_id = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
+        self.parallel_drafting_token_id = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
 
         # A draft batch has K-1 more rows a request than the target's, and vLLM's warm-up fills the
         # target's batch to the brim, so the inherited buffers are too short.
@@ -103,27 +104,24 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
-        inputs, samples = self.input_buffers, self.max_num_reqs * self.num_speculative_steps
         # What graphs read and write has an address of its own, as large as the largest graph. Larger batches draft in
         # memory that lives for a step, which the target's own activations need at another time anyway.
         graphs = draft_graphs(self.vllm_config, self.vllm_config.compilation_config.cudagraph_mode)
-        self.hidden_states = torch.zeros(graphs.max_rows, self.hidden_size, dtype=self.dtype, device=self.device)
-        rows = {"dtype": torch.int32, "device": self.device}
-        ids = {"dtype": torch.int64, "device": self.device}
+        options = {"dtype": self.dtype, "device": self.device}
+        self.hidden_states = torch.zeros(graphs.max_rows, self.hidden_size, **options)
         # Row 0 is mask_hidden's, a static batch's compact rows follow.
         staging_rows = 1 + graphs.max_num_reqs * (self.num_speculative_steps + 1)
-        self.staging = torch.zeros(staging_rows, self.model.mask_hidden.numel(), dtype=self.dtype, device=self.device)
-        self.buffers = DraftBuffers(
+        self.staging = torch.zeros(staging_rows, self.model.mask_hidden.numel(), **options)
+        inputs = self.input_buffers
+        self.buffers = allocate_buffers(
+            max_rows=self.max_draft_rows,
+            max_num_reqs=self.max_num_reqs,
+            max_speculative_tokens=self.num_speculative_steps,
+            staging=self.staging[1:],
             input_ids=inputs.input_ids,
             positions=inputs.positions,
-            row_map=torch.zeros(self.max_draft_rows, **rows),
-            slot_mappings=torch.zeros(0, self.max_draft_rows, **ids),
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
-            sample_indices=torch.zeros(samples, **ids),
-            sample_positions=torch.zeros(samples, **ids),
-            sample_req=torch.full((samples,), -1, **ids),
-            staging=self.staging[1:],
             temperature=self.temperature,
             seeds=self.seeds,
         )
@@ -143,9 +141,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = (len(used_group_ids(self.attn_groups)), self.max_draft_rows)
-        self.buffers = replace(
-            self.buffers,
-            slot_mappings=torch.full(slots, geometry.PAD_SLOT, dtype=torch.int64, device=self.device),
+        self.buffers = self.buffers._replace(
+            slot_mappings=torch.full(slots, geometry.PAD_SLOT, dtype=torch.int64, device=self.device)
         )
         self.attention = DraftAttention(
             self.vllm_config,
@@ -234,8 +231,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         buffers.row_map.fill_(geometry.PAD_ROW)
         buffers.slot_mappings.fill_(geometry.PAD_SLOT)
         buffers.sample_indices.zero_()
-        buffers.sample_positions.zero_()
-        buffers.sample_req.fill_(-1)
+        buffers.sample_pos.zero_()
+        buffers.sample_idx_mapping.fill_(-1)
 
     def _refresh_and_draft(self, batch: DraftBatch) -> None:
         """What a FULL graph holds. Where a backend cannot refresh its metadata here, ``propose`` builds it anew."""
@@ -293,7 +290,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if mode != CUDAGraphMode.FULL:
             num_staging_rows = layout.num_staging_rows if layout.static_length else input_batch.num_tokens
             staging = _first_rows(self.staging, 1 + num_staging_rows)
-            buffers = replace(buffers, staging=staging[1:])
+            buffers = buffers._replace(staging=staging[1:])
         if not layout.static_length:
             async_tensor_h2d(run.starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
@@ -307,15 +304,13 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 idx_mapping=self.idx_mapping if dummy_run else input_batch.idx_mapping,
                 last_sampled=last_sampled,
                 next_prefill_tokens=next_prefill_tokens.view(-1),
-                num_reqs=num_reqs,
-                num_rows=input_batch.num_tokens,
                 temperature=temperature,
                 seeds=seeds,
             ),
             tuple(aux_hidden_states),
             KVGroups((), ()) if skip_attn else self.attention.kv_groups(),
             layout,
-            DraftStep(num_k, self._max_len, self.mask_token_id),
+            DraftStep(num_reqs, input_batch.num_tokens, num_k, self._max_len, self.parallel_drafting_token_id),
             buffers,
         )
 
@@ -328,7 +323,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 run.starts,
                 # A FULL graph's padding requests have their rows too.
                 num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None,
-                seq_lens_bound=geometry.seq_lens_bound(bound, np.diff(run.starts), num_k, self._max_len),
+                seq_lens_bound=seq_lens_bound(bound, np.diff(run.starts), num_k, self._max_len),
             )
         if mode == CUDAGraphMode.FULL:
             assert manager is not None and run.graph is not None
@@ -401,8 +396,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
             return
         chosen = self.sample_draft(
             sampled,
-            self.buffers.sample_positions[samples],
-            self.buffers.sample_req[samples],
+            self.buffers.sample_pos[samples],
+            self.buffers.sample_idx_mapping[samples],
             self.temperature,
             self.seeds,
             self._columns[per_req][samples],
