@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
 SEAM = Seam(
     name="validation",
@@ -146,15 +147,8 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
 
 
 def _check_head(model: str, spec: "SpeculativeConfig") -> None:
-    """Refuse a P-EAGLE head that does not fit; warn where the flag was forgotten."""
-    head_problems = _problems(
-        model,
-        spec.revision,
-        _target(spec.target_model_config),
-        spec.num_speculative_tokens,
-        bool(spec.parallel_drafting),
-    )
-    for problem in head_problems:
+    """Refuse a P-EAGLE head that does not fit."""
+    for problem in _problems(model, spec.revision, _target(spec.target_model_config), spec.num_speculative_tokens):
         if problem.severity == "error":
             raise refuse(problem.line)
         _warn_once(problem.line)
@@ -167,11 +161,14 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
-    """Never stops a configuration that is not P-EAGLE, whatever the head's files hold."""
-    try:
-        _check_head(spec.draft_model_config.model, spec)
-    except Exception as error:
-        logger.debug("%s not read: %s", spec.draft_model_config.model, error)
+    """From what vLLM has loaded anyway: plain EAGLE-3 costs no file and no request to the hub."""
+    draft = spec.draft_model_config
+    named = [key for key in MASK_TOKEN_KEYS if getattr(draft.hf_config, key, None) is not None]
+    if named:
+        _warn_once(
+            f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
+            'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
+        )
 
 
 def _carries_mask_hidden(spec: "SpeculativeConfig") -> bool:
@@ -233,12 +230,10 @@ def _read(model: str, revision: str | None) -> Head | HeadError | None:
         return error
 
 
-def _problems(
-    model: str, revision: str | None, target: Target, num_speculative_tokens: int, parallel_drafting: bool
-) -> list[Problem]:
+def _problems(model: str, revision: str | None, target: Target, num_speculative_tokens: int) -> list[Problem]:
     head = _read(model, revision)
     if head is None:
         return []  # the loaded head is checked instead
     if isinstance(head, HeadError):
-        return [Problem(str(head))] if parallel_drafting else []
-    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens, parallel_drafting=parallel_drafting)
+        return [Problem(str(head))]
+    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens)
