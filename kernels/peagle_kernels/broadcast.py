@@ -24,10 +24,10 @@ def broadcast(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor
         mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
         row_map: [num_rows] int32, as ``expand`` fills it.
     """
-    if out.is_cuda or INTERPRETED:
-        broadcast_triton(out, hidden, mask_hidden, row_map)
-    else:
+    if out.is_cpu and not INTERPRETED:
         broadcast_torch(out, hidden, mask_hidden, row_map)
+    else:
+        broadcast_triton(out, hidden, mask_hidden, row_map)
 
 
 def broadcast_torch(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:

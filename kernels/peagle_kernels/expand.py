@@ -33,10 +33,10 @@ def expand(
         out: filled up to ``layout.num_rows`` rows, ``layout.num_reqs_padded`` requests and their samples; every one
             of those elements is written. Temperatures and seeds are written for the batch's own requests.
     """
-    if out.input_ids.is_cuda or INTERPRETED:
-        expand_triton(target, aux, groups, layout, step, out)
-    else:
+    if out.input_ids.is_cpu and not INTERPRETED:
         expand_torch(target, aux, groups, layout, step, out)
+    else:
+        expand_triton(target, aux, groups, layout, step, out)
 
 
 def expand_torch(

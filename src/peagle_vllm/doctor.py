@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from peagle_vllm import __version__
-from peagle_vllm.seams.fingerprint import Report
-from peagle_vllm.seams.version import SUPPORTED, VllmInstall
+from peagle_vllm.seams.fingerprint import ACCEPT, Report
+from peagle_vllm.seams.version import VllmInstall
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "peagle"
@@ -39,23 +39,29 @@ class Environment:
     disabled: bool  # PEAGLE_VLLM_DISABLE=1
     vllm_plugins: str | None  # VLLM_PLUGINS as it is set
     use_v2: str | None  # VLLM_USE_V2_MODEL_RUNNER as it is set
+    accept: str | None = None  # PEAGLE_VLLM_ACCEPT as it is set
+    platform: str | None = None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
 
     @property
     def excluded(self) -> bool:
         """Whether ``VLLM_PLUGINS`` keeps the plugin out. vLLM splits at commas and strips nothing."""
-        return self.vllm_plugins is not None and PLUGIN_NAME not in self.vllm_plugins.split(",")
+        return not _is_let_in(PLUGIN_NAME, self.vllm_plugins)
+
+
+def _is_let_in(plugin: str, vllm_plugins: str | None) -> bool:
+    return vllm_plugins is None or plugin in vllm_plugins.split(",")
 
 
 @dataclass(frozen=True)
 class Runner:
     """What a P-EAGLE configuration gets."""
 
-    name: Literal["V2", "V1", "stock vLLM", "refused", "none"]
+    name: Literal["V2", "V1", "stock vLLM", "out-of-tree", "refused", "none"]
     why: str
 
 
 def read_environment(install: VllmInstall | None) -> Environment:
-    """Look at this process and machine. Imports torch, and Triton's list of backends."""
+    """Look at this process and machine. Imports torch, Triton's list of backends, and platform plugins."""
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = None if cpu_build else _accelerator()
     return Environment(
@@ -69,6 +75,8 @@ def read_environment(install: VllmInstall | None) -> Environment:
         disabled=os.environ.get("PEAGLE_VLLM_DISABLE") == "1",
         vllm_plugins=os.environ.get("VLLM_PLUGINS"),
         use_v2=os.environ.get("VLLM_USE_V2_MODEL_RUNNER"),
+        accept=os.environ.get(ACCEPT),
+        platform=_platform_plugin(os.environ.get("VLLM_PLUGINS")),
     )
 
 
@@ -82,11 +90,10 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         if forced == "V2" and "gate" not in _not_needed(report):
             return Runner("refused", f"{absent}; VLLM_USE_V2_MODEL_RUNNER asks for V2, where stock vLLM has no P-EAGLE")
         return Runner("stock vLLM", f"{absent}; where V2 lacks P-EAGLE, vLLM falls back to V1")
-    if not report.supported:
-        return Runner("refused", f"vLLM {report.version} is unknown; known are {', '.join(SUPPORTED)}")
+    if environment.platform:
+        return Runner("out-of-tree", f"{environment.platform} brings workers of its own, and the plugin leaves them be")
     if report.moved:
-        names = ", ".join(result.seam.name for result in report.moved)
-        return Runner("refused", f"vLLM differs from what was checked at: {names}")
+        return Runner("refused", report.differs(report.moved))
     if not environment.cpu_build and environment.device is None:
         return Runner("none", "no accelerator is visible, and this is no CPU build of vLLM")
     if forced == "invalid":
@@ -97,7 +104,7 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         return Runner(forced, f"VLLM_USE_V2_MODEL_RUNNER={environment.use_v2} asks for it")
     if environment.no_triton:
         return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
-    return Runner("V2", "vLLM's default, unless another setting of the server needs V1")
+    return Runner("V2", "vLLM's default, unless another setting of the server needs V1, or --worker-cls is not vLLM's")
 
 
 def _forced(use_v2: str | None) -> Literal["V2", "V1", "invalid"] | None:
@@ -132,11 +139,28 @@ def _accelerator() -> str | None:
     try:
         import torch
 
-        if torch.cuda.is_available():
-            major, minor = torch.cuda.get_device_capability()
-            return f"{torch.cuda.get_device_name()} (sm_{major}{minor}), {torch.cuda.device_count()} visible"
+        kind = torch.accelerator.current_accelerator(check_available=True)
+        if kind is None:
+            return None
+        name = torch.get_device_module(kind).get_device_name()
+        if kind.type == "cuda" and torch.version.hip is None:
+            name += " (sm_{}{})".format(*torch.cuda.get_device_capability())
+        return f"{name}, {torch.accelerator.device_count()} visible"
     except Exception:  # a torch that does not load, or a driver that fails: there is no accelerator to use
         return None
+
+
+def _platform_plugin(vllm_plugins: str | None) -> str | None:
+    """The class of the active platform plugin, by the rule of vLLM's ``resolve_current_platform_cls_qualname``."""
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return None
+    for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins"):
+        try:
+            qualname = plugin.load()() if _is_let_in(plugin.name, vllm_plugins) else None
+        except Exception:  # vLLM takes it for a plugin of another machine
+            continue
+        if qualname and qualname.partition(".")[0] != "vllm":
+            return qualname
     return None
 
 
@@ -163,8 +187,8 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
         data["vllm"] = {
             "version": report.version,
             "distribution": report.install.distribution,
-            "supported": report.supported,
             "compared_with": report.compared_with,
+            "served": report.ok,
         }
         data["seams"] = [
             {
@@ -190,7 +214,9 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
                 "VLLM_PLUGINS": environment.vllm_plugins,
                 "excluded": environment.excluded,
             },
+            "platform_plugin": environment.platform,
             "VLLM_USE_V2_MODEL_RUNNER": environment.use_v2,
+            ACCEPT: environment.accept,
             "runner": {"name": runner.name, "why": runner.why},
         }
     return data
@@ -198,7 +224,7 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
 
 # -------------------------------------------------------------------------------------- for people
 
-_STYLES = {"holds": "green", "moved": "bold red", "not needed": "cyan"}
+_STYLES = {"holds": "green", "moved": "bold red", "accepted": "yellow", "not needed": "cyan"}
 
 
 def show(console: Console, report: Report | None, environment: Environment | None, runner: Runner | None) -> None:
@@ -214,8 +240,8 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        known = "" if report.supported else f": an unknown version, compared with {report.compared_with}"
-        fact("vLLM", f"{report.version} ({report.install.distribution}){known}", "" if known == "" else "bold red")
+        fact("vLLM", f"{report.version} ({report.install.distribution})")
+        fact("looks like", _likeness(report), "" if report.ok else "bold red")
     if environment is not None and runner is not None:
         _environment_facts(fact, environment)
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
@@ -223,6 +249,13 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     console.print(facts)
     if report is not None:
         _show_seams(console, report)
+
+
+def _likeness(report: Report) -> str:
+    changed = sum(len(result.moved) for result in report.results)
+    but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
+    other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
+    return f"{report.compared_with}{but}{other}"
 
 
 def _environment_facts(fact: Callable[..., None], environment: Environment) -> None:
@@ -242,6 +275,7 @@ def _environment_facts(fact: Callable[..., None], environment: Environment) -> N
         ("PEAGLE_VLLM_DISABLE", "1" if environment.disabled else None),
         ("VLLM_PLUGINS", environment.vllm_plugins),
         ("VLLM_USE_V2_MODEL_RUNNER", environment.use_v2),
+        (ACCEPT, environment.accept),
     ):
         fact(name, "not set" if value is None else value)
 
@@ -255,8 +289,9 @@ def _show_seams(console: Console, report: Report) -> None:
         table.add_row(result.seam.name, result.seam.runner, str(len(result.seam.touches)), state)
     console.print()
     console.print(table)
-    for result in report.moved:
-        console.print(f"\n{result.seam.name}: {len(result.moved)} moved", style="bold")
+    for result in (*report.moved, *report.accepted):
+        accepted = f", accepted by {ACCEPT}" if result.status == "accepted" else ""
+        console.print(f"\n{result.seam.name}: {len(result.moved)} moved{accepted}", style="bold")
         by_module = sorted(result.moved, key=lambda moved: moved.touch.module)
         for module, group in groupby(by_module, key=lambda moved: moved.touch.module):
             console.print(f"  {module}", highlight=False)

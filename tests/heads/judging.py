@@ -14,8 +14,8 @@ AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 Change = Callable[[Written], object]
 
 
-def problems(head: Written, folder: Path, target: Target = TARGET, k: object = 5, flag: bool = True) -> list[Problem]:
-    found = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k, parallel_drafting=flag)
+def problems(head: Written, folder: Path, target: Target = TARGET, k: object = 5) -> list[Problem]:
+    found = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k)
     for problem in found:
         assert "\n" not in problem.line
         assert len(problem.line) < 600

@@ -83,7 +83,7 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = read_head(remote)
     assert (head.dialect, head.name, head.folder) == ("aws", REPO, None)
     assert head.mask_hidden() is None
-    assert check_pair(head, TARGET, num_speculative_tokens=5, parallel_drafting=True) == []
+    assert check_pair(head, TARGET, num_speculative_tokens=5) == []
 
 
 def test_headers_are_enough_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -92,7 +92,7 @@ def test_headers_are_enough_to_refuse(tmp_path: Path, monkeypatch: pytest.Monkey
     hub_of(narrow, monkeypatch, tmp_path / "origin")
     remote = locate(REPO)
     assert remote is not None
-    (problem,) = check_pair(read_head(remote), TARGET, num_speculative_tokens=5, parallel_drafting=True)
+    (problem,) = check_pair(read_head(remote), TARGET, num_speculative_tokens=5)
     assert "mask_hidden is 47 wide" in problem.line
     assert f"{REPO}/model.safetensors" in problem.line
 

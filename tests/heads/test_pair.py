@@ -67,15 +67,6 @@ def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):
     assert 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head' in line
 
 
-def test_a_peagle_head_without_the_flag_is_a_warning(tmp_path: Path):
-    line = only(problems(writers.speculators(), tmp_path, flag=False), "warning")
-    assert 'add "parallel_drafting": true to the speculative config' in line
-
-
-def test_an_eagle3_head_without_the_flag_is_left_alone(tmp_path: Path):
-    assert problems(writers.eagle3(), tmp_path, flag=False, k=0) == []
-
-
 @pytest.mark.parametrize(
     ("target", "what"),
     [
@@ -150,5 +141,5 @@ def test_without_weights_the_config_is_still_checked(tmp_path: Path):
     for token, count in ((MASK_TOKEN, 0), (VOCAB, 1)):
         head.config["mask_token_id"] = token
         (head.save(tmp_path) / "model.safetensors").unlink()
-        found = check_pair(read_head(tmp_path), TARGET, num_speculative_tokens=5, parallel_drafting=True)
+        found = check_pair(read_head(tmp_path), TARGET, num_speculative_tokens=5)
         assert len(found) == count

@@ -29,21 +29,18 @@ def test_peagle_heads_have_no_problem(path: Path):
     head = read_head(path)
     assert (head.dialect, head.trained_depth) == ("speculators", 8)
     for k in (1, 3, 5, 7, 8, 11):
-        assert check_pair(head, target_of(path), num_speculative_tokens=k, parallel_drafting=True) == []
-    (forgotten,) = check_pair(head, target_of(path), num_speculative_tokens=5, parallel_drafting=False)
-    assert forgotten.severity == "warning"
+        assert check_pair(head, target_of(path), num_speculative_tokens=k) == []
 
 
 @pytest.mark.parametrize("path", EAGLE3, ids=lambda path: path.name)
 def test_eagle3_heads_are_not_taken_for_peagle(path: Path):
     head = read_head(path)
-    assert check_pair(head, target_of(path), num_speculative_tokens=5, parallel_drafting=False) == []
-    (refused,) = check_pair(head, target_of(path), num_speculative_tokens=5, parallel_drafting=True)
+    (refused,) = check_pair(head, target_of(path), num_speculative_tokens=5)
     assert "is no P-EAGLE head" in refused.line
 
 
 def test_a_head_for_another_target_is_refused():
     heads = {path.name: path for path in PEAGLE}
     target = target_of(MODELS / "tiny-qwen3-peagle")
-    found = check_pair(read_head(heads["tiny-llama-peagle"]), target, num_speculative_tokens=5, parallel_drafting=True)
+    found = check_pair(read_head(heads["tiny-llama-peagle"]), target, num_speculative_tokens=5)
     assert "hidden_size is 128" in found[0].line

@@ -1,5 +1,8 @@
 """broadcast: kernel and twin against one line of Python a row."""
 
+import importlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,3 +30,19 @@ def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
     for row, source in enumerate(row_map):
         expected = hidden[source] if source >= 0 else mask_hidden if source == MASK_ROW else torch.zeros(width)
         assert torch.equal(out[row], expected.to(dtype))
+
+
+@pytest.mark.parametrize("name", ["broadcast", "expand"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch: pytest.MonkeyPatch):
+    """A meta tensor stands for XPU: neither a CPU's nor CUDA's."""
+    module, ran = importlib.import_module(f"peagle_kernels.{name}"), []
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    for twin in ("torch", "triton"):
+        monkeypatch.setattr(module, f"{name}_{twin}", lambda *_, twin=twin: ran.append(twin))
+    out = torch.empty(1, device=device)
+    if name == "broadcast":
+        module.broadcast(out, out, out, out)
+    else:
+        module.expand(None, (), None, None, None, SimpleNamespace(input_ids=out))
+    assert ran == ["torch" if device == "cpu" else "triton"]

@@ -1,74 +1,17 @@
-"""A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config.
+"""A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config."""
 
-``create_engine_config`` is as far as each case goes: no engine, no weights.
-"""
-
-import json
-import logging
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from tests import tiny_heads
+from tests.refusals.configuring import configure, edit_config, edit_weights, refusal
 from tests.tiny_heads import MASK_TOKEN, HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def plugin():
-    from peagle_vllm import plugin
-
-    plugin.register()
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tiny_heads.write_target(tmp_path / "target")
-
-
-@pytest.fixture
-def head(tmp_path: Path, target: Path) -> Path:
-    return tiny_heads.write_head(tmp_path / "head", target, HeadSpec())
-
-
-def configure(target: Path, head: Path, **changes):
-    """vLLM's whole configuration for the pair; ``changes`` override entries of the speculative config."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    engine = {key.removeprefix("engine_"): changes.pop(key) for key in list(changes) if key.startswith("engine_")}
-    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3, "parallel_drafting": True}
-    speculative = {key: value for key, value in (speculative | changes).items() if value is not None}
-    return EngineArgs(
-        model=str(target), skip_tokenizer_init=True, dtype="float32", speculative_config=speculative, **engine
-    ).create_engine_config()
-
-
-def refusal(target: Path, head: Path, **changes) -> str:
-    from peagle_vllm.core.config import RefusedError
-
-    with pytest.raises(RefusedError) as refused:
-        configure(target, head, **changes)
-    line = str(refused.value)
-    assert "\n" not in line and line.startswith("P-EAGLE refused: ")
-    return line
-
-
-def edit_config(head: Path, edit: Callable[[dict], object]) -> None:
-    config = json.loads((head / "config.json").read_text())
-    edit(config)
-    (head / "config.json").write_text(json.dumps(config))
-
-
-def edit_weights(head: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(head / "model.safetensors")
-    edit(weights)
-    save_file(weights, head / "model.safetensors")
 
 
 def test_a_sound_pair_is_configured(target: Path, head: Path):
@@ -112,14 +55,6 @@ def test_an_eagle3_head_with_the_flag(target: Path, head: Path):
     edit_weights(head, lambda w: w.pop("mask_hidden"))
     edit_config(head, lambda c: (c.pop("mask_token_id"), c.update(speculators_model_type="eagle3")))
     assert "is no P-EAGLE head" in refusal(target, head)
-
-
-def test_a_peagle_head_without_the_flag_is_warned_of(target: Path, head: Path, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.WARNING, logger="vllm.peagle")
-    logging.getLogger("vllm").propagate = True
-    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws"))
-    configure(target, aws, parallel_drafting=None)
-    assert '"parallel_drafting": true' in caplog.text
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.5])
@@ -166,30 +101,6 @@ def test_context_parallelism(target: Path, head: Path, name: str):
     setattr(config.parallel_config, name, 2)
     with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2"):
         validation._check_whole(config)
-
-
-def test_an_unknown_vllm_and_a_moved_seam(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    """P-EAGLE is refused by name; the same target without it is configured as ever."""
-    import peagle_vllm.seams as seams
-    from peagle_vllm.seams import fingerprint, version
-
-    seams.refuse_if_moved.cache_clear()
-    monkeypatch.setattr(version, "SUPPORTED", ("0.1",))
-    assert "is not among the versions" in refusal(target, head)
-    monkeypatch.undo()
-    recorded = {
-        minor: {tree: {key: "0" * 16 if "EagleProposer" in key else digest for key, digest in digests.items()}
-                for tree, digests in trees.items()}
-        for minor, trees in fingerprint.load_recorded().items()
-    }  # fmt: skip
-    monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
-    assert "at the seam proposer" in refusal(target, head)
-
-    from vllm.engine.arg_utils import EngineArgs
-
-    EngineArgs(model=str(target), skip_tokenizer_init=True).create_engine_config()
-    monkeypatch.undo()
-    seams.refuse_if_moved.cache_clear()
 
 
 def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Path, head: Path):
@@ -257,16 +168,3 @@ def test_a_peagle_head_needs_no_method(target: Path, head: Path):
     """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
     aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
     assert configure(target, aws, method=None).speculative_config.method == "eagle3"
-
-
-def test_a_seam_that_does_not_fit_leaves_vllm_alone(caplog: pytest.LogCaptureFixture):
-    """A vLLM without what a seam wraps: the import goes on, and says so."""
-    from types import ModuleType
-
-    import peagle_vllm.seams as seams
-
-    caplog.set_level(logging.WARNING, logger="vllm.peagle")
-    logging.getLogger("vllm").propagate = True
-    moved = ModuleType("vllm.v1.worker.gpu_model_runner")
-    seams._install("drafter_limit", moved)
-    assert "the seam drafter_limit does not fit this vLLM" in caplog.text

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import peagle_vllm
@@ -68,7 +70,10 @@ def report(version: str = "0.33.0", status: Status = "holds") -> Report:
         (replace(GPU, disabled=True, use_v2="1"), report(status="not needed"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
         (GPU, report(status="moved"), "refused", "gate"),
         (GPU, report(status="not needed"), "V2", "default"),
-        (GPU, report("0.99.0"), "refused", "0.99.0"),
+        (GPU, report("0.99.0"), "V2", "default"),
+        (GPU, report(status="accepted"), "V2", "default"),
+        (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(), "out-of-tree", "vllm_ascend"),
+        (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(status="moved"), "out-of-tree", "workers"),
         (GPU, None, "none", "not installed"),
     ],
 )
@@ -80,7 +85,7 @@ def test_the_runner_and_why(environment: Environment, found: Report | None, name
 
 @pytest.fixture(autouse=True)
 def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
+    for name in ("PEAGLE_VLLM_DISABLE", "PEAGLE_VLLM_ACCEPT", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -181,13 +186,98 @@ def test_a_gate_that_is_gone_is_not_needed(tmp_path: Path) -> None:
     assert re.search(r"gate +V2 +\d+ +not needed", ran.output)
 
 
-def test_an_unknown_version_exits_1(tmp_path: Path) -> None:
+def test_a_nightly_is_told_by_what_it_looks_like(tmp_path: Path) -> None:
     root = copy_of_touched(tmp_path)
-    (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0"\n')
+    (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+gabc"\n')
     ran = doctor("--vllm", root)
-    assert ran.exit_code == 1
-    assert "0.99.0" in ran.output
-    assert "an unknown version, compared with 0." in ran.output
+    assert ran.exit_code == 0
+    minor = installed().minor
+    assert re.search(r"vLLM +0\.99\.0\.dev1\+gabc \(unknown\)", ran.output)
+    assert re.search(rf"looks like +{minor}; this version itself is not recorded", ran.output)
+    data = json.loads(doctor("--vllm", root, "--json").output)
+    assert data["vllm"] == {
+        "version": "0.99.0.dev1+gabc",
+        "distribution": "unknown",
+        "compared_with": minor,
+        "served": True,
+    }
+
+
+def test_an_accepted_seam_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = copy_of_touched(tmp_path)
+    doctor_file(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head-config,speculator")
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 0
+    assert re.search(r"speculator +V2 +\d+ +accepted", ran.output)
+    assert re.search(r"head-config +both +\d+ +holds", ran.output)
+    assert "speculator: 1 moved, accepted by PEAGLE_VLLM_ACCEPT" in ran.output
+    assert "DraftModelSpeculator._copy_request_inputs" in ran.output
+    assert ", but for 1 definition" in ran.output
+    data = json.loads(doctor("--vllm", root, "--json").output)
+    assert [seam["name"] for seam in data["seams"] if seam["status"] == "accepted"] == ["speculator"]
+    assert data["vllm"]["served"]
+
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "gate")
+    assert doctor("--vllm", root).exit_code == 1
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
+    ran = doctor("--vllm", root)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("peagle-vllm: PEAGLE_VLLM_ACCEPT names 'head config', which is no seam")
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("gives", "plugins", "target_device", "active"),
+    [
+        ("vllm_ascend.platform.NPUPlatform", None, "cuda", True),
+        ("vllm_ascend.platform.NPUPlatform", "peagle,ascend", "cuda", True),
+        ("vllm_ascend.platform.NPUPlatform", "peagle", "cuda", False),
+        ("vllm_ascend.platform.NPUPlatform", None, "cpu", False),
+        ("vllm.platforms.cuda.CudaPlatform", None, "cuda", False),
+        (None, None, "cuda", False),
+        (ImportError("no such device"), None, "cuda", False),
+    ],
+)
+def test_a_platform_plugin_is_found_as_vllm_finds_it(
+    gives: object,
+    plugins: str | None,
+    target_device: str,
+    active: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The case of vllm-ascend, whose own workers P-EAGLE would get."""
+    folder = tmp_path / "platform"
+    folder.joinpath("peagle_test_ascend-1.dist-info").mkdir(parents=True)
+    (folder / "peagle_test_ascend-1.dist-info" / "METADATA").write_text("Name: peagle-test-ascend\nVersion: 1\n")
+    (folder / "peagle_test_ascend-1.dist-info" / "entry_points.txt").write_text(
+        "[vllm.platform_plugins]\nascend = peagle_test_ascend:register\n"
+    )
+    body = f"raise {gives!r}" if isinstance(gives, Exception) else f"return {gives!r}"
+    (folder / "peagle_test_ascend.py").write_text(f"def register():\n    {body}\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "peagle_test_ascend", raising=False)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", target_device)
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    assert read_environment(None).platform == (gives if active else None)
+    if active:
+        data = json.loads(doctor("--json").output)
+        assert (data["platform_plugin"], data["runner"]["name"]) == (gives, "out-of-tree")
+
+
+def test_an_accelerator_need_not_be_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XPU, for one: what torch calls the accelerator of this machine."""
+    xpu = SimpleNamespace(type="xpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: xpu)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda: "Data Center GPU")
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: getattr(torch, kind.type))
+    assert read_environment(None).device == "Data Center GPU, 2 visible"
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    assert read_environment(None).device is None
 
 
 def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:

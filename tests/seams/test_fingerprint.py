@@ -1,13 +1,14 @@
-"""The verdict on a vLLM: holds, moved, not needed, unknown."""
+"""The verdict on a vLLM: holds, moved, accepted, not needed; and which release it looks like."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from peagle_vllm.seams import all_seams, record
-from peagle_vllm.seams.fingerprint import Report, Status, check, load_recorded
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.fingerprint import AcceptError, Report, Status, accepted_seams, check, load_recorded
+from peagle_vllm.seams.ledger import How, Seam, Touch
 from peagle_vllm.seams.version import VllmInstall, read
 from tests.seams.trees import copy_of_touched, doctor_file, fake, installed, next_release
 
@@ -51,7 +52,6 @@ def verdict(tmp_path: Path, text: str | None, version: str = "0.32.5") -> Report
 def test_status(tmp_path: Path, text: str | None, status: Status) -> None:
     report = verdict(tmp_path, text)
     assert [result.status for result in report.results] == [status]
-    assert report.supported
     assert report.ok is (status != "moved")
     assert [bool(result.moved) for result in report.results] == [status == "moved"]
 
@@ -65,12 +65,98 @@ def test_a_moved_touch_names_both_digests(tmp_path: Path) -> None:
     assert gone.change.endswith(" -> gone")
 
 
-def test_an_unknown_version_is_not_ok_but_still_compared(tmp_path: Path) -> None:
-    report = verdict(tmp_path / "same", GATE, version="0.99.0")
-    assert (report.supported, report.ok, report.compared_with) == (False, False, "0.32")
-    assert report.results[0].status == "holds"
-    changed = verdict(tmp_path / "changed", GATE.replace('drafting"]', 'drafting", 1]'), version="0.99.0")
-    assert changed.results[0].status == "moved"
+@pytest.mark.parametrize("version", ["0.32.9", "0.34.0.dev361+gabcdef", "0.1.0", "17.0", "unknown"])
+def test_the_number_decides_nothing(tmp_path: Path, version: str) -> None:
+    report = verdict(tmp_path / "same", GATE, version)
+    assert (report.ok, report.compared_with) == (True, "0.32")
+    changed = verdict(tmp_path / "changed", GATE.replace('drafting"]', 'drafting", 1]'), version)
+    assert (changed.ok, changed.results[0].status) == (False, "moved")
+
+
+def two_touches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:
+    """A vLLM whose functions ``a`` and ``b``, one seam each, return these words. Recorded are builds of 0.32 that
+    return "old" or "cpu build" in both, and one of 0.33 that returns "new"."""
+
+    def tree(name: str, *words: str) -> Path:
+        text = "\n".join(f"def {f}():\n    return {word!r}" for f, word in zip("ab", words, strict=True))
+        return fake(tmp_path / name, {"mod.py": text}, version)
+
+    def digests(word: str) -> dict[str, str | None]:
+        source = record.Source(tree(word, word, word))
+        return {touch.key: source.digest(touch) for seam in seams for touch in seam.touches}
+
+    seams = [
+        Seam(name=f, runner="V2", why="x", waits_for="x", delete_when="x", touches=(Touch("vllm.mod", f, "wrapped"),))
+        for f in "ab"
+    ]
+    recorded = {"0.32": {word: digests(word) for word in ("old", "cpu build")}, "0.33": {"new": digests("new")}}
+    return check(read(tree("asked", a, b)), seams, recorded, frozenset(accepted))
+
+
+@pytest.mark.parametrize(
+    ("words", "minor"),
+    [
+        (("old", "old"), "0.32"),
+        (("new", "new"), "0.33"),
+        (("old", "cpu build"), "0.32"),
+        (("cpu build", "old"), "0.32"),
+    ],
+)
+def test_it_is_like_one_minor_version_and_says_which(tmp_path: Path, words: tuple[str, str], minor: str) -> None:
+    report = two_touches(tmp_path, *words)
+    assert (report.ok, report.compared_with) == (True, minor)
+
+
+def test_two_minor_versions_are_not_mixed(tmp_path: Path) -> None:
+    """Each touch is as some release had it, but no release had both."""
+    for i, version in enumerate(("0.32.1", "0.33.1", "0.40.0")):
+        report = two_touches(tmp_path / str(i), "old", "new", version)
+        assert (report.ok, len(report.moved)) == (False, 1)
+        assert report.compared_with == ("0.32" if version == "0.32.1" else "0.33")
+
+
+def test_a_moved_seam_is_let_in_by_name(tmp_path: Path) -> None:
+    report = two_touches(tmp_path / "1", "new", "other", accepted=("b",))
+    assert (report.ok, report.compared_with) == (True, "0.33")
+    assert [(result.seam.name, result.status) for result in report.results] == [("a", "holds"), ("b", "accepted")]
+    assert [change.touch.qualname for result in report.accepted for change in result.moved] == ["b"]
+    report = two_touches(tmp_path / "2", "other", "other", accepted=("b",))
+    assert [result.seam.name for result in report.moved] == ["a"]
+    report = two_touches(tmp_path / "3", "old", "new", accepted=("b",))
+    assert (report.ok, report.compared_with) == (True, "0.32")  # for 0.33 it would be "a" that moved
+    assert two_touches(tmp_path / "4", "new", "new", accepted=("b",)).accepted == ()
+
+
+@pytest.mark.parametrize(("how", "lost"), [("wrapped", True), ("replaced", True), ("inherited", False)])
+def test_what_has_nothing_left_to_wrap_or_replace_is_not_let_in(tmp_path: Path, how: How, lost: bool) -> None:
+    seam = replace(SEAM, obsolete_if_missing="", touches=(replace(SEAM.touches[0], how=how),))
+    install = read(fake(tmp_path, {"config.py": GATE.replace("unsupported", "renamed")}))
+    report = check(install, [seam], {"0.32": {"vllm 0.32.0": {seam.touches[0].key: "0"}}}, frozenset({"gate"}))
+    assert report.results[0].status == ("moved" if lost else "accepted")
+
+
+def test_seams_are_accepted_by_the_names_that_are_printed() -> None:
+    assert accepted_seams(None) == accepted_seams("") == frozenset()
+    assert accepted_seams(" gate, head-config,") == {"gate", "head-config"}
+    for wrong in ("head config", "head_config", "Gate", "nothing"):
+        with pytest.raises(AcceptError) as refused:
+            accepted_seams(f"gate,{wrong}")
+        line = str(refused.value)
+        assert line.startswith(f"PEAGLE_VLLM_ACCEPT names {wrong!r}, which is no seam; the seams are ")
+        assert "\n" not in line and all(seam.name in line for seam in all_seams())
+
+
+def test_a_nightly_of_no_known_distribution_is_served(tmp_path: Path) -> None:
+    """The installed vLLM and the next one under another number: each looks like what it is."""
+    root = copy_of_touched(tmp_path)
+    next(root.glob("*.dist-info")).joinpath("METADATA").unlink()
+    (root / "vllm" / "_version.py").write_text('__version__ = "0.34.0.dev361+gabcdef"\n')
+    nightly = read(root)
+    assert (nightly.version, nightly.distribution) == ("0.34.0.dev361+gabcdef", "unknown")
+    for vllm, like in ((nightly, installed()), (replace(next_release(), version="0.34.0.dev361"), next_release())):
+        report = check(vllm)
+        assert report.ok, [moved.touch.path for result in report.moved for moved in result.moved]
+        assert report.compared_with == like.minor
 
 
 def test_a_touch_that_was_never_recorded_has_moved(tmp_path: Path) -> None:
@@ -109,8 +195,8 @@ CHANGES = {
     "gate": ("vllm.config.vllm", 'unsupported.append("parallel dr', 'unsupported.insert(0, "parallel dr'),
     "speculator": ("vllm.v1.worker.gpu.spec_decode.speculator", "idx_mapping.fill_(-1)", "idx_mapping.fill_(0)"),
     "proposer": ("vllm.v1.spec_decode.llm_base_proposer", "def dummy_run(", "def dummy_run_2("),
-    "drafter limit": ("vllm.v1.worker.gpu_model_runner", "def _input_fits_in_drafter(", "def _fits("),
-    "CPU sampling": ("vllm.utils.cpu_triton_utils", "def _expand_kernel_impl(", "def _expand("),
+    "drafter-limit": ("vllm.v1.worker.gpu_model_runner", "def _input_fits_in_drafter(", "def _fits("),
+    "cpu-sampling": ("vllm.utils.cpu_triton_utils", "def _expand_kernel_impl(", "def _expand("),
 }
 
 

@@ -1,11 +1,19 @@
 """What our code takes from vLLM, read from both sources. ``test_ledger`` holds the ledger against it."""
 
 import ast
-from collections.abc import Iterator
+import contextvars
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import torch
+
+import peagle_kernels
+import peagle_vllm
+from peagle_vllm.seams.ledger import Touch
 from peagle_vllm.seams.source import Source
 
 
@@ -176,3 +184,88 @@ def _of_super(node: ast.AST) -> Iterator[str]:
         match item:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=attr):
                 yield attr
+
+
+# ------------------------------------------------------------------- attributes of vLLM's objects
+
+_PYTHONS = (dict, list, set, str, tuple, int, float, type, contextvars.ContextVar, logging.Logger)
+_NOT_VLLM = {"_replace"} | {name for kind in (*_PYTHONS, torch.Tensor, torch.dtype, np.ndarray) for name in dir(kind)}
+_PACKAGES = {"peagle_vllm": Path(peagle_vllm.__file__).parent, "peagle_kernels": Path(peagle_kernels.__file__).parent}
+
+
+def attributes_read(file: Path, classes: set[str]) -> set[str]:
+    """Names of attributes that a file of ours takes from objects of vLLM, as far as names can tell.
+
+    All but those of Python, torch, NumPy and of the classes of ours that the file defines or imports. What is taken
+    from ``self`` in one of ``classes`` is left to ``uses_of_bases``.
+    """
+    tree = ast.parse(file.read_text())
+    ours, imported = set(_members(tree)), {"super"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] != "vllm":
+            imported |= {alias.asname or alias.name for alias in node.names}
+            for source in {found for alias in node.names for found in _files_of(node.module, alias.name)}:
+                ours |= set(_members(ast.parse(source.read_text())))
+    inherited = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]
+    of_self = {id(item) for node in inherited for item in ast.walk(node) if _is_of_self(item)}
+    nodes = [node for node in ast.walk(tree) if id(node) not in of_self]
+    return {name for node in nodes for name in _attribute(node, imported)} - _NOT_VLLM - ours
+
+
+def attributes_named(source: Source, touches: Iterable[Touch]) -> set[str]:
+    """Names that these touches compare: their own, a class's members, and what a method sets on ``self``."""
+    names = set()
+    for touch in touches:
+        names |= set(touch.qualname.split("."))
+        for node in source.find(touch.module, touch.qualname):
+            if isinstance(node, ast.ClassDef):
+                names |= set(_members(node))
+            elif touch.what == "body":
+                names |= set(_of_self(node, ast.Store))
+    return names
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _attribute(node: ast.AST, imported: set[str]) -> Iterator[str]:
+    """The attribute that ``node`` takes, by a dot or by getattr, unless of something that is imported, not vLLM's."""
+    match node:
+        case ast.Attribute(value=value, attr=attr):
+            while isinstance(value, ast.Attribute | ast.Call | ast.Subscript):
+                value = value.func if isinstance(value, ast.Call) else value.value
+            if not (isinstance(value, ast.Name) and value.id in imported):
+                yield attr
+        case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(attr)), *_]):
+            yield attr
+
+
+def _files_of(module: str, name: str) -> Iterator[Path]:
+    """The files of ours that ``from module import name`` reaches; re-exports are followed."""
+    top, *inner = module.split(".")
+    if top not in _PACKAGES:
+        return
+    path = _PACKAGES[top].joinpath(*inner)
+    if (path / f"{name}.py").is_file():
+        yield path / f"{name}.py"
+        return
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    yield file
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:
+            yield from _files_of(node.module, name)
+
+
+def _members(tree: ast.AST) -> Iterator[str]:
+    """What the classes of a file, or one class, define and set on themselves."""
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for item in node.body:
+            match item:
+                case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    yield name
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    yield name
+        yield from _of_self(node, ast.Store)

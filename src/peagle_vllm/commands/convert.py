@@ -77,7 +77,7 @@ def _problems(head: "Head", to: str, target: "Target | None") -> "list[Problem]"
 
     problems = obstacles(head, "vllm" if to == "vllm" else "speculators")
     if target is not None:
-        pair = check_pair(head, target, num_speculative_tokens=None, parallel_drafting=True)
+        pair = check_pair(head, target, num_speculative_tokens=None)
         problems += [problem for problem in pair if problem not in problems and not problem.by_convert]
     return problems
 

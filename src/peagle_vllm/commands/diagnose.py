@@ -108,7 +108,7 @@ def _fit_head(name: str, target: "Target") -> "Head":
     from peagle_vllm.heads.reader import read_head
 
     head = read_head(download(name))
-    problems = check_pair(head, target, num_speculative_tokens=None, parallel_drafting=True)
+    problems = check_pair(head, target, num_speculative_tokens=None)
     for problem in problems:
         print(f"{problem.severity}: {problem.line}", file=sys.stderr)
     if any(problem.severity == "error" for problem in problems):

@@ -1,6 +1,7 @@
 """``peagle-vllm doctor``."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def doctor(
 ) -> None:
     """Would P-EAGLE be served here, by which runner, and do the seams with vLLM hold?
 
-    Exit status: 0 all well; 1 a seam has moved, or vLLM is absent or of an unknown version; 2 PATH is no vLLM.
+    Exit status: 0 all well; 1 a seam has moved, or vLLM is absent; 2 PATH is no vLLM, or PEAGLE_VLLM_ACCEPT no seam.
     """
     from rich.console import Console
 
@@ -35,9 +36,10 @@ def doctor(
 
     try:
         install = find_vllm() if vllm is None else read(vllm)
-    except NotVllmError as error:
+        accepted = fingerprint.accepted_seams(os.environ.get(fingerprint.ACCEPT))
+    except (NotVllmError, fingerprint.AcceptError) as error:
         fail(str(error))
-    report = None if install is None else fingerprint.check(install)
+    report = None if install is None else fingerprint.check(install, accepted=accepted)
     environment = runner = None
     if vllm is None:
         environment = read_environment(install)

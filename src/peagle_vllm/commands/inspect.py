@@ -65,10 +65,7 @@ def _problems(head: "Head", target: "Target | None", headers_only: bool) -> "lis
     from peagle_vllm.heads.head import Problem
     from peagle_vllm.heads.values import check_values
 
-    if target is None:
-        problems = check_head(head)
-    else:
-        problems = check_pair(head, target, num_speculative_tokens=None, parallel_drafting=True)
+    problems = check_head(head) if target is None else check_pair(head, target, num_speculative_tokens=None)
     if not head.tensors:
         problems.append(Problem(f"no *.safetensors: {head.name}; pickled weights are never read, save them as such"))
     if not headers_only:

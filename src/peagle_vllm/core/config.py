@@ -20,4 +20,15 @@ def is_peagle(vllm_config: "VllmConfig") -> bool:
 
 def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     """The same of a ``SpeculativeConfig``. DFlash and DSpark draft in parallel too, by their own methods."""
-    return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting)
+    return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
+
+
+def on_vllm_platform() -> bool:
+    """Whether the platform is one of vLLM's own: CPU, CUDA, ROCm, XPU.
+
+    Any other (a plugin such as vllm-ascend, the TPU's) brings workers and model runners of its own, and keeps its own
+    behaviour. The platform is known before vLLM builds a configuration, the worker class it picks only in the midst.
+    """
+    from vllm.platforms import current_platform
+
+    return type(current_platform).__module__.partition(".")[0] == "vllm"

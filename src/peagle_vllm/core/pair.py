@@ -14,22 +14,12 @@ from peagle_vllm.heads.target import Target
 __all__ = ["Problem", "Target", "check_pair", "default_aux_layers", "num_tokens_faults"]
 
 
-def check_pair(head: Head, target: Target, *, num_speculative_tokens: object, parallel_drafting: bool) -> list[Problem]:
-    """What is wrong with serving ``head`` for ``target``; empty when all is well.
+def check_pair(head: Head, target: Target, *, num_speculative_tokens: object) -> list[Problem]:
+    """What is wrong with serving ``head`` for ``target`` as P-EAGLE; empty when all is well.
 
     Args:
         num_speculative_tokens: K, as the user gave it; None where it is left to the head.
-        parallel_drafting: the flag of the speculative config. Without it this is no P-EAGLE, so nothing is checked
-            but that the flag was not forgotten.
     """
-    if not parallel_drafting:
-        if not head.has_mask_hidden:
-            return []
-        forgotten = (
-            f"{head.name} is a P-EAGLE head (it carries mask_hidden) and is served as EAGLE-3, one token a forward: "
-            'add "parallel_drafting": true to the speculative config'
-        )
-        return [Problem(forgotten, "warning")]
     problems: list[Problem] = []
     if num_speculative_tokens is not None:
         problems += [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]

@@ -7,6 +7,7 @@ passes every configuration that is not P-EAGLE on to the original.
 import functools
 import importlib
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import wrapt
@@ -58,7 +59,7 @@ def _install(name: str, module: object) -> None:
     except (AttributeError, KeyError, TypeError) as error:
         logger.warning(
             "peagle-vllm: the seam %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
-            name,
+            name.replace("_", "-"),
             error,
         )
 
@@ -71,21 +72,24 @@ def all_seams() -> "tuple[Seam, ...]":
 
 @functools.cache
 def refuse_if_moved() -> None:
-    """Raise ``RefusedError`` if this vLLM is unknown or a seam no longer fits it."""
+    """Raise ``RefusedError`` if a seam no longer fits this vLLM and was not let in; warn of those that were."""
     from peagle_vllm.seams import fingerprint, version
 
     install = version.find_vllm()
     if install is None:
         return
-    report = fingerprint.check(install.root)
-    if not report.supported:
+    try:
+        report = fingerprint.check(install, accepted=fingerprint.accepted_seams(os.environ.get(fingerprint.ACCEPT)))
+    except fingerprint.AcceptError as error:
+        raise RefusedError(f"P-EAGLE refused: {error}") from None
+    if report.moved:
+        lost = [change.touch.path for result in report.moved for change in result.moved if change.lost]
+        names = ",".join(result.seam.name for result in report.results if result.moved)
+        way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
+        if lost:
+            way_out = f"{lost[0]} is gone, so {fingerprint.ACCEPT} does not help"
         raise RefusedError(
-            f"P-EAGLE refused: vLLM {report.version} is not among the versions this peagle-vllm knows "
-            f"({', '.join(version.SUPPORTED)}); install one of them, or run `peagle-vllm doctor`"
+            f"P-EAGLE refused: {report.differs(report.moved)}; `peagle-vllm doctor` names what moved; {way_out}"
         )
-    moved = [result.seam.name for result in report.results if result.status == "moved"]
-    if moved:
-        raise RefusedError(
-            f"P-EAGLE refused: vLLM {report.version} differs from what peagle-vllm was checked against at the "
-            f"seam{'s' if len(moved) > 1 else ''} {', '.join(moved)}; run `peagle-vllm doctor` for the details"
-        )
+    if report.accepted:
+        logger.warning("P-EAGLE is served although %s: %s", report.differs(report.accepted), fingerprint.ACCEPT)

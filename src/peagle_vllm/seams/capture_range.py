@@ -3,11 +3,11 @@
 from types import ModuleType
 
 from peagle_vllm.core.config import is_peagle
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
-    name="capture range",
+    name="capture-range",
     runner="V1",
     why="A decode batch of n requests verifies (K+1)n rows but drafts 2K*n, so drafts outgrow the captured sizes; "
     "the range grows by K x max_num_seqs.",
@@ -19,6 +19,24 @@ SEAM = Seam(
         Touch("vllm.config.compilation", "CompilationConfig.max_cudagraph_capture_size", "replaced", "signature"),
         Touch("vllm.config.compilation", "CompilationConfig.post_init_cudagraph_sizes", "called"),
         Touch("vllm.config.vllm", "VllmConfig.use_v2_model_runner", "called"),
+        *touches(
+            "vllm.config.vllm",
+            "called",
+            "compilation_config",
+            "num_speculative_tokens",
+            "scheduler_config",
+            "speculative_config",
+            of="VllmConfig",
+            what="signature",
+        ),
+        *touches(
+            "vllm.config.scheduler",
+            "called",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            of="SchedulerConfig",
+            what="signature",
+        ),
     ),
 )
 

@@ -7,7 +7,7 @@ from peagle_vllm.seams.ledger import Seam, Touch
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
-    name="CPU sampling",
+    name="cpu-sampling",
     runner="CPU",
     why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
     "temperatures, top-k and top-p never reach the verified rows.",

@@ -9,7 +9,7 @@ from peagle_vllm.seams.ledger import Seam, touches
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
-    name="draft metrics",
+    name="draft-metrics",
     runner="both",
     why="vLLM counts drafted and accepted tokens in the scheduler; how a draft batch ran is known in the worker only, "
     "and nothing of a drafter travels from there. The counts ride with the step's output, which is pickled, and then "
@@ -22,6 +22,7 @@ SEAM = Seam(
         *touches("vllm.v1.worker.gpu.async_utils", "called", "model_runner_output", of="AsyncOutput"),
         *touches("vllm.v1.worker.gpu_model_runner", "called", "_model_runner_output", of="AsyncGPUModelRunnerOutput"),
         *touches("vllm.v1.core.sched.scheduler", "wrapped", "update_from_output", of="Scheduler", what="signature"),
+        *touches("vllm.v1.engine", "called", "scheduler_stats", of="EngineCoreOutputs", what="signature"),
         *touches("vllm.v1.metrics.stats", "called", "num_kv_fetch_reqs_by_stage", of="SchedulerStats"),
         *touches("vllm.v1.metrics.loggers", "wrapped", "__init__", of="StatLoggerManager"),
         *touches("vllm.v1.metrics.loggers", "called", "record", "log", of="StatLoggerManager"),

@@ -2,11 +2,11 @@
 
 from types import ModuleType
 
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
-    name="drafter limit",
+    name="drafter-limit",
     runner="V1",
     why="The V1 runner drafts for nobody while any request is within K tokens of max_model_len. The geometry "
     "handles the end of a sequence, so P-EAGLE drafts on.",
@@ -14,7 +14,14 @@ SEAM = Seam(
     delete_when="vLLM drops the V1 model runner",
     touches=(
         Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._input_fits_in_drafter", "wrapped"),
-        Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.effective_drafter_max_model_len", "called"),
+        *touches(
+            "vllm.v1.worker.gpu_model_runner",
+            "called",
+            "drafter",
+            "effective_drafter_max_model_len",
+            "max_model_len",
+            of="GPUModelRunner",
+        ),
     ),
 )
 

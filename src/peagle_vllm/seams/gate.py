@@ -1,10 +1,14 @@
 """Model Runner V2 refuses P-EAGLE; this lets it through."""
 
+import functools
+import logging
 from types import ModuleType
 
 from peagle_vllm.core.config import is_peagle
 from peagle_vllm.seams.ledger import Seam, Touch
 from peagle_vllm.seams.patching import wrap
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 REFUSAL = "parallel drafting for EAGLE speculative decoding"
 
@@ -15,7 +19,11 @@ SEAM = Seam(
     waits_for="a P-EAGLE speculator in vLLM's Model Runner V2",
     delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
     obsolete_if_missing=REFUSAL,
-    touches=(Touch("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features", "wrapped"),),
+    touches=(
+        Touch("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features", "wrapped"),
+        Touch("vllm.config.parallel", "ParallelConfig.worker_cls", "called", "signature"),
+        Touch("vllm.platforms", "current_platform", "called"),
+    ),
 )
 
 
@@ -23,10 +31,20 @@ def install(module: ModuleType) -> None:
     def make(original):
         def _get_v2_model_runner_unsupported_features(self, *args, **kwargs):
             unsupported = original(self, *args, **kwargs)
-            if is_peagle(self):
-                return [feature for feature in unsupported if feature != REFUSAL]
-            return unsupported
+            if not is_peagle(self):
+                return unsupported
+            # "auto" until one of vLLM's platforms has put its own worker there.
+            worker = str(self.parallel_config.worker_cls)
+            if worker.partition(".")[0] not in ("auto", "vllm"):
+                _say_closed(worker)
+                return unsupported
+            return [feature for feature in unsupported if feature != REFUSAL]
 
         return _get_v2_model_runner_unsupported_features
 
     wrap(module.VllmConfig, "_get_v2_model_runner_unsupported_features", make)
+
+
+@functools.cache
+def _say_closed(worker: str) -> None:
+    logger.warning("P-EAGLE stays off Model Runner V2: the worker class %s may have a runner of its own", worker)

@@ -5,6 +5,7 @@ it exists and when it dies; ``doctor``, the fingerprints and ``docs/seams.md`` r
 declaration. Imports neither vLLM nor torch.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +47,7 @@ class Touch:
 class Seam:
     """One place where this package touches vLLM, and when that ends.
 
+    ``name`` is the file's, with hyphens: what is printed, and what PEAGLE_VLLM_ACCEPT takes.
     ``obsolete_if_missing`` is a text in the source of the touched modules: once it is in none of
     them, what the seam waits for has landed and the seam is not needed any more. Empty: vLLM's
     source alone cannot tell.
@@ -60,6 +62,8 @@ class Seam:
     obsolete_if_missing: str = ""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch("[a-z]+(-[a-z]+)*", self.name):
+            raise ValueError(f"a seam's name is words with hyphens, not {self.name!r}")
         if not self.touches:
             raise ValueError(f"seam {self.name} touches nothing")
         keys = [touch.key for touch in self.touches]

@@ -5,6 +5,7 @@ from types import ModuleType
 import peagle_vllm.seams as seams
 from peagle_vllm.core.config import is_peagle
 from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.loaded_head import LOADED_HEAD
 
 SEAM = Seam(
     name="proposer",
@@ -22,7 +23,9 @@ SEAM = Seam(
             "EagleProposer",
             "GPUModelRunner.propose_draft_token_ids",
             "GPUModelRunner.query_start_loc",
+            "GPUModelRunner.discard_request_mask",
         ),
+        *touches("vllm.v1.utils", "called", "np", of="CpuGpuBuffer"),
         *touches(
             "vllm.v1.worker.gpu_input_batch",
             "called",
@@ -68,23 +71,20 @@ SEAM = Seam(
         *touches("vllm.v1.sample.metadata", "called", "SamplingMetadata", what="signature"),
         *touches("vllm.v1.sample.ops.topk_topp_sampler", "called", "sample_with_exponential_noise"),
         *touches("vllm.v1.sample.sampler", "called", "_SAMPLING_EPS"),
-        # The heads: the buffer mask_hidden, what fills it, and what projects it.
-        *touches("vllm.model_executor.models.llama_eagle3", "wrapped", "load_weights", of="Eagle3LlamaForCausalLM"),
+        # The configuration.
         *touches(
-            "vllm.model_executor.models.llama_eagle3",
+            "vllm.config.vllm",
             "called",
-            "__init__",
-            "combine_hidden_states",
-            of="Eagle3LlamaForCausalLM",
+            "load_config",
+            "model_config",
+            "speculative_config",
+            of="VllmConfig",
+            what="signature",
         ),
-        *touches("vllm.model_executor.models.qwen3_eagle3", "wrapped", "load_weights", of="Eagle3Qwen3ForCausalLM"),
-        *touches(
-            "vllm.model_executor.models.qwen3_eagle3",
-            "called",
-            "__init__",
-            "combine_hidden_states",
-            of="Eagle3Qwen3ForCausalLM",
-        ),
+        *touches("vllm.config.model", "called", "hf_config", "max_model_len", of="ModelConfig", what="signature"),
+        *touches("vllm.config.speculative", "called", "draft_model_config", of="SpeculativeConfig", what="signature"),
+        *touches("vllm.config.load", "called", "load_format", of="LoadConfig", what="signature"),
+        *LOADED_HEAD,
     ),
 )
 

@@ -14,24 +14,29 @@ _HEAD = """\
 
 Everything of vLLM that this package wraps, replaces, inherits or calls although vLLM promises
 nothing about it, one seam a file in `src/peagle_vllm/seams/`. The source of each touched definition
-is fingerprinted. Where it differs from what was recorded, P-EAGLE is refused in one line that names
-the seam; every other configuration runs on untouched.
+is fingerprinted. What a vLLM calls itself decides nothing: a nightly, a vendor's build or a patch
+release is served where every touched definition is as it was recorded for one minor version, whichever
+that is. Where one differs, P-EAGLE is refused in one line that names the seam; every other
+configuration runs on untouched.
+
+`PEAGLE_VLLM_ACCEPT=seam[,seam]` serves P-EAGLE although these seams have moved, with one warning a
+start: for who has looked at what `peagle-vllm doctor` lists and found that it does not matter. Where
+something to wrap or to replace is gone there is nothing to accept.
 
 ## A new vLLM is out
 
 1. `pip download vllm==X --no-deps`
 2. `peagle-vllm doctor --vllm vllm-X*.whl` names every touch that moved.
 3. Look at each of them, in both versions, and mend the seam.
-4. `python -m peagle_vllm.seams.record --vllm vllm-X*.whl`; add a new minor version to `SUPPORTED` in
-   `src/peagle_vllm/seams/version.py`, and to the extras in `pyproject.toml`. Builds of one release can
-   differ (the CPU build patches files of its own), so each is recorded beside the others, and matching
-   one of them is enough.
+4. `python -m peagle_vllm.seams.record --vllm vllm-X*.whl`; add a new minor version to the extras in
+   `pyproject.toml`. Builds of one release can differ (the CPU build patches files of its own), so each
+   is recorded beside the others, and for each touch matching one of them is enough.
 5. `python -m peagle_vllm.seams.render > docs/seams.md`, then `make test`.
 
 A touch is compared whole, comments, docstrings and formatting aside.
 
 - ° only the signature counts: parameters; for a class, its fields and the signatures of its methods
-- † not the same in every supported version
+- † not the same in every recorded version
 """
 
 

@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import peagle_vllm.seams as seams
-from peagle_vllm.core.config import RefusedError, is_peagle_spec
+from peagle_vllm.core.config import RefusedError, is_peagle_spec, on_vllm_platform
 from peagle_vllm.core.pair import Problem, Target, check_pair, num_tokens_faults
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.reader import Head, HeadError, locate, read_head
 from peagle_vllm.seams import head_config
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.patching import wrap
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
 SEAM = Seam(
     name="validation",
@@ -30,19 +31,55 @@ SEAM = Seam(
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     touches=(
-        Touch("vllm.engine.arg_utils", "EngineArgs.create_speculative_config", "wrapped", "signature"),
-        Touch("vllm.engine.arg_utils", "EngineArgs.speculative_config", "called", "signature"),
         Touch("vllm.config.speculative", "SpeculativeConfig.__post_init__", "wrapped", "signature"),
         Touch("vllm.config.vllm", "VllmConfig.__post_init__", "wrapped", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.method", "called", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.model", "called", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.revision", "called", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.parallel_drafting", "called", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.num_speculative_tokens", "called", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.draft_model_config", "called", "signature"),
-        Touch("vllm.config.speculative", "SpeculativeConfig.target_model_config", "called", "signature"),
-        Touch("vllm.config.parallel", "ParallelConfig.prefill_context_parallel_size", "called", "signature"),
-        Touch("vllm.config.parallel", "ParallelConfig.decode_context_parallel_size", "called", "signature"),
+        Touch("vllm.engine.arg_utils", "EngineArgs.create_speculative_config", "wrapped", "signature"),
+        *touches(
+            "vllm.engine.arg_utils",
+            "called",
+            "speculative_config",
+            "spec_method",
+            "spec_tokens",
+            of="EngineArgs",
+            what="signature",
+        ),
+        *touches(
+            "vllm.config.vllm", "called", "parallel_config", "speculative_config", of="VllmConfig", what="signature"
+        ),
+        *touches(
+            "vllm.config.speculative",
+            "called",
+            "method",
+            "model",
+            "revision",
+            "parallel_drafting",
+            "num_speculative_tokens",
+            "num_speculative_tokens_per_batch_size",
+            "enable_adaptive_verification",
+            "draft_model_config",
+            "target_model_config",
+            of="SpeculativeConfig",
+            what="signature",
+        ),
+        *touches(
+            "vllm.config.model",
+            "called",
+            "model",
+            "hf_config",
+            "get_hidden_size",
+            "get_vocab_size",
+            "get_total_num_hidden_layers",
+            of="ModelConfig",
+            what="signature",
+        ),
+        *touches(
+            "vllm.config.parallel",
+            "called",
+            "prefill_context_parallel_size",
+            "decode_context_parallel_size",
+            of="ParallelConfig",
+            what="signature",
+        ),
         Touch("vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils", "get_eagle3_aux_layers_from_config", "called"),
     ),
 )
@@ -69,11 +106,12 @@ def _install_arguments(module: ModuleType) -> None:
             # --spec-method and --spec-tokens are merged in by the original; left out, K may come from the head.
             method = given.get("method", getattr(self, "spec_method", None))
             num_tokens = given.get("num_speculative_tokens", getattr(self, "spec_tokens", None))
-            if given.get("parallel_drafting") and method == "eagle3" and num_tokens is not None:
-                for line in num_tokens_faults(num_tokens):
-                    raise refuse(line)
-            if given.get("parallel_drafting") and given.get(QUANTIZATION):
-                _check_quantization_is_known(module.SpeculativeConfig)
+            if given.get("parallel_drafting") and on_vllm_platform():
+                if method == "eagle3" and num_tokens is not None:
+                    for line in num_tokens_faults(num_tokens):
+                        raise refuse(line)
+                if given.get(QUANTIZATION):
+                    _check_quantization_is_known(module.SpeculativeConfig)
             return original(self, *args, **kwargs)
 
         return create_speculative_config
@@ -90,7 +128,7 @@ def _check_quantization_is_known(speculative_config: type) -> None:
 def _install_speculative(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
-            if self.model and self.target_model_config and self.parallel_drafting:
+            if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
                 # Before vLLM reads the head, because its own errors name something else.
                 if self.method is None and _carries_mask_hidden(self):
                     self.method = "eagle3"  # the one method for such a head; vLLM would go by its name
@@ -127,8 +165,9 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     spec = vllm_config.speculative_config
     if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
         return
-    if not is_peagle_spec(spec):
+    if not spec.parallel_drafting:
         _warn_of_forgotten_flag(spec)
+    if not is_peagle_spec(spec):
         return
     seams.refuse_if_moved()
     if spec.enable_adaptive_verification and spec.num_speculative_tokens_per_batch_size:
@@ -146,15 +185,8 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
 
 
 def _check_head(model: str, spec: "SpeculativeConfig") -> None:
-    """Refuse a P-EAGLE head that does not fit; warn where the flag was forgotten."""
-    head_problems = _problems(
-        model,
-        spec.revision,
-        _target(spec.target_model_config),
-        spec.num_speculative_tokens,
-        bool(spec.parallel_drafting),
-    )
-    for problem in head_problems:
+    """Refuse a P-EAGLE head that does not fit."""
+    for problem in _problems(model, spec.revision, _target(spec.target_model_config), spec.num_speculative_tokens):
         if problem.severity == "error":
             raise refuse(problem.line)
         _warn_once(problem.line)
@@ -167,11 +199,14 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
-    """Never stops a configuration that is not P-EAGLE, whatever the head's files hold."""
-    try:
-        _check_head(spec.draft_model_config.model, spec)
-    except Exception as error:
-        logger.debug("%s not read: %s", spec.draft_model_config.model, error)
+    """From what vLLM has loaded anyway: plain EAGLE-3 costs no file and no request to the hub."""
+    draft = spec.draft_model_config
+    named = [key for key in MASK_TOKEN_KEYS if getattr(draft.hf_config, key, None) is not None]
+    if named:
+        _warn_once(
+            f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
+            'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
+        )
 
 
 def _carries_mask_hidden(spec: "SpeculativeConfig") -> bool:
@@ -233,12 +268,10 @@ def _read(model: str, revision: str | None) -> Head | HeadError | None:
         return error
 
 
-def _problems(
-    model: str, revision: str | None, target: Target, num_speculative_tokens: int, parallel_drafting: bool
-) -> list[Problem]:
+def _problems(model: str, revision: str | None, target: Target, num_speculative_tokens: int) -> list[Problem]:
     head = _read(model, revision)
     if head is None:
         return []  # the loaded head is checked instead
     if isinstance(head, HeadError):
-        return [Problem(str(head))] if parallel_drafting else []
-    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens, parallel_drafting=parallel_drafting)
+        return [Problem(str(head))]
+    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens)

@@ -10,8 +10,6 @@ from email.parser import HeaderParser
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-SUPPORTED = ("0.32", "0.33")  # minor versions; what each looks like is in fingerprints.json
-
 _UNKNOWN = "unknown"
 _VERSION_LINE = re.compile(r"^__version__\s*=.*?[\"']([^\"']+)[\"']", re.MULTILINE)
 
@@ -32,10 +30,6 @@ class VllmInstall:
     def minor(self) -> str:
         """``"0.33"`` of ``"0.33.1rc1+cu130"``; an unknown version stays itself."""
         return minor_of(self.version)
-
-    @property
-    def supported(self) -> bool:
-        return self.minor in SUPPORTED
 
     @property
     def label(self) -> str:

@@ -35,7 +35,7 @@ MODES: dict[CUDAGraphMode, Mode] = {
 class ParallelEagleProposer(EagleProposer):
     """Drafts all K tokens of every request in one drafter forward."""
 
-    drafts_up_to_max_model_len = True  # read by the seam "drafter limit"
+    drafts_up_to_max_model_len = True  # read by the seam drafter-limit
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
         refuse_mixed_windows(vllm_config.speculative_config)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
 from peagle_vllm.core.greedy import MAX_LOGITS_BYTES
@@ -47,7 +47,7 @@ def draft_memory(vllm_config: VllmConfig, num_groups: int = 1) -> DraftMemory:
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
     size = vllm_config.model_config.dtype.itemsize
     hidden = spec.draft_model_config.get_hidden_size() * size
-    aux = _num_aux(spec) * vllm_config.model_config.get_hidden_size() * size
+    aux = _num_aux(vllm_config) * vllm_config.model_config.get_hidden_size() * size
     per_row = 4 + 8 + 4 + 8 * num_groups  # input id, position, row map, slots
     per_sample = 8 + 8 + 8  # row, position, request
     rows = max_num_tokens + max_num_seqs * (max_k - 1)
@@ -62,8 +62,10 @@ def draft_memory(vllm_config: VllmConfig, num_groups: int = 1) -> DraftMemory:
     )
 
 
-def _num_aux(spec: SpeculativeConfig) -> int:
+def _num_aux(vllm_config: VllmConfig) -> int:
     """Aux hidden states that the head reads, as vLLM's EAGLE-3 models count them."""
+    spec = vllm_config.speculative_config
+    assert spec is not None
     stated = getattr(spec.draft_model_config.hf_config, "num_aux_hidden_states", None)
     return stated or len(get_eagle3_aux_layers_from_config(spec) or range(3))
 

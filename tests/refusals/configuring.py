@@ -1,0 +1,49 @@
+"""Building vLLM's whole configuration for a target and a head: no engine, no weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def configure(target: Path, head: Path, **changes):
+    """vLLM's whole configuration for the pair; ``changes`` override entries of the speculative config."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = {key.removeprefix("engine_"): changes.pop(key) for key in list(changes) if key.startswith("engine_")}
+    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3, "parallel_drafting": True}
+    speculative = {key: value for key, value in (speculative | changes).items() if value is not None}
+    return EngineArgs(
+        model=str(target), skip_tokenizer_init=True, dtype="float32", speculative_config=speculative, **engine
+    ).create_engine_config()
+
+
+def refusal(target: Path, head: Path, **changes) -> str:
+    from peagle_vllm.core.config import RefusedError
+
+    with pytest.raises(RefusedError) as refused:
+        configure(target, head, **changes)
+    line = str(refused.value)
+    assert "\n" not in line and line.startswith("P-EAGLE refused: ")
+    return line
+
+
+def said(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """Messages that hold this text. pytest may hear the same one at two loggers."""
+    messages = {id(record): record.getMessage() for record in caplog.records}.values()
+    return [message for message in messages if text in message]
+
+
+def edit_config(head: Path, edit: Callable[[dict], object]) -> None:
+    config = json.loads((head / "config.json").read_text())
+    edit(config)
+    (head / "config.json").write_text(json.dumps(config))
+
+
+def edit_weights(head: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(head / "model.safetensors")
+    edit(weights)
+    save_file(weights, head / "model.safetensors")
