@@ -89,7 +89,7 @@ class Batch:
         return self.shape.reqs * (self.shape.k + 1) if self.shape.static else self.shape.rows
 
     def plugin(self) -> SimpleNamespace:
-        """What ``expand`` and ``broadcast`` take: target, aux, groups, layout, step, buffers and broadcast's output."""
+        """What the kernels take: target, aux, groups, layout, step, buffers and the output."""
         shape, length = self.shape, self.shape.draft_length
         num_draft = shape.reqs * length
         layout = (
@@ -178,17 +178,17 @@ class Batch:
 
 
 def moved_bytes(shape: Shape, element_bytes: int) -> dict[str, int]:
-    """What each kernel must read and write, once: {"expand", "broadcast", "both"}.
+    """What each kernel must read and write, once: {"prepare_inputs", "gather_hidden", "both"}.
 
-    expand reads the valid target rows' captured states, ids and positions and a block-table entry a draft row; it
-    writes staging, and of each draft row id, position, map entry and slot. broadcast reads each valid row after fc,
-    ``mask_hidden`` and the row map, and writes every draft row.
+    prepare_inputs reads the valid target rows' captured states, ids and positions and a block-table entry a draft row;
+    it writes staging, and of each draft row id, position, map entry and slot. gather_hidden reads each valid row after
+    fc, ``mask_hidden`` and the row map, and writes every draft row.
     """
     valid = shape.rows - sum(shape.refused)
     draft_rows = shape.reqs * shape.draft_length
     staged = shape.reqs * (shape.k + 1) if shape.static else shape.rows
     row = shape.width * element_bytes
     indices = valid * (4 + 8) + draft_rows * (4 + 4 + 8 + 4 + 8) + shape.reqs * shape.k * 3 * 8
-    expand = (valid + staged) * NUM_AUX * row + indices
-    broadcast = (valid + 1 + draft_rows) * row + draft_rows * 4
-    return {"expand": expand, "broadcast": broadcast, "both": expand + broadcast}
+    prepare_inputs = (valid + staged) * NUM_AUX * row + indices
+    gather_hidden = (valid + 1 + draft_rows) * row + draft_rows * 4
+    return {"prepare_inputs": prepare_inputs, "gather_hidden": gather_hidden, "both": prepare_inputs + gather_hidden}

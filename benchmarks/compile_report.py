@@ -1,7 +1,7 @@
 """What the compiler makes of both kernels: ``python -m benchmarks.compile_report [--out FILE]``. Needs no GPU.
 
-Compiles ``expand`` and ``broadcast`` ahead of time for sm_90 and sm_100 over the shapes that the suite compiles, and
-records registers, shared memory, spills, and the widths of the global loads and stores in the machine code.
+Compiles ``prepare_inputs`` and ``gather_hidden`` ahead of time for sm_90 and sm_100 over the shapes that the suite
+compiles, and records registers, shared memory, spills, and the widths of the global loads and stores in machine code.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def shapes(arch: int) -> Shapes:
         for static in (True, False):
             for width in [ahead.WIDTH, *([ahead.WIDTHS["multiple of 8"]] if num_aux == 3 else [])]:
                 name = {
-                    "kernel": "expand",
+                    "kernel": "prepare_inputs",
                     "layout": "static" if static else "ragged",
                     "kv_groups": num_groups,
                     "aux": num_aux,
@@ -36,11 +36,11 @@ def shapes(arch: int) -> Shapes:
                     "idx_dtype": str(idx_dtype),
                 }
                 args = (arch, static, num_groups, num_aux, dtype, idx_dtype, width)
-                yield name, lambda args=args: ahead.expand(*args)
+                yield name, lambda args=args: ahead.prepare_inputs(*args)
     for width in ahead.WIDTHS.values():
         for dtype in ahead.DTYPES:
-            name = {"kernel": "broadcast", "width": width, "dtype": str(dtype)}
-            yield name, lambda dtype=dtype, width=width: ahead.broadcast(arch, dtype, width)
+            name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
+            yield name, lambda dtype=dtype, width=width: ahead.gather_hidden(arch, dtype, width)
 
 
 def compile_all(architectures: tuple[int, ...] = ahead.ARCHITECTURES) -> list[dict[str, Any]]:

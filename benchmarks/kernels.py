@@ -1,8 +1,8 @@
 """Each kernel against stock vLLM's functions and a device copy: ``python -m benchmarks.kernels [--out FILE]``.
 
-Arms: ``expand`` and ``broadcast`` alone, both in a row, stock V1's op sequence for the same step (the runner's
-``torch.cat`` of the captured states, then ``set_inputs_first_pass`` with its Triton kernel: vLLM's own function,
-called on a stand-in for its proposer), and a plain device copy of the bytes that each kernel must move. ``fc``, which
+Arms: ``prepare_inputs`` and ``gather_hidden`` alone, both in a row, stock V1's op sequence for the same step (the
+runner's ``torch.cat`` of the captured states, then ``set_inputs_first_pass`` with its Triton kernel: vLLM's own
+function, called on a stand-in for its proposer), and a plain device copy of the bytes that each kernel must move. ``fc``, which
 stands between the two kernels, belongs to no arm. Without a GPU: tiny shapes, the CPU twins, the wall clock.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.batches import NUM_AUX, Batch, Shape, moved_bytes
 from benchmarks.launches import profiled, shown
 from benchmarks.provenance import provenance
 from benchmarks.timing import CudaTimer, WallTimer, copy_bandwidth, timer
-from peagle_kernels import broadcast, expand
+from peagle_kernels import gather_hidden, prepare_inputs
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
@@ -75,24 +75,24 @@ def calls(batch: Batch, num_bytes: dict[str, int]) -> dict[str, Callable[[], Any
         return lambda: target.copy_(source)
 
     def expanding() -> None:
-        expand(p.target, p.aux, p.groups, p.layout, p.step, p.buffers)
+        prepare_inputs(p.target, p.aux, p.groups, p.layout, p.step, p.buffers)
 
     def broadcasting() -> None:
-        broadcast(p.out, p.hidden, p.mask_hidden, p.buffers.row_map[: p.layout.num_rows])
+        gather_hidden(p.out, p.hidden, p.mask_hidden, p.buffers.row_map[: p.layout.num_rows])
 
     def both() -> None:
         expanding()
         broadcasting()
 
-    expanding()  # broadcast alone needs a row map
-    plugin = {"expand": expanding, "broadcast": broadcasting, "both": both}
+    expanding()  # gather_hidden alone needs a row map
+    plugin = {"prepare_inputs": expanding, "gather_hidden": broadcasting, "both": both}
     return plugin | {f"copy of {name}": copy(name) for name in plugin} | {"stock": stock_call(batch)}
 
 
 def same_draft_batch(batch: Batch) -> None:
     """Both sides build the same drafts' inputs, or the comparison is void. Checked by the rows that are sampled."""
     p = batch.plugin()
-    expand(p.target, p.aux, p.groups, p.layout, p.step, p.buffers)
+    prepare_inputs(p.target, p.aux, p.groups, p.layout, p.step, p.buffers)
     proposer, arguments = batch.stock()
     _, theirs, _ = set_inputs_first_pass()(proposer, **arguments)
     ours = p.buffers.sample_indices[: batch.shape.reqs * batch.shape.k]
@@ -161,7 +161,7 @@ def main() -> None:
     }
     for shape in shapes(args.tiny, args.widths):
         cells.append(measure(shape, clock, bandwidth, repeats))
-        for name in ("expand", "broadcast", "both", "stock"):
+        for name in ("prepare_inputs", "gather_hidden", "both", "stock"):
             print(line(cells[-1], name), flush=True)
         arms.write_result(args.out, __doc__, report)
     for cell in (cell for cell in cells if cell["kind"] == "prefill" and HAS_GPU):

@@ -70,14 +70,16 @@ def exactness(entries: dict[str, Entry]) -> Iterator[str]:
 
 def bandwidth(entries: dict[str, Entry]) -> Iterator[str]:
     for result in of_kind(entries, "bandwidth").values():
-        yield f"{'batch':26} {'expand':>7} {'broadcast':>10} {'both':>6}   stock/both"
+        yield f"{'batch':26} {'prepare_inputs':>7} {'gather_hidden':>10} {'both':>6}   stock/both"
         for cell in result["cells"]:
             decode = cell["kind"] == "decode"
             if decode and not result["tiny"] and (cell["k"], cell["reqs"]) not in SHOWN_DECODES:
                 continue
-            shares = {name: cell["arms"][name]["of_copy_bandwidth"] for name in ("expand", "broadcast", "both")}
+            shares = {
+                name: cell["arms"][name]["of_copy_bandwidth"] for name in ("prepare_inputs", "gather_hidden", "both")
+            }
             shape = f"{cell['kind']} B={cell['reqs']} K={cell['k']} d={cell['width']}"
-            text = f"{shape:26} {shares['expand']:7.0%} {shares['broadcast']:10.0%} {shares['both']:6.0%}"
+            text = f"{shape:26} {shares['prepare_inputs']:7.0%} {shares['gather_hidden']:10.0%} {shares['both']:6.0%}"
             text += f" {cell['stock_over_both']:9.2f}x"
             judge = not decode and not result["tiny"]
             yield text + (judged("both", shares["both"], COPY_SHARE_AIM, at_least=True) if judge else "")

@@ -4,10 +4,10 @@ Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which 
 """
 
 from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch, allocate_buffers
-from peagle_kernels.broadcast import broadcast, broadcast_torch, broadcast_triton
-from peagle_kernels.expand import expand, expand_torch
-from peagle_kernels.expand_kernel import expand_triton
+from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.layout import Layout
+from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
+from peagle_kernels.prepare_inputs_kernel import prepare_inputs_triton
 
 __all__ = [
     "DraftBuffers",
@@ -16,10 +16,10 @@ __all__ = [
     "Layout",
     "TargetBatch",
     "allocate_buffers",
-    "broadcast",
-    "broadcast_torch",
-    "broadcast_triton",
-    "expand",
-    "expand_torch",
-    "expand_triton",
+    "gather_hidden",
+    "gather_hidden_torch",
+    "gather_hidden_triton",
+    "prepare_inputs",
+    "prepare_inputs_torch",
+    "prepare_inputs_triton",
 ]

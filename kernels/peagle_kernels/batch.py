@@ -1,4 +1,4 @@
-"""What goes into ``expand`` and what comes out: tensors that the kernel takes as they are, and a step's numbers."""
+"""What ``prepare_inputs`` reads and writes: tensors that the kernel takes as they are, and a step's numbers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class KVGroups(NamedTuple):
 
 
 class DraftBuffers(NamedTuple):
-    """Persistent buffers that ``expand`` fills; their addresses never change.
+    """Persistent buffers that ``prepare_inputs`` fills; their addresses never change.
 
     ``query_start_loc`` is an input of the ragged layout: it is the layout. Everything else is an output.
     """

@@ -17,7 +17,7 @@ def test_operations_of_a_draft_step(runner):
             assert totals["operations"] <= 15, result
             continue
         assert totals["operations"] <= 8, result
-        assert result["launches"] == {"_expand_kernel": 1, "_broadcast_kernel": 1}
+        assert result["launches"] == {"_prepare_inputs_kernel": 1, "_gather_hidden_kernel": 1}
         assert totals["host_to_device"] == 0
 
 

@@ -213,16 +213,16 @@ def _give_kernel_block_tables(drafter: Any) -> None:
 
 
 def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
-    """Count what ``expand`` fills, and poison before it all that a step has to write.
+    """Count what ``prepare_inputs`` fills, and poison before it all that a step has to write.
 
     The poison is values that a lookup survives. Temperatures and seeds belong to requests, also to those not in this
     batch; the starts of a ragged batch are an input.
     """
     from peagle_vllm.v2 import speculator
 
-    expand, first_rows = speculator.expand, speculator._first_rows
+    prepare_inputs, first_rows = speculator.prepare_inputs, speculator._first_rows
 
-    def noting_expand(target: Any, aux: Any, groups: Any, layout: Any, step: Any, out: Any) -> None:
+    def noting_prepare(target: Any, aux: Any, groups: Any, layout: Any, step: Any, out: Any) -> None:
         for buffer in (drafter.hidden_states, drafter.staging):
             buffer.fill_(float("nan"))
         drafter.draft_tokens.fill_(-1)
@@ -232,7 +232,7 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
             poison["query_start_loc"] = 0
         for name, value in poison.items():
             getattr(drafter.buffers, name).fill_(value)
-        expand(target, aux, groups, layout, step, out)
+        prepare_inputs(target, aux, groups, layout, step, out)
         seen.steps += 1
         if layout.static_length:
             seen.padded += layout.num_reqs_padded > step.num_reqs
@@ -244,5 +244,5 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
         rows = first_rows(buffer, num_rows)
         return rows if num_rows <= len(buffer) else rows.fill_(float("nan"))
 
-    patches.enter_context(patch.object(speculator, "expand", noting_expand))
+    patches.enter_context(patch.object(speculator, "prepare_inputs", noting_prepare))
     patches.enter_context(patch.object(speculator, "_first_rows", poisoned_first_rows))

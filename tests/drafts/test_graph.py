@@ -147,7 +147,7 @@ def test_the_watch_notices(forbidden):
 
 
 def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeypatch: pytest.MonkeyPatch):
-    """Trap 15: everything after expand, the drafter's forward apart, which is vLLM's."""
+    """Trap 15: everything after prepare_inputs, the drafter's forward apart, which is vLLM's."""
     pair = target, target.parent / "head-sync"
     tiny_heads.write_head(pair[1], target, MIXED)
     live = start(*pair, 4)

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.runtime.driver import driver
 
-from peagle_kernels import broadcast_triton, expand_triton
+from peagle_kernels import gather_hidden_triton, prepare_inputs_triton
 from tests.kernels.batches import Request, build
 
 ARCHITECTURES = (90, 100)
@@ -107,10 +107,10 @@ def _compiling(arch: int, module: str, name: str) -> Iterator[AheadOfTime]:
         setattr(place, name, kernel)
 
 
-def expand(
+def prepare_inputs(
     arch: int, static: bool, num_groups: int, num_aux: int, dtype: torch.dtype, idx_dtype: torch.dtype, width: int
 ) -> Assembled:
-    """``expand_triton``'s kernel for ``num_aux`` captured hidden states of this width."""
+    """``prepare_inputs_triton``'s kernel for ``num_aux`` captured hidden states of this width."""
     case = build(
         [Request(10, 4, 2, True, False), Request(5, 4, 0, True, False)],
         k=3,
@@ -124,17 +124,17 @@ def expand(
     out = case.poisoned_buffers()
     out = out._replace(staging=out.staging.to(dtype))
     target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
-    with _compiling(arch, "peagle_kernels.expand_kernel", "_expand_kernel") as kernel:
-        expand_triton(target, tuple(h.to(dtype) for h in case.aux), case.groups, case.layout, case.step, out)
+    with _compiling(arch, "peagle_kernels.prepare_inputs_kernel", "_prepare_inputs_kernel") as kernel:
+        prepare_inputs_triton(target, tuple(h.to(dtype) for h in case.aux), case.groups, case.layout, case.step, out)
     (compiled,) = kernel.compiled
     return assemble(compiled, arch)
 
 
-def broadcast(arch: int, dtype: torch.dtype, width: int) -> Assembled:
-    """``broadcast_triton``'s kernel for rows of this width."""
+def gather_hidden(arch: int, dtype: torch.dtype, width: int) -> Assembled:
+    """``gather_hidden_triton``'s kernel for rows of this width."""
     rows = torch.empty(4, width, dtype=dtype)
-    with _compiling(arch, "peagle_kernels.broadcast", "_broadcast_kernel") as kernel:
-        broadcast_triton(rows, rows.clone(), torch.empty(width, dtype=dtype), torch.zeros(4, dtype=torch.int32))
+    with _compiling(arch, "peagle_kernels.gather_hidden", "_gather_hidden_kernel") as kernel:
+        gather_hidden_triton(rows, rows.clone(), torch.empty(width, dtype=dtype), torch.zeros(4, dtype=torch.int32))
     (compiled,) = kernel.compiled
     return assemble(compiled, arch)
 

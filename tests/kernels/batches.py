@@ -32,7 +32,7 @@ def moved(thing: Any, device: str) -> Any:
 
 @dataclass
 class Case:
-    """One random call of ``expand``: its arguments and its requests in plain Python."""
+    """One random call of ``prepare_inputs``: its arguments and its requests in plain Python."""
 
     requests: list["Request"]
     target: TargetBatch

@@ -15,8 +15,8 @@ on_each = pytest.mark.parametrize("arch", ahead.ARCHITECTURES, ids=lambda arch: 
 @on_each
 @pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
 @pytest.mark.parametrize(("num_groups", "num_aux", "dtype", "idx_dtype"), ahead.EXPAND_SHAPES, ids=str)
-def test_expand(arch, static, num_groups, num_aux, dtype, idx_dtype):
-    assembled = ahead.expand(arch, static, num_groups, num_aux, dtype, idx_dtype, ahead.WIDTH)
+def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype):
+    assembled = ahead.prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, ahead.WIDTH)
     assert assembled.spill_bytes == 0
     # Whole rows only: the widest accesses copy, and none is narrower than an int32.
     assert ("128" in assembled.stores) == ("128" in assembled.loads) == (num_aux > 0)
@@ -26,8 +26,8 @@ def test_expand(arch, static, num_groups, num_aux, dtype, idx_dtype):
 @on_each
 @pytest.mark.parametrize("width", ahead.WIDTHS.values(), ids=ahead.WIDTHS)
 @pytest.mark.parametrize("dtype", ahead.DTYPES, ids=str)
-def test_broadcast(arch, dtype, width):
-    assembled = ahead.broadcast(arch, dtype, width)
+def test_gather_hidden(arch, dtype, width):
+    assembled = ahead.gather_hidden(arch, dtype, width)
     assert assembled.spill_bytes == 0
     if width % 8 == 0:
         assert set(assembled.stores) == {"128"}
@@ -39,7 +39,7 @@ def test_broadcast(arch, dtype, width):
 @pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
 def test_staging_of_a_width_that_only_8_divides(arch, static):
     shape = ahead.EXPAND_SHAPES[1]
-    assembled = ahead.expand(arch, static, *shape, ahead.WIDTHS["multiple of 8"])
+    assembled = ahead.prepare_inputs(arch, static, *shape, ahead.WIDTHS["multiple of 8"])
     assert "128" in assembled.stores
     assert not {"8", "16"} & {*assembled.loads, *assembled.stores}
 

@@ -6,9 +6,9 @@ Greedy output notices none of them: the target corrects every wrong draft. That 
 from dataclasses import dataclass
 
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
-EXPAND = "kernels/peagle_kernels/expand.py"
-KERNEL = "kernels/peagle_kernels/expand_parts.py"
-BROADCAST = "kernels/peagle_kernels/broadcast.py"
+EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
+KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
+BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
@@ -29,13 +29,13 @@ SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_t
 DIALECT = "tests/drafts/test_dialects.py::test_drafts_of_a_dialect"
 THERE_AND_BACK = "tests/commands/test_convert.py::test_there_and_back_changes_no_tensor"
 STOCK_FINDS = "tests/commands/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
-EXPAND_TWIN = "tests/kernels/test_expand.py::test_twin_equals_the_story_told_per_request"
-KERNEL_TEST = "tests/kernels/test_expand.py::test_kernel_equals_twin_and_writes_every_element"
+EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_the_story_told_per_request"
+KERNEL_TEST = "tests/kernels/test_prepare_inputs.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/drafts/test_graph.py::test_drafts_of_a_replayed_graph[3]"
 STALE = "tests/drafts/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
 MIXED = "tests/drafts/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
 WITHOUT = "tests/drafts/test_graph.py::test_every_depth_uses_the_graph_there_is"
-BROADCAST_TEST = "tests/kernels/test_broadcast.py"
+BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ MUTATIONS = (
     Mutation("last prompt token after a chunk", V1, "if len(partial):", "if False:", CHUNKED),
     Mutation("no drafts beside a request at its end", LIMIT, "if drafts_on and", "if False and", END),
     Mutation(
-        "rejections never reach expand",
+        "rejections never reach prepare_inputs",
         V1,
         "self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu",
         "self._none_rejected",

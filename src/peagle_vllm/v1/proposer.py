@@ -1,6 +1,6 @@
 """``ParallelEagleProposer``: P-EAGLE on the V1 model runner.
 
-An ``EagleProposer`` that builds its draft batch with ``expand`` and ``broadcast``. Everything else
+An ``EagleProposer`` that builds its draft batch with ``prepare_inputs`` and ``gather_hidden``. Everything else
 is vLLM's: the forward, the sampling, the runner's calls.
 """
 
@@ -19,7 +19,7 @@ from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
-from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, broadcast, expand
+from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, gather_hidden, prepare_inputs
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
@@ -41,7 +41,7 @@ class ParallelEagleProposer(EagleProposer):
         refuse_mixed_windows(vllm_config.speculative_config)
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        # expand writes where the inherited forward reads. The runner hands captured hidden states over side by side.
+        # Filled where the inherited forward reads. The runner hands captured hidden states over side by side.
         self.buffers = allocate_buffers(
             max_rows=self.max_num_tokens,
             max_num_reqs=self.max_batch_size,
@@ -150,7 +150,7 @@ class ParallelEagleProposer(EagleProposer):
         query_start_loc = buffers.query_start_loc[: num_reqs + 1]
         query_start_loc.copy_(query_start_loc_cpu, non_blocking=True)
 
-        expand(
+        prepare_inputs(
             TargetBatch(
                 input_ids=target_token_ids,
                 positions=target_positions,
@@ -170,7 +170,7 @@ class ParallelEagleProposer(EagleProposer):
             DraftStep(num_reqs, len(target_token_ids), num_k, self._max_len, self.parallel_drafting_token_id),
             buffers,
         )
-        broadcast(
+        gather_hidden(
             self.hidden_states[:num_rows],
             target_hidden_states,
             self._projected_mask(),

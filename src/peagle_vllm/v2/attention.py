@@ -53,7 +53,7 @@ class DraftAttention:
         return (group for groups in self.attn_groups for group in groups)
 
     def kv_groups(self) -> KVGroups:
-        """The block tables that ``expand`` looks slots up in."""
+        """The block tables that ``prepare_inputs`` looks slots up in."""
         tables = self.block_tables
         return KVGroups(
             tuple(tables.input_block_tables[gid] for gid in self.group_ids),

@@ -1,8 +1,8 @@
 """``ParallelEagleSpeculator``: P-EAGLE on Model Runner V2.
 
 It is an ``EagleSpeculator`` whose ``propose`` builds a draft batch of its own instead of reusing
-the target's: see docs/architecture.md for one batch walked through it. A decode step is one launch of ``expand`` and
-one CUDA graph, which holds everything in ``_draft``.
+the target's: see docs/architecture.md for one batch walked through it. A decode step is one launch of
+``prepare_inputs`` and one CUDA graph, which holds everything in ``_draft``.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,16 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.utils import AttentionGroup
 
-from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, broadcast, expand, geometry
+from peagle_kernels import (
+    DraftStep,
+    KVGroups,
+    Layout,
+    TargetBatch,
+    allocate_buffers,
+    gather_hidden,
+    geometry,
+    prepare_inputs,
+)
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.core.draft_stats import DraftStats, Mode
 from peagle_vllm.core.greedy import top_tokens
@@ -188,7 +197,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
         """A dummy batch of this shape in the buffers, and what its graph records.
 
-        A FULL graph records everything after ``expand``, a PIECEWISE one the drafter's forward.
+        A FULL graph records everything after ``prepare_inputs``, a PIECEWISE one the drafter's forward.
         """
         if desc.cg_mode == CUDAGraphMode.FULL:
             assert desc.num_reqs is not None and desc.uniform_token_count is not None
@@ -294,7 +303,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if not layout.static_length:
             async_tensor_h2d(run.starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
-        expand(
+        prepare_inputs(
             TargetBatch(
                 input_ids=input_batch.input_ids,
                 positions=input_batch.positions,
@@ -350,7 +359,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # mask_hidden goes through fc as one more row: m follows every reload, sleep and dummy load by itself.
         batch.staging[0].copy_(self.model.mask_hidden.view(-1))
         combined = self.model.combine_hidden_states(batch.staging)
-        broadcast(batch.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
+        gather_hidden(batch.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
         hidden_states = self._forward(batch)
         if batch.samples_per_req:
             self._sample(batch, hidden_states)

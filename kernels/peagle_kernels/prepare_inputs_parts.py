@@ -1,4 +1,4 @@
-"""What each kind of program of ``_expand_kernel`` computes: a block of draft rows, of requests, or a row of staging.
+"""What each program of ``_prepare_inputs_kernel`` computes: a block of draft rows, of requests, or a staging row.
 
 ``target`` and ``out`` are the tensors of ``TargetBatch`` and ``DraftBuffers``, pointers here.
 """

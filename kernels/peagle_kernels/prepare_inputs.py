@@ -1,7 +1,7 @@
-"""expand: one launch from the target's batch to the drafter's batch.
+"""prepare_inputs: one launch from the target's batch to the drafter's batch.
 
-Read ``expand_torch``: it is the meaning, by ``geometry``, and what a CPU runs. ``expand_triton`` (``expand_kernel``)
-computes the same in one launch.
+Read ``prepare_inputs_torch``: it is the meaning, by ``geometry``, and what a CPU runs. ``prepare_inputs_triton``, in
+a file of its own, computes the same in one launch.
 """
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from peagle_kernels import geometry
 from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch
-from peagle_kernels.expand_kernel import INTERPRETED, expand_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from peagle_kernels.layout import Layout
+from peagle_kernels.prepare_inputs_kernel import INTERPRETED, prepare_inputs_triton
 
 
-def expand(
+def prepare_inputs(
     target: TargetBatch,
     aux: tuple[Tensor, ...],
     groups: KVGroups,
@@ -34,12 +34,12 @@ def expand(
             of those elements is written. Temperatures and seeds are written for the batch's own requests.
     """
     if out.input_ids.is_cpu and not INTERPRETED:
-        expand_torch(target, aux, groups, layout, step, out)
+        prepare_inputs_torch(target, aux, groups, layout, step, out)
     else:
-        expand_triton(target, aux, groups, layout, step, out)
+        prepare_inputs_triton(target, aux, groups, layout, step, out)
 
 
-def expand_torch(
+def prepare_inputs_torch(
     target: TargetBatch,
     aux: tuple[Tensor, ...],
     groups: KVGroups,
@@ -47,7 +47,7 @@ def expand_torch(
     step: DraftStep,
     out: DraftBuffers,
 ) -> None:
-    """The meaning of ``expand`` in plain torch. No loop over rows or requests."""
+    """The meaning of ``prepare_inputs`` in plain torch. No loop over rows or requests."""
     num_reqs, num_k = step.num_reqs, step.num_speculative_tokens
     if layout.static_length:
         # A padding request has no rows of its own: it starts where the last real one ends.

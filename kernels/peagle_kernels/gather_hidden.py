@@ -1,4 +1,4 @@
-"""broadcast: the drafter's hidden states, each row written once.
+"""gather_hidden: the drafter's hidden states, each row written once.
 
 out[r] = hidden[row_map[r]]   where row_map[r] >= 0
          mask_hidden          where row_map[r] == MASK_ROW
@@ -9,38 +9,42 @@ import torch
 import triton
 import triton.language as tl
 
-from peagle_kernels.expand_kernel import INTERPRETED, vector_elements
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
+from peagle_kernels.prepare_inputs_kernel import INTERPRETED, vector_elements
 
 COLUMNS_PER_PROGRAM = 2048
 
 
-def broadcast(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
+def gather_hidden(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
     """Assemble the drafter's input rows.
 
     Args:
         out: [num_rows, width], every element is written.
         hidden: [num_staging_rows, width] captured hidden states after the head's ``fc``.
         mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
-        row_map: [num_rows] int32, as ``expand`` fills it.
+        row_map: [num_rows] int32, as ``prepare_inputs`` fills it.
     """
     if out.is_cpu and not INTERPRETED:
-        broadcast_torch(out, hidden, mask_hidden, row_map)
+        gather_hidden_torch(out, hidden, mask_hidden, row_map)
     else:
-        broadcast_triton(out, hidden, mask_hidden, row_map)
+        gather_hidden_triton(out, hidden, mask_hidden, row_map)
 
 
-def broadcast_torch(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
-    """The meaning of ``broadcast`` in plain torch, and what a CPU runs."""
+def gather_hidden_torch(
+    out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor
+) -> None:
+    """The meaning of ``gather_hidden`` in plain torch, and what a CPU runs."""
     torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
     out[row_map == MASK_ROW] = mask_hidden
     out[row_map == PAD_ROW] = 0
 
 
-def broadcast_triton(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
-    """One launch of ``_broadcast_kernel``; same meaning as ``broadcast_torch``."""
+def gather_hidden_triton(
+    out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor
+) -> None:
+    """One launch of ``_gather_hidden_kernel``; same meaning as ``gather_hidden_torch``."""
     num_rows, width = out.shape
-    _broadcast_kernel[(num_rows, triton.cdiv(width, COLUMNS_PER_PROGRAM))](
+    _gather_hidden_kernel[(num_rows, triton.cdiv(width, COLUMNS_PER_PROGRAM))](
         out,
         out.stride(0),
         hidden,
@@ -55,7 +59,7 @@ def broadcast_triton(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch
 
 
 @triton.jit
-def _broadcast_kernel(
+def _gather_hidden_kernel(
     out_ptr,  # [num_rows, width]
     out_stride,
     hidden_ptr,  # [num_staging_rows, width]

@@ -1,17 +1,17 @@
-"""expand: its torch twin against a per-request simulation, its kernel against the twin."""
+"""prepare_inputs: its torch twin against a per-request simulation, its kernel against the twin."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from peagle_kernels import expand_torch, expand_triton
+from peagle_kernels import prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from tests.kernels.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, Request, build, cases, moved
 
 
 def run(fn, case: Case):
     """The buffers that ``fn`` filled where it runs, on the CPU."""
-    device = KERNEL_DEVICE if fn is expand_triton else "cpu"
+    device = KERNEL_DEVICE if fn is prepare_inputs_triton else "cpu"
     out = moved(case.poisoned_buffers(), device)
     fn(*moved((case.target, case.aux, case.groups), device), case.layout, case.step, out)
     return moved(out, "cpu")
@@ -21,7 +21,7 @@ def run(fn, case: Case):
 @given(cases())
 def test_twin_equals_the_story_told_per_request(case: Case):
     """The twin against the design's words: loops over requests and positions, no shared code."""
-    out, step = run(expand_torch, case), case.step
+    out, step = run(prepare_inputs_torch, case), case.step
     k = step.num_speculative_tokens
     drafted = max(k, 1)
     row0 = first = 0
@@ -83,7 +83,7 @@ def equal(one, other) -> None:
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_kernel_equals_twin_and_writes_every_element(case: Case):
-    twin, kernel = run(expand_torch, case), run(expand_triton, case)
+    twin, kernel = run(prepare_inputs_torch, case), run(prepare_inputs_triton, case)
     equal(kernel, twin)
     layout, k = case.layout, case.layout.samples_per_req(case.step.num_speculative_tokens)
     written = {
@@ -106,7 +106,7 @@ def test_kernel_equals_twin_and_writes_every_element(case: Case):
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_valid_rows_find_their_hidden_state_in_staging(case: Case):
-    out = run(expand_torch, case)
+    out = run(prepare_inputs_torch, case)
     if not case.aux:
         return
     captured = torch.cat([h[: case.step.num_target_rows] for h in case.aux], dim=-1)
@@ -119,7 +119,7 @@ def test_valid_rows_find_their_hidden_state_in_staging(case: Case):
         row0, first = row0 + length, first + req.n
 
 
-@pytest.mark.parametrize("fn", [expand_torch, expand_triton])
+@pytest.mark.parametrize("fn", [prepare_inputs_torch, prepare_inputs_triton])
 def test_worked_example_of_the_geometry(fn):
     """The example in ``geometry``'s docstring, word for word."""
     case = build(

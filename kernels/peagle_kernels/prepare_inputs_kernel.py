@@ -1,7 +1,7 @@
-"""``expand`` as one Triton launch.
+"""``prepare_inputs`` as one Triton launch.
 
-Its programs are of three kinds (``expand_parts``): blocks of draft rows, blocks of requests, and the aux rows that
-staging gathers. ``expand_torch`` says what each of them computes.
+Its programs are of three kinds (``prepare_inputs_parts``): blocks of draft rows, blocks of requests, and the
+aux rows that staging gathers. ``prepare_inputs_torch`` says what each of them computes.
 """
 
 import math
@@ -11,16 +11,16 @@ import triton
 import triton.language as tl
 
 from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch
-from peagle_kernels.expand_parts import fill_requests, fill_rows, stage
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from peagle_kernels.layout import Layout
+from peagle_kernels.prepare_inputs_parts import fill_requests, fill_rows, stage
 
 ROWS_PER_PROGRAM = 128
 REQS_PER_PROGRAM = 32
 COLUMNS_PER_STEP = 1024
 
 
-def expand_triton(
+def prepare_inputs_triton(
     target: TargetBatch,
     aux: tuple[torch.Tensor, ...],
     groups: KVGroups,
@@ -28,13 +28,13 @@ def expand_triton(
     step: DraftStep,
     out: DraftBuffers,
 ) -> None:
-    """One launch of ``_expand_kernel``; same meaning as ``expand_torch``."""
+    """One launch of ``_prepare_inputs_kernel``; same meaning as ``prepare_inputs_torch``."""
     row_programs = -(-layout.num_rows // ROWS_PER_PROGRAM)
     # One request more than there are: the last start of a static layout.
     req_programs = -(-(layout.num_reqs_padded + 1) // REQS_PER_PROGRAM)
     num_staging = (layout.num_staging_rows if layout.static_length else step.num_target_rows) if aux else 0
     aux_strides = tuple(hidden.stride(0) for hidden in aux)
-    _expand_kernel[(row_programs + req_programs + num_staging * len(aux),)](
+    _prepare_inputs_kernel[(row_programs + req_programs + num_staging * len(aux),)](
         target,
         out,
         groups.block_tables,
@@ -93,7 +93,7 @@ def vector_elements(*strides: int) -> int:
         "search_steps",
     ]
 )
-def _expand_kernel(
+def _prepare_inputs_kernel(
     target,  # TargetBatch
     out,  # DraftBuffers
     block_tables,  # NUM_GROUPS x [num_reqs, max_blocks]
@@ -185,4 +185,4 @@ def _expand_kernel(
 
 
 # Under TRITON_INTERPRET=1 the decorator makes something else of a kernel; then CPU tensors can be launched on.
-INTERPRETED = not isinstance(_expand_kernel, triton.runtime.JITFunction)
+INTERPRETED = not isinstance(_prepare_inputs_kernel, triton.runtime.JITFunction)

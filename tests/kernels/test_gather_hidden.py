@@ -1,4 +1,4 @@
-"""broadcast: kernel and twin against one line of Python a row."""
+"""gather_hidden: kernel and twin against one line of Python a row."""
 
 import importlib
 from types import SimpleNamespace
@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels import broadcast_torch, broadcast_triton
+from peagle_kernels import gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 from tests.kernels.batches import KERNEL_DEVICE, moved
 
 
-@pytest.mark.parametrize("fn", [broadcast_torch, broadcast_triton])
+@pytest.mark.parametrize("fn", [gather_hidden_torch, gather_hidden_triton])
 @settings(max_examples=40, deadline=None)
 @given(
     row_map=st.lists(st.integers(PAD_ROW, 6), min_size=1, max_size=20),
@@ -23,7 +23,7 @@ from tests.kernels.batches import KERNEL_DEVICE, moved
 def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
     hidden = torch.randn(7, width).to(dtype)
     mask_hidden = torch.randn(width).to(dtype)
-    device = KERNEL_DEVICE if fn is broadcast_triton else "cpu"
+    device = KERNEL_DEVICE if fn is gather_hidden_triton else "cpu"
     out = torch.full((len(row_map), width), float("nan"), dtype=dtype, device=device)
     fn(out, *moved((hidden, mask_hidden, torch.tensor(row_map, dtype=torch.int32)), device))
     out = out.cpu()
@@ -32,7 +32,7 @@ def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
         assert torch.equal(out[row], expected.to(dtype))
 
 
-@pytest.mark.parametrize("name", ["broadcast", "expand"])
+@pytest.mark.parametrize("name", ["gather_hidden", "prepare_inputs"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch: pytest.MonkeyPatch):
     """A meta tensor stands for XPU: neither a CPU's nor CUDA's."""
@@ -41,8 +41,8 @@ def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch:
     for twin in ("torch", "triton"):
         monkeypatch.setattr(module, f"{name}_{twin}", lambda *_, twin=twin: ran.append(twin))
     out = torch.empty(1, device=device)
-    if name == "broadcast":
-        module.broadcast(out, out, out, out)
+    if name == "gather_hidden":
+        module.gather_hidden(out, out, out, out)
     else:
         module.expand(None, (), None, None, None, SimpleNamespace(input_ids=out))
     assert ran == ["torch" if device == "cpu" else "triton"]
