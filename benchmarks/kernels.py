@@ -2,7 +2,8 @@
 
 Arms: ``prepare_inputs`` and ``gather_hidden`` alone, both in a row, stock V1's op sequence for the same step (the
 runner's ``torch.cat`` of the captured states, then ``set_inputs_first_pass`` with its Triton kernel: vLLM's own
-function, called on a stand-in for its proposer), and a plain device copy of the bytes that each kernel must move. ``fc``, which
+function, called on a stand-in for its proposer), and a plain device copy of the bytes that each kernel must move.
+``fc``, which
 stands between the two kernels, belongs to no arm. Without a GPU: tiny shapes, the CPU twins, the wall clock.
 """
 
@@ -74,18 +75,18 @@ def calls(batch: Batch, num_bytes: dict[str, int]) -> dict[str, Callable[[], Any
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
 
-    def expanding() -> None:
+    def prepare() -> None:
         prepare_inputs(p.target, p.aux, p.groups, p.layout, p.step, p.buffers)
 
-    def broadcasting() -> None:
+    def gather() -> None:
         gather_hidden(p.out, p.hidden, p.mask_hidden, p.buffers.row_map[: p.layout.num_rows])
 
     def both() -> None:
-        expanding()
-        broadcasting()
+        prepare()
+        gather()
 
-    expanding()  # gather_hidden alone needs a row map
-    plugin = {"prepare_inputs": expanding, "gather_hidden": broadcasting, "both": both}
+    prepare()  # gather_hidden alone needs a row map
+    plugin = {"prepare_inputs": prepare, "gather_hidden": gather, "both": both}
     return plugin | {f"copy of {name}": copy(name) for name in plugin} | {"stock": stock_call(batch)}
 
 

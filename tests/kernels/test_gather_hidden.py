@@ -44,5 +44,5 @@ def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch:
     if name == "gather_hidden":
         module.gather_hidden(out, out, out, out)
     else:
-        module.expand(None, (), None, None, None, SimpleNamespace(input_ids=out))
+        module.prepare_inputs(None, (), None, None, None, SimpleNamespace(input_ids=out))
     assert ran == ["torch" if device == "cpu" else "triton"]

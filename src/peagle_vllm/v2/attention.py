@@ -92,8 +92,7 @@ class DraftAttention:
         num_rows = int(starts[-1]) if num_rows is None else num_rows
         bound, max_seq_len = None, self.vllm_config.model_config.max_model_len
         if seq_lens_bound is not None:
-            bound = torch.zeros(num_reqs, dtype=torch.int32)
-            bound[: len(seq_lens_bound)] = torch.from_numpy(seq_lens_bound)
+            bound = torch.from_numpy(np.pad(seq_lens_bound, (0, num_reqs - len(seq_lens_bound))))
             max_seq_len = int(seq_lens_bound.max())
         slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
         for row, gid in enumerate(self.group_ids):
