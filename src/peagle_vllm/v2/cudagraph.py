@@ -9,8 +9,9 @@ rows, as vLLM's own speculators run it. The rule:
 * The request counts n are those of the target's own decode graphs, continued in steps of a sixteenth up to
   max_num_seqs, or to what max_num_batched_tokens holds: ``cudagraph_capture_sizes`` bounds the target's rows, not
   the requests that draft. A schedule captures the counts that its K can meet.
-* The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs: a draft batch has up to
-  K-1 rows a request more than the target's.
+* The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs, because a draft batch has
+  up to K-1 rows a request more than the target's, or as far as the FULL graphs if that is more; then by half of that,
+  room for prefills beside as many decodes; never beyond max_num_batched_tokens.
 * A batch gets the graph with the fewest rows that holds it.
 """
 
@@ -140,7 +141,8 @@ def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> Draf
         cudagraph_mode: the target's; what of it the drafter can have too is in it.
     """
     decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
-    mixed = _mixed_sizes(vllm_config) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
+    full_rows = max((num_reqs * length for num_reqs, length in decode), default=0)
+    mixed = _mixed_sizes(vllm_config, full_rows) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
     return DraftGraphs(tuple(sorted(decode, key=lambda shape: (shape[0] * shape[1], shape))), tuple(mixed))
 
 
@@ -188,11 +190,16 @@ def _request_counts(vllm_config: VllmConfig, num_k: int) -> list[int]:
     return continued((-(-size // rows) for size in compilation.cudagraph_capture_sizes or []), limit, REQS_STEP)
 
 
-def _mixed_sizes(vllm_config: VllmConfig) -> list[int]:
+def _mixed_sizes(vllm_config: VllmConfig, full_rows: int) -> list[int]:
+    """Rows of the PIECEWISE graphs, ascending.
+
+    Args:
+        full_rows: of the largest FULL graph.
+    """
     sizes, scheduler = vllm_config.compilation_config.cudagraph_capture_sizes or [], vllm_config.scheduler_config
     extended = max(sizes, default=0) + vllm_config.num_speculative_tokens * scheduler.max_num_seqs
-    whole_steps = -(-extended // ROWS_STEP) * ROWS_STEP
-    return continued(sizes, min(whole_steps, scheduler.max_num_batched_tokens), ROWS_STEP)
+    reach = -(-max(extended, full_rows) // ROWS_STEP) * ROWS_STEP
+    return continued(sizes, min(reach + reach // 2, scheduler.max_num_batched_tokens), ROWS_STEP)
 
 
 def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
