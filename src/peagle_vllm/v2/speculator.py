@@ -317,7 +317,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 seeds=seeds,
             ),
             tuple(aux_hidden_states),
-            KVGroups((), ()) if skip_attn else self.attention.kv_groups(),
+            KVGroups((), ()) if skip_attn else self.attention.kv_groups,
             layout,
             DraftStep(num_reqs, input_batch.num_tokens, num_k, self._max_len, self.parallel_drafting_token_id),
             buffers,
@@ -380,9 +380,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             cudagraph_runtime_mode=batch.cudagraph_mode,
             # A head is dense: no rank waits for another's rows, so this one's stand for all. Left out, vLLM would
             # ask the other ranks.
-            num_tokens_across_dp=torch.tensor([num_rows] * self.dp_size, dtype=torch.int32)
-            if self.dp_size > 1
-            else None,
+            num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32) if self.dp_size > 1 else None,
             slot_mapping=None if batch.attn_metadata is None else self.attention.slot_mapping(num_rows),
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
             # vLLM compiles heads for at most max_num_batched_tokens rows; only its warm-up, which
