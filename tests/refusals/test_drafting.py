@@ -41,9 +41,9 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     told = ask(PEAGLE, max_num_seqs=8)
     assert (told.num_speculative_tokens, told.max_num_seqs) == (5, 8)
     assert told.full_graph_requests == 8
-    assert told.piecewise_rows == 48  # 8 rows and 5 for each request
+    assert told.piecewise_rows == 120  # 8 requests decode in 80, and room for prefills beside them
     assert told.buffers > (8 * 6 + 1) * 3 * 128 * 4
-    assert any("48 rows" in value for _, value in told.lines())
+    assert any("120 rows" in value for _, value in told.lines())
 
 
 @pytest.mark.parametrize(
