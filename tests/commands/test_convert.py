@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_vllm.core.pair import check_pair
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.names import vllm_name
+from peagle_vllm.heads.pair import check_pair
 from peagle_vllm.heads.reader import read_head
 from peagle_vllm.heads.writer import new_folder
 from tests.commands.running import only_line, run

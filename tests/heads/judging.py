@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from peagle_vllm.core.pair import Problem, Target, check_pair
+from peagle_vllm.heads.pair import Problem, Target, check_pair
 from peagle_vllm.heads.reader import read_head
 from tests.heads.writers import HIDDEN, TARGET, Written
 

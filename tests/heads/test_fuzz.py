@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peagle_vllm.core.pair import Target, check_pair
+from peagle_vllm.heads.pair import Target, check_pair
 from peagle_vllm.heads.reader import HeadError, read_head
 from tests.heads.writers import FOREIGN, SERVED, Written, eagle3
 

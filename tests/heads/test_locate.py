@@ -7,8 +7,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from peagle_vllm.core.pair import check_pair
 from peagle_vllm.heads.locate import download, find
+from peagle_vllm.heads.pair import check_pair
 from peagle_vllm.heads.reader import HeadError, RemoteHead, locate, read_head
 from tests.heads.writers import SERVED, TARGET, speculators
 

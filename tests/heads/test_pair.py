@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle_vllm.core.pair import Target, check_pair, default_aux_layers
+from peagle_vllm.heads.pair import Target, check_pair, default_aux_layers
 from peagle_vllm.heads.reader import read_head
 from tests.heads import writers
 from tests.heads.judging import (

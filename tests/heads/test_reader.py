@@ -229,7 +229,7 @@ def test_reading_imports_neither_torch_nor_vllm(tmp_path: Path):
     code = (
         "import sys; from pathlib import Path\n"
         "from peagle_vllm.heads.reader import read_head\n"
-        "from peagle_vllm.core.pair import Target, check_pair\n"
+        "from peagle_vllm.heads.pair import Target, check_pair\n"
         "head = read_head(Path(sys.argv[1])); assert head.mask_hidden().size\n"
         "check_pair(head, Target('t', 16, 64, 8), num_speculative_tokens=3, parallel_drafting=True)\n"
         "assert not {'torch', 'vllm'} & set(sys.modules), sorted(sys.modules)\n"

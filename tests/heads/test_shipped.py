@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.core.pair import Target, check_pair
+from peagle_vllm.heads.pair import Target, check_pair
 from peagle_vllm.heads.reader import read_head
 
 MODELS = Path(__file__).resolve().parents[2] / "models"

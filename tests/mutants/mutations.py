@@ -16,7 +16,7 @@ NAMES = "src/peagle_vllm/heads/names.py"
 DIALECTS = "src/peagle_vllm/heads/dialects.py"
 CONVERT = "src/peagle_vllm/heads/convert.py"
 VOCABULARY = "src/peagle_vllm/heads/vocabulary.py"
-LOADED = "src/peagle_vllm/core/loaded.py"
+LOADED = "src/peagle_vllm/serving.py"
 HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 

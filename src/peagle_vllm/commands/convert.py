@@ -72,8 +72,8 @@ def convert(
 
 
 def _problems(head: "Head", to: str, target: "Target | None") -> "list[Problem]":
-    from peagle_vllm.core.pair import check_pair
     from peagle_vllm.heads.convert import obstacles
+    from peagle_vllm.heads.pair import check_pair
 
     problems = obstacles(head, "vllm" if to == "vllm" else "speculators")
     if target is not None:

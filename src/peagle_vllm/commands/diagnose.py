@@ -42,13 +42,13 @@ def diagnose(
     """
     from rich.console import Console
 
-    from peagle_vllm.core.config import RefusedError
     from peagle_vllm.diagnose.engine import VllmMeasure
     from peagle_vllm.diagnose.interventions import Known, interventions, setup_of
     from peagle_vllm.diagnose.report import as_dict, show
     from peagle_vllm.diagnose.search import diagnose as search
     from peagle_vllm.heads.files import one_line
     from peagle_vllm.heads.target import TargetFiles
+    from peagle_vllm.serving import RefusedError
 
     conversations = _prompts(prompts)[:num_prompts]
     arguments = _engine_arguments(engine)
@@ -103,8 +103,8 @@ def _engine_arguments(text: str) -> dict[str, Any]:
 
 def _fit_head(name: str, target: "Target") -> "Head":
     """The head, or an end with the lines that ``inspect`` prints."""
-    from peagle_vllm.core.pair import check_pair
     from peagle_vllm.heads.locate import download
+    from peagle_vllm.heads.pair import check_pair
     from peagle_vllm.heads.reader import read_head
 
     head = read_head(download(name))

@@ -60,9 +60,9 @@ def inspect(
 
 
 def _problems(head: "Head", target: "Target | None", headers_only: bool) -> "list[Problem]":
-    from peagle_vllm.core.pair import check_pair
     from peagle_vllm.heads.checks import check_head
     from peagle_vllm.heads.head import Problem
+    from peagle_vllm.heads.pair import check_pair
     from peagle_vllm.heads.values import check_values
 
     if target is None:

@@ -1,4 +1,4 @@
-"""What is wrong with a head alone. ``core.pair`` adds what is wrong with it for a target.
+"""What is wrong with a head alone. ``heads.pair`` adds what is wrong with it for a target.
 
 Most of these heads load in stock vLLM: a tensor that is missing stays at its random initial value there, one without a
 place may be dropped, and nothing but acceptance tells. So every tensor's presence and shape is checked here.

@@ -5,6 +5,7 @@ from types import ModuleType
 from peagle_vllm.heads.names import vllm_name
 from peagle_vllm.seams.ledger import Seam, touches
 from peagle_vllm.seams.patching import wrap
+from peagle_vllm.serving import refuse_broken
 
 _CLASSES = {
     "vllm.model_executor.models.llama_eagle3": "Eagle3LlamaForCausalLM",
@@ -32,8 +33,6 @@ SEAM = Seam(
 
 
 def install(module: ModuleType) -> None:
-    from peagle_vllm.core.loaded import refuse_broken  # imports torch, which the ledger does not need
-
     def make(original):
         def load_weights(self, weights, *args, **kwargs):
             if self.use_parallel_drafting:

@@ -3,8 +3,8 @@
 from types import ModuleType
 
 import peagle_vllm.seams as seams
-from peagle_vllm.core.config import is_peagle
 from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.serving import is_peagle
 
 SEAM = Seam(
     name="proposer",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vllm.config import VllmConfig
 
-from peagle_vllm.core.greedy import MAX_LOGITS_BYTES
+from peagle_vllm.greedy import MAX_LOGITS_BYTES
 from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
 
 

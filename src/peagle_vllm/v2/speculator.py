@@ -31,8 +31,8 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, broadcast, expand, geometry
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
-from peagle_vllm.core.greedy import top_tokens
-from peagle_vllm.core.loaded import check_loaded_head
+from peagle_vllm.greedy import top_tokens
+from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
 from peagle_vllm.v2.cudagraph import DraftCudaGraphManager, draft_attention_config, draft_graphs
 

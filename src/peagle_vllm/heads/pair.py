@@ -1,6 +1,6 @@
 """Does this head fit this target? One line for each reason why not, before any weight is loaded.
 
-``heads.checks`` holds what needs no target, ``core.loaded`` what only the loaded head shows.
+``heads.checks`` holds what needs no target, ``serving`` what only the loaded head shows.
 """
 
 from collections.abc import Iterator
