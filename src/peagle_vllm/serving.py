@@ -37,7 +37,7 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     """
     import torch
 
-    from peagle_vllm.heads.checks import value_fault
+    from peagle_vllm.heads.check_weights import value_fault
 
     spec = vllm_config.speculative_config
     assert spec is not None

@@ -81,10 +81,10 @@ class TargetFiles:
             num_layers=positive(text, "num_hidden_layers", file),
         )
 
-    def token(self, token_id: int) -> Token | None:
-        """What the tokenizer calls an id; None where there is no tokenizer.json."""
+    def token(self, token_id: object) -> Token | None:
+        """What the tokenizer calls an id; None where there is no tokenizer.json, and for what is no whole number."""
         tokenizer = self.json_or_none("tokenizer.json")
-        if tokenizer is None:
+        if tokenizer is None or not is_whole(token_id):
             return None
         for added in _objects(tokenizer.get("added_tokens")):
             if added.get("id") == token_id:

@@ -8,29 +8,25 @@ target ids that can be drafted; vLLM does not read it, but it tells the two form
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.files import INTEGERS, HeadError
 from peagle_vllm.heads.head import Head
 
 if TYPE_CHECKING:
     import numpy as np
 
 TARGET_IDS = "d2t holds target ids"  # the one fault that convert mends
-INTEGERS = ("I64", "I32", "I16", "I8", "U8")
 
 
 def check_vocabulary(head: Head) -> Iterator[str]:
-    """One line for each thing that is wrong."""
-    if not head.tensors:
-        return
-    if head.draft_vocab_size > head.vocab_size:
-        yield (
-            f"draft_vocab_size is {head.draft_vocab_size}, more than the {head.vocab_size} of vocab_size: "
-            f"{head.config_file}; correct them"
-        )
+    """One line for each thing that is wrong with the sizes of the vocabularies, or with the map."""
+    draft, full = head.draft_vocab_size, head.vocab_size
+    again = "take the head's weights from their source again"
+    if draft > full:
+        yield f"draft_vocab_size is {draft}, more than the {full} of vocab_size: {head.config_file}; correct them"
         return
     for tensor, key, rows in (
-        ("lm_head.weight", "draft_vocab_size", head.draft_vocab_size),
-        ("embed_tokens.weight", "vocab_size", head.vocab_size),
+        ("lm_head.weight", "draft_vocab_size", draft),
+        ("embed_tokens.weight", "vocab_size", full),
     ):
         info = head.tensors.get(tensor)
         if info is not None and info.shape[:1] != (rows,):
@@ -38,53 +34,48 @@ def check_vocabulary(head: Head) -> Iterator[str]:
                 f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}: {head.file_of(tensor)}; "
                 f'correct "{key}" in config.json'
             )
-    is_reduced = head.draft_vocab_size != head.vocab_size
-    if is_reduced and not head.has("lm_head"):
+    if head.is_reduced and not head.has("lm_head"):
         yield (
-            f"lm_head is missing, and the target's {head.vocab_size} rows do not fit a draft vocabulary of "
-            f"{head.draft_vocab_size}: {head.file_of('lm_head')}; take the head's weights from their source "
-            "again"
-        )
-    if is_reduced and "d2t" not in head.tensors:
-        yield (
-            f"d2t is missing, and draft_vocab_size {head.draft_vocab_size} is below vocab_size {head.vocab_size}: "
-            f"{head.file_of('d2t')}; take the head's weights from their source again"
+            f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}: "
+            f"{head.file_of('lm_head')}; {again}"
         )
     if "d2t" in head.tensors:
-        yield from _check_d2t(head, is_reduced)
+        fault = _fault_of_d2t(head)
+        if fault:
+            yield fault
+    elif head.is_reduced:
+        yield f"d2t is missing, and draft_vocab_size {draft} is below vocab_size {full}: {head.file_of('d2t')}; {again}"
 
 
-def _check_d2t(head: Head, is_reduced: bool) -> Iterator[str]:
+def _fault_of_d2t(head: Head) -> str | None:
     import numpy as np
 
-    info, file = head.tensors["d2t"], head.file_of("d2t")
-    if info.shape != (head.draft_vocab_size,) or info.dtype not in INTEGERS:
-        yield (
-            f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{head.draft_vocab_size}]: {file}; correct "
+    info, file, rows = head.tensors["d2t"], head.file_of("d2t"), head.draft_vocab_size
+    if info.shape != (rows,) or info.dtype not in INTEGERS:
+        return (
+            f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]: {file}; correct "
             '"draft_vocab_size" in config.json, or take the weights from their source again'
         )
-        return
     try:
-        d2t, t2d = head.values("d2t"), known_targets(head)
+        d2t, marked = head.values("d2t"), known_targets(head)
     except HeadError as error:
-        yield str(error)
-        return
+        return str(error)
     if d2t is None:
-        return
-    if not is_reduced:
-        if d2t.any() and not np.array_equal(d2t, np.arange(head.draft_vocab_size)):
-            yield (
-                f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no "
-                f"map: {file}; remove d2t, or correct the sizes in config.json"
-            )
-        return
-    form, fault = form_of_d2t(d2t, t2d, head.vocab_size)
-    if fault:
-        yield f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
-    elif form == "target ids":
-        yield (
+        return None
+    if head.is_reduced:
+        form, fault = form_of_d2t(d2t, marked, head.vocab_size)
+        if fault:
+            return f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
+        mend = (
             f"{TARGET_IDS}, and vLLM adds it to the draft ids: {file}; store it as offsets (peagle-vllm convert does)"
         )
+        return mend if form == "target ids" else None
+    if d2t.any() and not np.array_equal(d2t, np.arange(rows)):
+        return (
+            f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no map: "
+            f"{file}; remove d2t, or correct the sizes in config.json"
+        )
+    return None
 
 
 def form_of_d2t(

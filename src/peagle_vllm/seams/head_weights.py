@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from peagle_vllm.heads.names import vllm_name
+from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.seams.ledger import Seam, touches
 from peagle_vllm.seams.patching import wrap
 from peagle_vllm.serving import refuse_broken

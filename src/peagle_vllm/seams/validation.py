@@ -7,9 +7,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import peagle_vllm.seams as seams
-from peagle_vllm.heads.files import one_line
-from peagle_vllm.heads.pair import Problem, Target, check_pair, num_tokens_faults
-from peagle_vllm.heads.reader import Head, HeadError, locate, read_head
+from peagle_vllm.heads.checks import Problem, check_pair, num_tokens_faults
+from peagle_vllm.heads.files import HeadError, locate, one_line
+from peagle_vllm.heads.head import Head, read_head
+from peagle_vllm.heads.target import Target
 from peagle_vllm.seams import head_config
 from peagle_vllm.seams.ledger import Seam, Touch
 from peagle_vllm.seams.patching import wrap
