@@ -51,7 +51,7 @@ def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
         "mask token 6 (mask_token_id); '<|mask|>', a special token that no text uses",
         "mask_hidden [1, 1, 384] BF16, norm 19.63",
         "trained depth 8",
-        "1,001,088 parameters, 2 MB, BF16",
+        "1,001,088 parameters, 2.0 MB, BF16",
         '"num_speculative_tokens": 5, "parallel_drafting": true',
         "fits ",
     ):

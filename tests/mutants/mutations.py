@@ -256,8 +256,8 @@ MUTATIONS = (
     Mutation(
         "target ids are taken for offsets",
         VOCABULARY,
-        'return ids + np.arange(len(ids)) if form == "offsets" else ids',
-        "return ids + np.arange(len(ids))",
+        'Map("target ids", as_ids)',
+        'Map("target ids", as_offsets)',
         "tests/commands/test_convert.py::test_target_ids_become_offsets",
     ),
     Mutation(

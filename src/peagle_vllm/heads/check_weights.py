@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from peagle_vllm.heads.files import FLOATS, HeadError, is_finite, read_pieces
+from peagle_vllm.heads.files import FLOATS, is_finite, read_pieces
 from peagle_vllm.heads.head import Head
 
 if TYPE_CHECKING:
@@ -84,11 +84,7 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
     elif info.dtype not in FLOATS:
         yield f"mask_hidden is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
     else:
-        try:
-            values = head.mask_hidden()
-        except HeadError as error:
-            yield str(error)
-            return
+        values = head.mask_hidden()
         fault = None if values is None else value_fault(values)
         if fault:
             yield f"{fault}: {file}; {SOURCE_AGAIN}, or train mask_hidden"

@@ -10,22 +10,18 @@ from typing import Literal
 from peagle_vllm.heads.check_config import check_architecture, check_fields, check_mask_token
 from peagle_vllm.heads.check_weights import check_fc, check_layers, check_mask_hidden, check_norms, check_shapes
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
-from peagle_vllm.heads.files import as_line, shown
+from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.target import Target
-from peagle_vllm.heads.vocabulary import TARGET_IDS, check_vocabulary
+from peagle_vllm.heads.vocabulary import check_vocabulary
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving.
-
-    ``by_convert`` marks what ``convert`` mends by itself.
-    """
+    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving."""
 
     line: str
     severity: Literal["error", "warning"] = "error"
-    by_convert: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "line", as_line(self.line))
@@ -45,11 +41,14 @@ def check_head(head: Head) -> list[Problem]:
     if head.tensors:
         layers = list(check_layers(head))
         lines += layers
-        for check in (check_fc, check_mask_hidden, check_norms, check_vocabulary):
-            lines += check(head)
+        try:
+            for check in (check_fc, check_mask_hidden, check_norms, check_vocabulary):
+                lines += check(head)
+        except HeadError as error:
+            lines.append(str(error))
         if head.family and not head.is_quantized and not fields and not layers:  # else shapes cannot be known
             lines += check_shapes(head)
-    return [Problem(line, by_convert=line.startswith(TARGET_IDS)) for line in lines]
+    return [Problem(line) for line in lines]
 
 
 def check_presence(head: Head) -> list[Problem]:

@@ -13,7 +13,7 @@ from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
 from peagle_vllm.heads.files import HeadError, TensorInfo
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
-from peagle_vllm.heads.vocabulary import form_of_d2t, known_targets, target_ids
+from peagle_vllm.heads.vocabulary import TARGET_IDS, read_map
 from peagle_vllm.heads.writer import Part, new_folder, write_json, write_safetensors
 
 Format = Literal["vllm", "speculators"]
@@ -46,7 +46,8 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     if head.folder is None:
         raise HeadError(f"{head.name} is not on this machine; convert needs its weights")
     found = check_head(head) if target is None else check_pair(head, target)
-    problems = [problem for problem in found if not problem.by_convert] + check_presence(head)
+    # What is wrong with the form of d2t is mended on the way.
+    problems = [problem for problem in found if not problem.line.startswith(TARGET_IDS)] + check_presence(head)
     fused = [name for name in head.tensors if ".qkv_proj." in name or ".gate_up_proj." in name]
     if to == "speculators" and fused:
         problems.append(
@@ -101,12 +102,10 @@ def parts_of(head: Head, to: Format) -> list[Part]:
 def _map_parts(head: Head) -> list[Part]:
     import numpy as np
 
-    d2t = head.values("d2t")
-    assert d2t is not None
-    form, fault = form_of_d2t(d2t, known_targets(head), head.vocab_size)
-    if form is None:
+    found, fault = read_map(head)
+    if found is None:
         raise HeadError(f"d2t {fault}: {head.file_of('d2t')}; store it as offsets (target id - draft id)")
-    targets = target_ids(d2t, form)
+    targets = found.target_ids
     marks = np.zeros(head.vocab_size, dtype=bool)
     marks[targets] = True
     offsets = (targets - np.arange(len(targets))).astype("<i8")

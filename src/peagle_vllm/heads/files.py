@@ -34,7 +34,7 @@ class HeadError(ValueError):
 
 
 class NotFoundError(HeadError):
-    """A head that is neither on this machine nor to be had from the hub."""
+    """A head that neither this machine nor the hub has."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class RemoteHead:
-    """A head on the hub whose weights are not here: its config.json and its tensors' headers."""
+    """A head on the hub, without its weights."""
 
     name: str
     config: Mapping[str, Any]
@@ -107,7 +107,7 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
 
 
 def locate(model: str, revision: str | None = None) -> Path | RemoteHead | None:
-    """The same, or None where it is not found: for serving, where vLLM itself says why weights are not to be had."""
+    """The same, or None where it is not found: vLLM, which needs the weights, then says best what is wrong."""
     try:
         return find(model, revision)
     except NotFoundError as error:
@@ -249,13 +249,10 @@ def read_pieces(folder: Path, info: TensorInfo) -> Iterator[bytes]:
 
 
 def read_tensor(folder: Path, info: TensorInfo) -> "np.ndarray":
-    """One tensor's numbers, bf16 widened to float32.
+    """One tensor's numbers, of a dtype in NUMPY; bf16 widened to float32. Raises HeadError as ``read_pieces`` does.
 
     safetensors' NumPy reader knows no bf16, and importing torch for one vector would take seconds.
     """
-    if info.dtype not in NUMPY:
-        place = folder / info.file
-        raise HeadError(f"{info.name} is stored as {info.dtype}, needs a plain number type: {place}; save it as F32")
     return as_numbers(b"".join(read_pieces(folder, info)), info.dtype).reshape(info.shape)
 
 

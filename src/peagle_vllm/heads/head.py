@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm.heads import config as configs
-from peagle_vllm.heads.files import HeadError, RemoteHead, TensorInfo, read_headers, read_json, read_tensor
+from peagle_vllm.heads.files import NUMPY, HeadError, RemoteHead, TensorInfo, read_headers, read_json, read_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,14 +122,13 @@ class Head:
         return f"{self.name}/{file}"
 
     def values(self, tensor: str) -> "np.ndarray | None":
-        """A tensor's values (bf16 as float32), or None when they are not on this machine.
+        """A tensor's values (bf16 as float32); None when they are not on this machine, or no plain numbers (fp8).
 
         Raises:
-            HeadError: the file cannot be read, or its dtype is not a plain number.
+            HeadError: the file cannot be read.
         """
-        if self.folder is None or tensor not in self.tensors:
-            return None
-        return read_tensor(self.folder, self.tensors[tensor])
+        info = self.tensors.get(tensor)
+        return read_tensor(self.folder, info) if self.folder and info and info.dtype in NUMPY else None
 
     def mask_hidden(self) -> "np.ndarray | None":
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""

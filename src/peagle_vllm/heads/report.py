@@ -9,15 +9,15 @@ from collections import Counter
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.target import Target, Token
-from peagle_vllm.heads.vocabulary import form_of_d2t, known_targets
+from peagle_vllm.heads.vocabulary import read_map
 
 SCHEMA = 1
 FIELDS = {
@@ -57,6 +57,12 @@ DIALECTS = {
     "speculators": "speculators",
     "vllm": "vLLM's own",
     "unknown": "unknown",
+}
+TOKEN_KINDS = {
+    "special": "a special token that no text uses",
+    "in use": "a special token that the chat template or the end of a text uses",
+    "ordinary": "a token of ordinary text",
+    "unused": "no token of the tokenizer",
 }
 
 
@@ -120,19 +126,14 @@ def report(
 
 
 def _mask_hidden(head: Head) -> dict[str, Any] | None:
+    """JSON knows no NaN, so a norm that is none is null."""
     import numpy as np
 
     if not head.has_mask_hidden:
         return None
-    info = head.tensors["mask_hidden"]
-    try:
-        values = head.mask_hidden()
-    except HeadError:
-        values = None
-    norm = None if values is None else float(np.linalg.norm(values.astype(np.float64)))
-    if norm is not None:
-        norm = round(norm, 4) if np.isfinite(norm) else None  # JSON knows no NaN
-    return {"shape": list(info.shape), "dtype": info.dtype, "norm": norm}
+    info, values = head.tensors["mask_hidden"], head.mask_hidden()
+    norm = None if values is None else round(float(np.linalg.norm(values.astype(np.float64))), 4)
+    return {"shape": list(info.shape), "dtype": info.dtype, "norm": norm if np.isfinite(norm or 0) else None}
 
 
 def _vocabulary_map(head: Head) -> str | None:
@@ -140,13 +141,8 @@ def _vocabulary_map(head: Head) -> str | None:
         return "none"
     if not head.is_reduced:
         return "identity"
-    try:
-        d2t = head.values("d2t")
-        if d2t is None:
-            return None
-        return form_of_d2t(d2t.reshape(-1), known_targets(head), head.vocab_size)[0] or "unclear"
-    except HeadError:
-        return "unclear"
+    found, fault = read_map(head)
+    return found.form if found else fault and "unclear"
 
 
 def _sliding_window(head: Head) -> dict[str, Any] | None:
@@ -180,8 +176,10 @@ def show(console: Console, data: dict[str, Any]) -> None:
 
 def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     weights, mask, target = data["weights"], data["mask_token"], data["target"]
-    own = [name for name in ("embed_tokens", "lm_head") if weights[name]]
-    shared = [name for name in ("embed_tokens", "lm_head") if not weights[name]]
+    dtypes, files = weights["dtypes"], weights["files"]
+    own = ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name])
+    shared = ", ".join(name for name in ("embed_tokens", "lm_head") if not weights[name])
+    kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
     rows = [
         ("head", data["head"]),
         ("dialect", DIALECTS[data["dialect"]]),
@@ -194,20 +192,13 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("mask_hidden", _mask_vector(data["mask_hidden"])),
         ("norms", ", ".join(name for name, on in data["norms"].items() if on) or "none but the layers' own"),
         ("trained depth", str(data["trained_depth"] or "not in the config")),
-        ("weights", f"{weights['parameters']:,} parameters, {_size(weights['bytes'])}, {_dtypes(weights['dtypes'])}"),
-        (
-            "files",
-            f"{len(weights['files'])}: {', '.join(weights['files'][:2])}{' ...' if weights['files'][2:] else ''}",
-        ),
-        (
-            "of its own",
-            (", ".join(own) or "neither") + (f" ({', '.join(shared)} shared with the target)" if shared else ""),
-        ),
+        ("weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"),
+        ("files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"),
+        ("of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")),
     ]
     if data["mapped"]:
-        rows.append(
-            ("set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items()))
-        )
+        fields = (f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
+        rows.append(("set for vLLM", ", ".join(fields)))
     if target:
         rows.append(("target", f"{target['name']}: {target['layers']} layers, width {target['hidden_size']}"))
     return rows
@@ -234,14 +225,7 @@ def _aux(aux: dict[str, Any], target: dict[str, Any] | None) -> str:
 def _mask_token(mask: dict[str, Any]) -> str:
     if mask["id"] is None:
         return "no id in the config"
-    kinds = {
-        "special": "a special token that no text uses",
-        "in use": "a special token that the chat template or the end of a text uses",
-        "ordinary": "a token of ordinary text",
-        "unused": "no token of the tokenizer",
-        None: None,
-    }
-    kind = kinds[mask["kind"]]
+    kind = TOKEN_KINDS.get(mask["kind"])
     text = f"; {mask['text']!r}, {kind}" if mask["text"] else f"; {kind}" if kind else ""
     return f"{json.dumps(mask['id'])} ({mask['key']}){text}"
 
@@ -251,15 +235,3 @@ def _mask_vector(found: dict[str, Any] | None) -> str:
         return "missing"
     norm = "" if found["norm"] is None else f", norm {found['norm']:.4g}"
     return f"{found['shape']} {found['dtype']}{norm}"
-
-
-def _dtypes(dtypes: dict[str, int]) -> str:
-    return " and ".join(f"{count} {dtype}" if len(dtypes) > 1 else dtype for dtype, count in dtypes.items())
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

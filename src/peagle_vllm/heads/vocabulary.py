@@ -6,15 +6,24 @@ target ids that can be drafted; vLLM does not read it, but it tells the two form
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from peagle_vllm.heads.files import INTEGERS, HeadError
+from peagle_vllm.heads.files import INTEGERS
 from peagle_vllm.heads.head import Head
 
 if TYPE_CHECKING:
     import numpy as np
 
 TARGET_IDS = "d2t holds target ids"  # the one fault that convert mends
+
+
+@dataclass(frozen=True)
+class Map:
+    """``d2t``: the form it is stored in, and the target id of each draft id, int64 [draft vocabulary]."""
+
+    form: Literal["offsets", "target ids"]
+    target_ids: "np.ndarray"
 
 
 def check_vocabulary(head: Head) -> Iterator[str]:
@@ -56,20 +65,18 @@ def _fault_of_d2t(head: Head) -> str | None:
             f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]: {file}; correct "
             '"draft_vocab_size" in config.json, or take the weights from their source again'
         )
-    try:
-        d2t, marked = head.values("d2t"), known_targets(head)
-    except HeadError as error:
-        return str(error)
+    d2t = head.values("d2t")
     if d2t is None:
         return None
     if head.is_reduced:
-        form, fault = form_of_d2t(d2t, marked, head.vocab_size)
+        found, fault = read_map(head)
         if fault:
             return f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
-        mend = (
+        if found and found.form == "offsets":
+            return None
+        return (
             f"{TARGET_IDS}, and vLLM adds it to the draft ids: {file}; store it as offsets (peagle-vllm convert does)"
         )
-        return mend if form == "target ids" else None
     if d2t.any() and not np.array_equal(d2t, np.arange(rows)):
         return (
             f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no map: "
@@ -78,34 +85,26 @@ def _fault_of_d2t(head: Head) -> str | None:
     return None
 
 
-def form_of_d2t(
-    d2t: "np.ndarray", marked: "np.ndarray | None", vocab_size: int
-) -> tuple[Literal["offsets", "target ids"] | None, str | None]:
-    """Which of the two forms a map has, or what is wrong with it: (form, None) or (None, fault).
+def read_map(head: Head) -> tuple[Map | None, str | None]:
+    """The map of a head with a reduced vocabulary, or what is wrong with it: (map, None) or (None, fault).
 
-    Args:
-        d2t: whole numbers [draft vocabulary].
-        marked: the target ids that ``t2d`` marks, ascending; None where the head has no usable one.
+    (None, None) where its values are not on this machine.
     """
     import numpy as np
 
-    as_ids = d2t.astype(np.int64)
-    as_offsets = as_ids + np.arange(len(d2t))
-    offsets_fault = _fault_of(as_offsets, marked, vocab_size)
-    ids_fit = _fault_of(as_ids, marked, vocab_size) is None
+    d2t = head.values("d2t")
+    if d2t is None:
+        return None, None
+    as_ids = d2t.astype(np.int64).reshape(-1)
+    as_offsets = as_ids + np.arange(len(as_ids))
+    marked = _marked_targets(head)
+    offsets_fault = _fault_of(as_offsets, marked, head.vocab_size)
+    ids_fit = _fault_of(as_ids, marked, head.vocab_size) is None
     if offsets_fault is None and ids_fit:
         return None, "could be offsets or target ids, and no t2d tells which"
-    if offsets_fault is None:
-        return "offsets", None
-    return ("target ids", None) if ids_fit else (None, offsets_fault)
-
-
-def target_ids(d2t: "np.ndarray", form: str) -> "np.ndarray":
-    """int64 [draft vocabulary], the target id of each draft id."""
-    import numpy as np
-
-    ids = d2t.astype(np.int64)
-    return ids + np.arange(len(ids)) if form == "offsets" else ids
+    if ids_fit:
+        return Map("target ids", as_ids), None
+    return (None, offsets_fault) if offsets_fault else (Map("offsets", as_offsets), None)
 
 
 def _fault_of(targets: "np.ndarray", marked: "np.ndarray | None", size: int) -> str | None:
@@ -123,7 +122,7 @@ def _fault_of(targets: "np.ndarray", marked: "np.ndarray | None", size: int) -> 
     return None
 
 
-def known_targets(head: Head) -> "np.ndarray | None":
+def _marked_targets(head: Head) -> "np.ndarray | None":
     """The target ids that ``t2d`` marks, ascending, where the head carries a usable one."""
     info = head.tensors.get("t2d")
     if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):
