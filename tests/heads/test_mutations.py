@@ -71,7 +71,7 @@ def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkey
     began = time.monotonic()
     inspected = run(monkeypatch, "inspect", "--json", folder, "--target", target)
     converted = run(monkeypatch, "convert", folder, place / "out", "--target", target)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60, "it hangs"
     lines = refusals(inspected)
     if lines:
         assert converted.code != 0 and not (place / "out").exists()

@@ -60,7 +60,8 @@ def convert(
             bar = progress.add_task(out.name, total=sum(info.num_bytes for info in found.tensors.values()))
             written = converting.convert(found, out, to.value, model, lambda count: progress.advance(bar, count))
     print(f"wrote {out}: {found.dialect} to {to.value}, {len(written.tensors)} tensors")
-    if to is Format.speculators and not written.config["speculators_config"].get("verifier", {}).get("name_or_path"):
+    verifier = written.config.get("speculators_config", {}).get("verifier")
+    if to is Format.speculators and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         print(
             f"note: {out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it",
             file=sys.stderr,
