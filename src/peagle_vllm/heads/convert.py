@@ -19,7 +19,7 @@ from peagle_vllm.heads.writer import Part, new_folder, write_json, write_safeten
 Format = Literal["vllm", "speculators"]
 WEIGHTS = "model.safetensors"
 MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-# What transformers fills in for a flat config, and nobody for a speculators one.
+# transformers fills these in for a flat config; a speculators config must state them.
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
 DEFAULT_POSITIONS = {"qwen3": 32768}
 OWN_FIELDS = (  # of a head, beside the layers'
@@ -50,15 +50,11 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     problems = [problem for problem in found if not problem.line.startswith(TARGET_IDS)] + check_presence(head)
     fused = [name for name in head.tensors if ".qkv_proj." in name or ".gate_up_proj." in name]
     if to == "speculators" and fused:
-        problems.append(
-            Problem(
-                f"{fused[0]} is a fused weight, which speculators' format does not have: {head.name}; use --to vllm"
-            )
-        )
+        line = f"{fused[0]} is a fused weight, which speculators' format does not have: {head.name}; use --to vllm"
+        problems.append(Problem(line))
     if to == "speculators" and head.served.get("quantization_config"):
-        problems.append(
-            Problem(f"quantized weights have no place in speculators' format: {head.config_file}; use --to vllm")
-        )
+        line = f"quantized weights have no place in speculators' format: {head.config_file}; use --to vllm"
+        problems.append(Problem(line))
     return problems
 
 
