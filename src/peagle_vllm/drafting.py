@@ -72,8 +72,8 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
     from vllm.usage.usage_lib import UsageContext
 
     from peagle_vllm import plugin
-    from peagle_vllm.core.config import is_peagle
     from peagle_vllm.heads.files import one_line
+    from peagle_vllm.serving import is_peagle
     from peagle_vllm.v2.memory import draft_memory
 
     plugin.register()

@@ -13,10 +13,10 @@ LOGS = {
         [
             f"{PREFIX}Traceback (most recent call last):",
             f"{PREFIX}  raise RefusedError(text)",
-            f"{PREFIX}peagle_vllm.core.config.RefusedError: P-EAGLE refused: hidden_size is 96",
+            f"{PREFIX}peagle_vllm.serving.RefusedError: P-EAGLE refused: hidden_size is 96",
             "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
         ],
-        "peagle_vllm.core.config.RefusedError: P-EAGLE refused: hidden_size is 96",
+        "peagle_vllm.serving.RefusedError: P-EAGLE refused: hidden_size is 96",
     ),
     "pydantic's own words": (
         [

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_vllm.core.pair import check_pair
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.files import HeadError
-from peagle_vllm.heads.names import vllm_name
-from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.writer import new_folder
 from tests.commands.running import only_line, run
 from tests.heads import published, writers
@@ -247,7 +247,7 @@ def test_memory_stays_small(tmp_path: Path):
     script = (
         "import sys; from pathlib import Path\n"
         "from peagle_vllm.heads.convert import convert\n"
-        "from peagle_vllm.heads.reader import read_head\n"
+        "from peagle_vllm.heads.head import read_head\n"
         "convert(read_head(Path(sys.argv[1])), Path(sys.argv[2]), 'vllm', None)\n"
         "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )

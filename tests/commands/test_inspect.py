@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle_vllm.heads.files import TensorInfo
-from peagle_vllm.heads.locate import RemoteHead
+from peagle_vllm.heads.files import RemoteHead, TensorInfo
 from peagle_vllm.heads.report import FIELDS, SCHEMA
 from tests.commands.running import only_line, run
 from tests.heads import published, writers
@@ -52,7 +51,7 @@ def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
         "mask token 6 (mask_token_id); '<|mask|>', a special token that no text uses",
         "mask_hidden [1, 1, 384] BF16, norm 19.63",
         "trained depth 8",
-        "1,001,088 parameters, 2 MB, BF16",
+        "1,001,088 parameters, 2.0 MB, BF16",
         '"num_speculative_tokens": 5, "parallel_drafting": true',
         "fits ",
     ):
@@ -158,7 +157,7 @@ def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
         n: TensorInfo(n, tuple(shape), dtype, "model.safetensors") for n, (dtype, shape) in published.shapes().items()
     }
     remote = RemoteHead("amazon/GPT-OSS-20B-P-EAGLE", published.CONFIG, tensors)
-    monkeypatch.setattr("peagle_vllm.heads.locate._search", lambda model, revision: replace(remote, name=model))
+    monkeypatch.setattr("peagle_vllm.heads.files._search", lambda model, revision: replace(remote, name=model))
     ran = run(monkeypatch, "inspect", remote.name, "--target", published.write_target(tmp_path / "target"))
     assert (ran.code, ran.err) == (0, "")
     for fact in PUBLISHED_TABLE:

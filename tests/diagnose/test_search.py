@@ -9,7 +9,7 @@ from peagle_vllm.diagnose.curve import Curve, oddities
 from peagle_vllm.diagnose.engine import read_prompts
 from peagle_vllm.diagnose.interventions import Known, Setup, interventions, setup_of
 from peagle_vllm.diagnose.search import LEAST_GAIN, diagnose
-from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, TargetFiles, Token
 from tests.models import PEAGLE, TARGET
 

@@ -89,7 +89,7 @@ def test_a_window_changes_drafts(expected):
 
 @pytest.mark.arm("plugin-v1")
 def test_windows_that_only_v2_serves_are_refused_on_v1(folder: Path, target: Path):
-    from peagle_vllm.core.config import RefusedError
+    from peagle_vllm.serving import RefusedError
 
     own = write_own(folder / "mixed", target, CASES["speculators-mixed"])
     with pytest.raises(RefusedError, match=r"full_attention and sliding_attention layers, and the V1 "):
@@ -98,7 +98,7 @@ def test_windows_that_only_v2_serves_are_refused_on_v1(folder: Path, target: Pat
 
 @pytest.mark.arm("plugin-v1")
 def test_what_needs_convert_is_refused_by_inspects_line(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch):
-    from peagle_vllm.core.config import RefusedError
+    from peagle_vllm.serving import RefusedError
 
     for name in (name for name, case in CASES.items() if not case.direct):
         own = write_own(folder / f"{name}-own", target, CASES[name])

@@ -80,7 +80,7 @@ def sweep(heads: Heads, count: int, seed: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def judge(heads: Heads, head: Written, mutation: Mutation, place: Path, expected: dict, monkeypatch) -> str:
-    from peagle_vllm.core.config import RefusedError
+    from peagle_vllm.serving import RefusedError
 
     mutation.change(head)
     folder = head.save(place / "head")

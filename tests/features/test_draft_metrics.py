@@ -153,7 +153,7 @@ def test_counts_cross_from_engine_core_to_front_end():
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from peagle_vllm.core.draft_stats import load, unload
+    from peagle_vllm.draft_stats import load, unload
 
     stats = SchedulerStats()
     load({"graph": 1, "rows": 10}, stats)

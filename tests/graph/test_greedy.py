@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from peagle_vllm.core import greedy
+from peagle_vllm import greedy
 
 VOCAB, HIDDEN = 40, 16
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from peagle_vllm.core.pair import Problem, Target, check_pair
-from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.checks import Problem, check_pair
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import Target
 from tests.heads.writers import HIDDEN, TARGET, Written
 
 AGAIN = "take the head's weights from their source again"

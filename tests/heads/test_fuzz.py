@@ -10,8 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peagle_vllm.core.pair import Target, check_pair
-from peagle_vllm.heads.reader import HeadError, read_head
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import Target
 from tests.heads.writers import FOREIGN, SERVED, Written, eagle3
 
 HEADS = SERVED | FOREIGN | {"eagle3": eagle3}

@@ -7,9 +7,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from peagle_vllm.core.pair import check_pair
-from peagle_vllm.heads.locate import download, find
-from peagle_vllm.heads.reader import HeadError, RemoteHead, locate, read_head
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.files import HeadError, RemoteHead, download, find, locate
+from peagle_vllm.heads.head import read_head
 from tests.heads.writers import SERVED, TARGET, speculators
 
 REPO, COMMIT = "some/head", "a" * 40

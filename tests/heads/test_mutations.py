@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from peagle_vllm.heads.check_weights import expected_shapes
 from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.convert import DEFAULTS
-from peagle_vllm.heads.reader import read_head
-from peagle_vllm.heads.shapes import expected_shapes
+from peagle_vllm.heads.head import read_head
 from tests.commands.running import Ran, run
 from tests.heads import writers
 from tests.heads.mutations import Mutation, mutations
@@ -71,7 +71,7 @@ def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkey
     began = time.monotonic()
     inspected = run(monkeypatch, "inspect", "--json", folder, "--target", target)
     converted = run(monkeypatch, "convert", folder, place / "out", "--target", target)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60, "it hangs"
     lines = refusals(inspected)
     if lines:
         assert converted.code != 0 and not (place / "out").exists()

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle_vllm.core.pair import Target, check_pair, default_aux_layers
-from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.config import default_aux_layers
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import Target
 from tests.heads import writers
 from tests.heads.judging import (
     AUX_KEY,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from peagle_vllm.heads.reader import HeadError, read_head
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import read_head
 from tests.heads.writers import (
     AUX,
     DRAFT_VOCAB,
@@ -228,8 +229,9 @@ def test_reading_imports_neither_torch_nor_vllm(tmp_path: Path):
     Written(speculators().config, speculators().tensors).save(tmp_path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from peagle_vllm.heads.reader import read_head\n"
-        "from peagle_vllm.core.pair import Target, check_pair\n"
+        "from peagle_vllm.heads.head import read_head\n"
+        "from peagle_vllm.heads.target import Target\n"
+        "from peagle_vllm.heads.checks import check_pair\n"
         "head = read_head(Path(sys.argv[1])); assert head.mask_hidden().size\n"
         "check_pair(head, Target('t', 16, 64, 8), num_speculative_tokens=3)\n"
         "assert not {'torch', 'vllm'} & set(sys.modules), sorted(sys.modules)\n"

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.core.pair import Target, check_pair
-from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import Target
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 PEAGLE = sorted(path for path in MODELS.glob("*peagle*") if path.is_dir())

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from peagle_vllm.core.pair import default_aux_layers
-from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, family_of
-from peagle_vllm.heads.reader import read_head
+from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, default_aux_layers, family_of
+from peagle_vllm.heads.head import read_head
 from tests.heads.writers import FOREIGN, SERVED
 
 ALL = SERVED | FOREIGN

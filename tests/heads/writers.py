@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from peagle_vllm.core.pair import Target
+from peagle_vllm.heads.target import Target
 
 HIDDEN, INTERMEDIATE, VOCAB, DRAFT_VOCAB = 16, 24, 64, 48
 LAYERS, HEAD_DIM = 2, 8

@@ -12,11 +12,10 @@ BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
-NAMES = "src/peagle_vllm/heads/names.py"
-DIALECTS = "src/peagle_vllm/heads/dialects.py"
+HEAD_FIELDS = "src/peagle_vllm/heads/config.py"
 CONVERT = "src/peagle_vllm/heads/convert.py"
 VOCABULARY = "src/peagle_vllm/heads/vocabulary.py"
-LOADED = "src/peagle_vllm/core/loaded.py"
+LOADED = "src/peagle_vllm/serving.py"
 HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 
@@ -238,18 +237,18 @@ MUTATIONS = (
         "kernels",
     ),
     # Heads: what serving maps, and what convert writes.
-    Mutation("names keep model.", NAMES, 'name.removeprefix("model.")', "name", f"{DIALECT}[nemo]"),
+    Mutation("names keep model.", HEAD_FIELDS, 'name.removeprefix("model.")', "name", f"{DIALECT}[nemo]"),
     Mutation("mapped fields are not set", HEAD_CONFIG, "hf_config.update(dict(fields))", "pass", f"{DIALECT}[nemo]"),
     Mutation(
         "aux layers inside eagle_config are forgotten",
-        DIALECTS,
+        HEAD_FIELDS,
         "fields[AUX_KEY] = list(ids)",
         "fields[AUX_KEY] = [1, 3, 5]",
         f"{DIALECT}[specforge-with-id]",
     ),
     Mutation(
         "fc_norm of a speculators head is dropped",
-        DIALECTS,
+        HEAD_FIELDS,
         'config.get("fc_norm") is True',
         'config.get("fc_norm") is None',
         f"{DIALECT}[speculators-5-aux]",
@@ -257,35 +256,35 @@ MUTATIONS = (
     Mutation(
         "target ids are taken for offsets",
         VOCABULARY,
-        'return ids + np.arange(len(ids)) if form == "offsets" else ids',
-        "return ids + np.arange(len(ids))",
+        'Map("target ids", as_ids)',
+        'Map("target ids", as_offsets)',
         "tests/commands/test_convert.py::test_target_ids_become_offsets",
     ),
     Mutation(
         "convert forgets the window",
         CONVERT,
-        "return _with_rope(_without_unused_window(fields, head.config))",
-        'return _with_rope({k: v for k, v in fields.items() if k != "layer_types"})',
+        "    return fields\n",
+        '    return {k: v for k, v in fields.items() if k != "layer_types"}\n',
         f"{DIALECT}[speculators-window]",
     ),
     Mutation(
         "convert forgets norm_before_residual",
         CONVERT,
-        '"norm_before_residual": bool(served.get("norm_before_residual", False)),',
+        '"norm_before_residual": head.norms["norm_before_residual"],',
         '"norm_before_residual": False,',
         f"{DIALECT}[speculators-bare]",
     ),
     Mutation(
         "convert swaps two weights",
         CONVERT,
-        "(head.folder / info.file, info.name)))",
-        '(head.folder / info.file, info.name.replace("gate_", "up_"))))',
+        "(head.folder, info)))",
+        '(head.folder, head.tensors[name.replace("gate_", "up_")])))',
         THERE_AND_BACK,
     ),
     Mutation(
         "convert leaves the count of aux states out",
         CONVERT,
-        'layers |= {"num_aux_hidden_states": aux_needed(head)} if aux_needed(head) != 3 else {}',
+        'layers |= {"num_aux_hidden_states": needed} if needed != 3 else {}',
         "pass",
         STOCK_FINDS,
     ),

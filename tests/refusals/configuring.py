@@ -22,7 +22,7 @@ def configure(target: Path, head: Path, **changes):
 
 
 def refusal(target: Path, head: Path, **changes) -> str:
-    from peagle_vllm.core.config import RefusedError
+    from peagle_vllm.serving import RefusedError
 
     with pytest.raises(RefusedError) as refused:
         configure(target, head, **changes)

@@ -110,7 +110,7 @@ def test_another_platform_keeps_its_own_behaviour(
     target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, our_accesses: list[str], flaw: str
 ):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
-    from peagle_vllm.core.config import is_peagle
+    from peagle_vllm.serving import is_peagle
 
     if flaw == "mask_hidden":
         edit_weights(head, lambda w: w["mask_hidden"].zero_())
@@ -127,8 +127,8 @@ def test_another_platform_keeps_its_own_behaviour(
 
 def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):
     """What vLLM's own would refuse, and drop, reaches the class as it is."""
-    from peagle_vllm.core.config import RefusedError
     from peagle_vllm.seams import head_weights
+    from peagle_vllm.serving import RefusedError
 
     body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
     module = ModuleType("vllm.model_executor.models.llama_eagle3")

@@ -44,7 +44,7 @@ def test_mask_token_id(target: Path, head: Path, mask_token):
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
 
-    from peagle_vllm.core.config import RefusedError
+    from peagle_vllm.serving import RefusedError
 
     edit_config(head, lambda c: c.pop("mask_token_id"))
     with pytest.raises(RefusedError, match="no mask token id"):
@@ -94,8 +94,8 @@ def test_quantized_lm_head_of_a_head_with_its_own(target: Path, tmp_path: Path, 
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
 def test_context_parallelism(target: Path, head: Path, name: str):
     """vLLM's own checks of the CPU platform come later than the whole configuration's."""
-    from peagle_vllm.core.config import RefusedError
     from peagle_vllm.seams import validation
+    from peagle_vllm.serving import RefusedError
 
     config = configure(target, head)
     setattr(config.parallel_config, name, 2)

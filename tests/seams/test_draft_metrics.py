@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peagle_vllm.core.draft_stats import CARRIER, DraftStats, unload
+from peagle_vllm.draft_stats import CARRIER, DraftStats, unload
 from peagle_vllm.seams import draft_metrics
 
 COUNTS = {"graph": 1, "eager": 1, "rows": 90, "padding_rows": 6}

@@ -4,15 +4,11 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from peagle_vllm.commands.common import one_line_errors
-
-if TYPE_CHECKING:
-    from peagle_vllm.heads.head import Head, Problem
-    from peagle_vllm.heads.target import Target
 
 
 class Format(StrEnum):
@@ -45,15 +41,15 @@ def convert(
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from peagle_vllm.heads import convert as converting
-    from peagle_vllm.heads.locate import download
-    from peagle_vllm.heads.reader import read_head
+    from peagle_vllm.heads.files import download
+    from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import TargetFiles
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end that cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is written so far is removed
     with one_line_errors():
         found = converting.with_mask_token(read_head(download(head, revision)), mask_token_id)
         model = TargetFiles(target).target() if target is not None else None
-        problems = _problems(found, to.value, model)
+        problems = converting.obstacles(found, to.value, model)
         for problem in problems:
             print(f"{problem.severity}: {problem.line}", file=sys.stderr)
         if any(problem.severity == "error" for problem in problems):
@@ -61,26 +57,12 @@ def convert(
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task(f"{out.name}", total=converting.num_bytes(found, to.value))
+            bar = progress.add_task(out.name, total=sum(info.num_bytes for info in found.tensors.values()))
             written = converting.convert(found, out, to.value, model, lambda count: progress.advance(bar, count))
     print(f"wrote {out}: {found.dialect} to {to.value}, {len(written.tensors)} tensors")
-    if to is Format.speculators and not _verifier(written):
+    verifier = written.config.get("speculators_config", {}).get("verifier")
+    if to is Format.speculators and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         print(
             f"note: {out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it",
             file=sys.stderr,
         )
-
-
-def _problems(head: "Head", to: str, target: "Target | None") -> "list[Problem]":
-    from peagle_vllm.core.pair import check_pair
-    from peagle_vllm.heads.convert import obstacles
-
-    problems = obstacles(head, "vllm" if to == "vllm" else "speculators")
-    if target is not None:
-        pair = check_pair(head, target, num_speculative_tokens=None)
-        problems += [problem for problem in pair if problem not in problems and not problem.by_convert]
-    return problems
-
-
-def _verifier(head: "Head") -> str | None:
-    return head.config["speculators_config"].get("verifier", {}).get("name_or_path")

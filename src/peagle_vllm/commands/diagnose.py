@@ -42,13 +42,13 @@ def diagnose(
     """
     from rich.console import Console
 
-    from peagle_vllm.core.config import RefusedError
     from peagle_vllm.diagnose.engine import VllmMeasure
     from peagle_vllm.diagnose.interventions import Known, interventions, setup_of
     from peagle_vllm.diagnose.report import as_dict, show
     from peagle_vllm.diagnose.search import diagnose as search
     from peagle_vllm.heads.files import one_line
     from peagle_vllm.heads.target import TargetFiles
+    from peagle_vllm.serving import RefusedError
 
     conversations = _prompts(prompts)[:num_prompts]
     arguments = _engine_arguments(engine)
@@ -103,12 +103,12 @@ def _engine_arguments(text: str) -> dict[str, Any]:
 
 def _fit_head(name: str, target: "Target") -> "Head":
     """The head, or an end with the lines that ``inspect`` prints."""
-    from peagle_vllm.core.pair import check_pair
-    from peagle_vllm.heads.locate import download
-    from peagle_vllm.heads.reader import read_head
+    from peagle_vllm.heads.checks import check_pair
+    from peagle_vllm.heads.files import download
+    from peagle_vllm.heads.head import read_head
 
     head = read_head(download(name))
-    problems = check_pair(head, target, num_speculative_tokens=None)
+    problems = check_pair(head, target)
     for problem in problems:
         print(f"{problem.severity}: {problem.line}", file=sys.stderr)
     if any(problem.severity == "error" for problem in problems):

@@ -1,15 +1,11 @@
 """``peagle-vllm inspect``."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from peagle_vllm.commands.common import one_line_errors
-
-if TYPE_CHECKING:
-    from peagle_vllm.heads.head import Head, Problem
-    from peagle_vllm.heads.target import Target
 
 
 def inspect(
@@ -34,21 +30,21 @@ def inspect(
     """
     from rich.console import Console
 
-    from peagle_vllm.heads.config import is_whole
-    from peagle_vllm.heads.head import Problem
-    from peagle_vllm.heads.locate import find
-    from peagle_vllm.heads.reader import read_head
-    from peagle_vllm.heads.report import report
-    from peagle_vllm.heads.table import show
+    from peagle_vllm.heads.check_weights import check_values
+    from peagle_vllm.heads.checks import Problem, check_head, check_pair, check_presence
+    from peagle_vllm.heads.files import find
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.report import report, show
     from peagle_vllm.heads.target import TargetFiles, mask_token_fault
 
     with one_line_errors():
         found = read_head(find(head, revision))
         files = TargetFiles(target) if target is not None else None
-        model = files.target() if files is not None else None
-        problems = _problems(found, model, headers_only)
-        mask_id = found.mask_token_id
-        token = files.token(mask_id) if files is not None and isinstance(mask_id, int) and is_whole(mask_id) else None
+        model = files.target() if files else None
+        token = files.token(found.mask_token_id) if files else None
+        problems = check_pair(found, model) if model else check_head(found)
+        problems += check_presence(found)
+        problems += [] if headers_only else [Problem(line) for line in check_values(found)]
         if fault := mask_token_fault(token, found.config_file):
             problems.append(Problem(fault, "warning"))
         data = report(found, problems, model, token)
@@ -57,17 +53,3 @@ def inspect(
     else:
         show(Console(), data)
     raise typer.Exit(0 if data["fit"] else 1)
-
-
-def _problems(head: "Head", target: "Target | None", headers_only: bool) -> "list[Problem]":
-    from peagle_vllm.core.pair import check_pair
-    from peagle_vllm.heads.checks import check_head
-    from peagle_vllm.heads.head import Problem
-    from peagle_vllm.heads.values import check_values
-
-    problems = check_head(head) if target is None else check_pair(head, target, num_speculative_tokens=None)
-    if not head.tensors:
-        problems.append(Problem(f"no *.safetensors: {head.name}; pickled weights are never read, save them as such"))
-    if not headers_only:
-        problems += [Problem(line) for line in check_values(head)]
-    return problems

@@ -1,8 +1,8 @@
-"""Head checkpoints: reading, judging and converting them. Imports no vLLM and no torch.
+"""Head checkpoints: reading, checking and converting them. Imports no vLLM and no torch.
 
-locate(name) -> folder | RemoteHead    where the files are; find and download for tools
-read_head(folder) -> Head              config.json and the safetensors headers, and what serving makes of them
-check_head(head) -> [Problem]          what is wrong with the head alone; core.pair adds the target
-report(head, problems) -> dict         what inspect tells
-convert(head, out, to) -> Head         the same weights in vLLM's own format or speculators'
+files.find(name) -> folder | RemoteHead    where the head is; ``download`` for its weights
+head.read_head(folder) -> Head             config.json and the safetensors headers, and what serving makes of them
+checks.check_head(head) -> [Problem]       what is wrong with the head alone; ``check_pair`` adds the target
+report.report(head, problems) -> dict      what inspect tells
+convert.convert(head, out, to) -> Head     the same weights in vLLM's own format or speculators'
 """

@@ -1,20 +1,37 @@
-"""A head's config.json in vLLM's eyes.
+"""A head's config.json as vLLM reads it, and what vLLM must be told because it does not find it there.
 
-vLLM 0.32 and 0.33 read a head's config in one of two ways, and both are repeated here because a field in the wrong
-place is not an error there: it is ignored, and a default drafts garbage in its stead.
+vLLM 0.32 and 0.33 read a head's config in one of two ways. Both are repeated here, because vLLM ignores a field in the
+wrong place, and then drafts badly with a default.
 
     speculators format   transformer_layer_config, plus a few named fields   (configs/speculators/algos.py)
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
+
+| dialect         | how it is recognised                               | what vLLM must be told                     |
+|-----------------|----------------------------------------------------|--------------------------------------------|
+| ``aws``         | ``ptd_token_id``, ``midlayer``                     | identity d2t left out                      |
+| ``flat``        | the same, architecture ``LlamaForCausalLM``        | nothing: it puts ``Eagle3`` before the name |
+| ``speculators`` | ``speculators_model_type``, nested layer config    | ``fc_norm`` and the number of aux states   |
+| ``nemo``        | ``LlamaEagle3DraftModel``, names under ``model.``  | architecture, names without the prefix     |
+| ``specforge``   | ``PEagleDraftModel`` in a flat config              | architecture, and the mask token id        |
+| ``vllm``        | an architecture of vLLM's registry                 | nothing                                    |
+
+A new dialect goes into ``dialect_of``, ``mapped_fields`` (which serving sets on vLLM's config, and ``convert`` writes)
+and ``vllm_name``.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeGuard
 
-from peagle_vllm.heads.files import HeadError, shown
+from peagle_vllm.heads.files import HeadError, TensorInfo, shown
 
 Config = Mapping[str, Any]
+Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "unknown"]
+Family = Literal["llama", "qwen3"]
 
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
+NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
+SPECFORGE = {"PEagleDraftModel"}
+OF_FAMILY = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 SPECULATORS_ARCHITECTURES = {
     "peagle": {"llama": "PeagleLlamaForCausalLM", "qwen3": "PeagleQwen3ForCausalLM"},
     "eagle3": {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"},
@@ -31,24 +48,54 @@ LLAMA_ARCHITECTURES = {
 }
 
 
+def vllm_name(name: str) -> str:
+    """A tensor's name as vLLM's P-EAGLE classes take it.
+
+    NeMo puts ``model.`` before every name but lm_head's, AWS and SpecForge call the first layer ``midlayer``, and
+    ``mask_hidden`` may stand inside a module.
+    """
+    name = name.removeprefix("model.").replace("midlayer.", "layers.0.")
+    return "mask_hidden" if name.endswith(".mask_hidden") else name
+
+
 def is_speculators(config: Config) -> bool:
     return "speculators_model_type" in config or config.get("speculators_config") is not None
+
+
+def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
+    """Who wrote the head. ``tensor_names`` as they stand in the file."""
+    first = _first_architecture(config)
+    if is_speculators(config):
+        return "speculators"
+    if first in NEMO or any(name.startswith("model.") for name in tensor_names):
+        return "nemo"
+    if first in SPECFORGE:
+        return "specforge"
+    if "ptd_token_id" in config:
+        return "flat" if first == "LlamaForCausalLM" else "aws"
+    return "vllm" if family_of(first) is not None else "unknown"
+
+
+def family_of(architecture: str | None) -> Family | None:
+    """Which of vLLM's P-EAGLE classes an architecture name leads to."""
+    if architecture in QWEN3_ARCHITECTURES:
+        return "qwen3"
+    return "llama" if architecture in LLAMA_ARCHITECTURES else None
 
 
 def stock_config(config: Config, file: str) -> dict[str, Any]:
     """The flat config that vLLM by itself makes of ``config``. ``file`` is for messages."""
     if not is_speculators(config):
-        names = _object_list(config, "architectures", file)
-        if not all(isinstance(name, str) for name in names):
-            raise HeadError(f"architectures is {shown(names)}, needs names: {file}; correct it")
+        names = config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise HeadError(f"architectures is {shown(names)}, needs a list of names: {file}; correct it")
         prefixed = [n if n.startswith("Eagle3") or n.endswith("Eagle3") else f"Eagle3{n}" for n in names]
         return {**config, "architectures": prefixed}
     nested = config.get("transformer_layer_config")
     if not isinstance(nested, dict):
         raise HeadError(f"transformer_layer_config is {shown(nested)}, needs a JSON object: {file}; correct it")
-    kind = config.get("speculators_model_type")
+    kind, model_type = config.get("speculators_model_type"), nested.get("model_type", "llama")
     by_type = SPECULATORS_ARCHITECTURES.get(kind, {}) if isinstance(kind, str) else {}
-    model_type = nested.get("model_type", "llama")
     architecture = by_type.get(model_type) if isinstance(model_type, str) else None
     served = {
         **nested,
@@ -68,11 +115,45 @@ def stock_config(config: Config, file: str) -> dict[str, Any]:
     return served
 
 
-def family_of(architecture: str | None) -> Literal["llama", "qwen3"] | None:
-    """Which of vLLM's P-EAGLE classes an architecture name leads to."""
-    if architecture in QWEN3_ARCHITECTURES:
-        return "qwen3"
-    return "llama" if architecture in LLAMA_ARCHITECTURES else None
+def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInfo], file: str) -> dict[str, Any]:
+    """The fields of vLLM's flat config that it does not find by itself, although the head's files hold them.
+
+    Args:
+        config: config.json as it stands.
+        stock: the flat config that vLLM makes of it alone.
+        tensors: by vLLM's names.
+        file: config.json's name, for messages.
+    """
+    fields: dict[str, Any] = {}
+    first = _first_architecture(config)
+    if not is_speculators(config) and (first is None or first in NEMO | SPECFORGE):
+        fields["architectures"] = [OF_FAMILY[_family_of_weights(stock, tensors)]]
+    architectures = fields.get("architectures") or stock["architectures"]
+    family = family_of(architectures[0]) if architectures else None
+
+    ids, _ = aux_layers(stock, file)
+    if ids is not None and not stock.get(AUX_KEY):
+        fields[AUX_KEY] = list(ids)  # they stand inside eagle_config, where V2 does not look
+    stated = [key for key in ("num_aux_layers", "num_aux_hidden_states") if stock.get(key) is not None]
+    taken = aux_of_fc(stock, tensors, file)
+    if family is not None and not stated and taken and taken != count_aux({**stock, **fields}, family, file):
+        fields["num_aux_hidden_states"] = taken
+    if config.get("fc_norm") is True and not stock.get("fc_norm"):
+        fields["fc_norm"] = True
+    return fields
+
+
+def _first_architecture(config: Config) -> str | None:
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    return first if isinstance(first, str) else None
+
+
+def _family_of_weights(stock: Config, tensors: Mapping[str, TensorInfo]) -> Family:
+    """By the norms in the attention where there are weights; trainers copy the target's model_type either way."""
+    if tensors:
+        return "qwen3" if "layers.0.self_attn.q_norm.weight" in tensors else "llama"
+    return "qwen3" if stock.get("model_type") == "qwen3" else "llama"
 
 
 def mask_token(config: Config, served: Config, file: str) -> tuple[object, str | None]:
@@ -121,13 +202,27 @@ def count_aux(served: Config, family: str | None, file: str) -> int:
     return len(ids) if isinstance(ids, list) and ids else 3
 
 
+def aux_of_fc(served: Config, tensors: Mapping[str, TensorInfo], file: str) -> int | None:
+    """How many aux hidden states ``fc`` takes by its shape; None where that does not tell."""
+    fc = tensors.get("fc.weight")
+    if fc is None or len(fc.shape) != 2 or not fc.shape[1] or is_quantized(served):
+        return None
+    width = positive(served, "target_hidden_size", file, positive(served, "hidden_size", file))
+    count, rest = divmod(fc.shape[1], width)
+    return None if rest else count
+
+
+def is_quantized(served: Config) -> bool:
+    return bool(served.get("quantization_config") or served.get("compression_config"))
+
+
 def trained_depth(config: Config) -> int | None:
     """Tokens drafted ahead in training: NeMo's ``num_depths``, or what a speculators head proposes."""
     spec = config.get("speculators_config")
     methods = spec.get("proposal_methods") if isinstance(spec, dict) else None
     first = methods[0] if isinstance(methods, list) and methods else None
     depth = first.get("speculative_tokens") if isinstance(first, dict) else config.get("num_depths")
-    return depth if isinstance(depth, int) and is_whole(depth) and depth > 0 else None
+    return depth if is_whole(depth) and depth > 0 else None
 
 
 def positive(served: Config, key: str, file: str, default: int | None = None) -> int:
@@ -135,12 +230,12 @@ def positive(served: Config, key: str, file: str, default: int | None = None) ->
     value = served.get(key, default)
     if value is None and key not in served:
         raise HeadError(f"{key} is missing: {file}; add it")
-    if not isinstance(value, int) or not is_whole(value) or not 0 < value < 2**31:
+    if not is_whole(value) or not 0 < value < 2**31:
         raise HeadError(f"{key} is {shown(value)}, needs a whole number above 0: {file}; correct it")
     return value
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number; JSON's true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -149,11 +244,4 @@ def _object(served: Config, key: str, file: str) -> Mapping[str, Any]:
     value = served.get(key) or {}
     if not isinstance(value, dict):
         raise HeadError(f"{key} is {shown(value)}, needs a JSON object: {file}; correct it")
-    return value
-
-
-def _object_list(config: Config, key: str, file: str) -> list[Any]:
-    value = config.get(key) or []
-    if not isinstance(value, list):
-        raise HeadError(f"{key} is {shown(value)}, needs a list: {file}; correct it")
     return value

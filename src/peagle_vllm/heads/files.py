@@ -1,8 +1,11 @@
-"""The files of a head: headers through safetensors' own parser, and single small tensors. Never a pickle."""
+"""The files of a head: finding them, and reading config.json and safetensors headers and numbers. Never a pickle."""
 
 import json
+import logging
 import math
+import re
 import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,25 +15,15 @@ from safetensors import SafetensorError, safe_open
 if TYPE_CHECKING:
     import numpy as np
 
+logger = logging.getLogger(__name__)
+
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
-BITS = {
-    **{"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32},
-    **{"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8},
-    **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
-}
-NUMPY = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U8": "|u1",
-    "BOOL": "|b1",
-}
+PIECE = 8 << 20  # bytes of weights read at a time; a multiple of every number's size
+FLOATS = ("F32", "F16", "BF16", "F64")
+INTEGERS = ("I64", "I32", "I16", "I8", "U8")
+NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|b1"}
+NUMPY |= {dtype: f"<{dtype[0].lower()}{int(dtype[1:]) // 8}" for dtype in INTEGERS}
 
 
 class HeadError(ValueError):
@@ -40,35 +33,145 @@ class HeadError(ValueError):
         super().__init__(as_line(line))
 
 
+class NotFoundError(HeadError):
+    """A head that neither this machine nor the hub has."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor's header: its name in the file, shape, dtype in safetensors' words, and file name."""
+    """One tensor's header, as safetensors has it; ``offset`` is its first byte in the file, 0 for a remote one."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     file: str
+    offset: int = 0
 
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
     @property
+    def bits(self) -> int:
+        """Bits of one number: what the dtype's name says, and 8 for BOOL."""
+        number = re.search(r"\d+", self.dtype)
+        return int(number[0]) if number else 8
+
+    @property
     def num_bytes(self) -> int:
-        return self.num_elements * BITS.get(self.dtype, 8) // 8
+        return self.num_elements * self.bits // 8
+
+
+@dataclass(frozen=True)
+class RemoteHead:
+    """A head on the hub, without its weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+
+# ----------------------------------------------------------------------------------------------- finding
+
+
+def find(model: str, revision: str | None = None) -> Path | RemoteHead:
+    """Find a head without downloading its weights.
+
+    Args:
+        model: a folder or a hub id; ``revision`` is a branch, tag or commit there.
+
+    Returns:
+        The folder, which may be in the hub's cache; or the headers, when the hub alone has the head.
+
+    Raises:
+        NotFoundError: neither can be reached; the line says why.
+        HeadError: the head's files are damaged.
+    """
+    try:
+        found = _search(model, revision)
+    except HeadError:
+        raise
+    except Exception as error:
+        raise NotFoundError(
+            f"{model} is no folder, and the hub does not give it ({one_line(error)}); check the name"
+        ) from None
+    if found is None:
+        raise NotFoundError(
+            f"{model} is no folder and not in the hub's cache, and HF_HUB_OFFLINE is set; name a folder, or unset it"
+        )
+    return found
+
+
+def locate(model: str, revision: str | None = None) -> Path | RemoteHead | None:
+    """The same, or None where it is not found: vLLM, which needs the weights, then says best what is wrong."""
+    try:
+        return find(model, revision)
+    except NotFoundError as error:
+        logger.debug("no headers: %s", error)
+        return None
+
+
+def download(model: str, revision: str | None = None) -> Path:
+    """The folder of a head with its weights, fetched from the hub where it is not on this machine.
+
+    Raises:
+        HeadError: it cannot be had.
+    """
+    found = find(model, revision)
+    if isinstance(found, Path):
+        return found
+    try:
+        import huggingface_hub as hub
+
+        return Path(hub.snapshot_download(model, revision=revision, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        raise HeadError(f"{model} cannot be downloaded ({one_line(error)}); try again") from None
+
+
+def _search(model: str, revision: str | None) -> Path | RemoteHead | None:
+    if Path(model).is_dir():
+        return Path(model)
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+
+    cached = hub.try_to_load_from_cache(model, "config.json", revision=revision)
+    if isinstance(cached, str) and _has_weights(Path(cached).parent):
+        return Path(cached).parent
+    if constants.HF_HUB_OFFLINE:
+        return None
+    metadata = hub.get_safetensors_metadata(model, revision=revision)
+    config = read_json(Path(hub.hf_hub_download(model, "config.json", revision=revision)))
+    tensors = {
+        name: TensorInfo(name, tuple(info.shape), info.dtype, file)
+        for file, header in metadata.files_metadata.items()
+        for name, info in header.tensors.items()
+    }
+    return RemoteHead(model, config, tensors)
+
+
+def _has_weights(snapshot: Path) -> bool:
+    """Whether a snapshot of the cache holds every safetensors file; it may hold the config alone."""
+    if not (snapshot / INDEX).exists():
+        return any(snapshot.glob("*.safetensors"))
+    weight_map = read_json(snapshot / INDEX).get("weight_map")
+    return isinstance(weight_map, dict) and all(is_file(snapshot / str(file)) for file in weight_map.values())
+
+
+# ----------------------------------------------------------------------------------------------- reading
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises HeadError for anything else, also for a pipe or a device, which would never end."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON:
-            raise HeadError(f"{path} is no file of at most {MAX_JSON >> 20} MB; take it from its source again")
-        content = json.loads(path.read_bytes())
+        fits = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_JSON
+        content = json.loads(path.read_bytes()) if fits else None
     except OSError as error:
         raise HeadError(f"{path} cannot be read ({error.strerror}); a head needs it") from None
     except (ValueError, RecursionError) as error:
         raise HeadError(f"{path} is no JSON ({one_line(error)}); take the file from its source again") from None
+    if not fits:
+        raise HeadError(f"{path} is no regular file of at most {MAX_JSON >> 20} MB; take it from its source again")
     if not isinstance(content, dict):
         raise HeadError(f"{path} holds a {type(content).__name__}, needs a JSON object; take it from its source again")
     return content
@@ -108,6 +211,63 @@ def _index(folder: Path) -> dict[str, str]:
     return weight_map
 
 
+def _headers_of(path: Path) -> dict[str, TensorInfo]:
+    if not is_file(path):
+        raise HeadError(f"{path} is no file (a broken link, perhaps); download it again")
+    try:
+        with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open refuses a damaged file
+            data = 8 + int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(data - 8))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise HeadError(f"{path} is no whole safetensors file ({one_line(error)}); download it again") from None
+    header.pop("__metadata__", None)
+    return {
+        name: TensorInfo(name, tuple(entry["shape"]), entry["dtype"], path.name, data + entry["data_offsets"][0])
+        for name, entry in header.items()
+    }
+
+
+def read_pieces(folder: Path, info: TensorInfo) -> Iterator[bytes]:
+    """The bytes of one tensor, at most PIECE at a time. Raises HeadError where they cannot be read."""
+    path, left = folder / info.file, info.num_bytes
+    try:
+        with path.open("rb") as file:
+            file.seek(info.offset)
+            while left:
+                raw = file.read(min(PIECE, left))
+                if not raw:
+                    raise OSError("the file ends early")
+                left -= len(raw)
+                yield raw
+    except OSError as error:
+        raise HeadError(f"{info.name} cannot be read ({one_line(error)}): {path}; download it again") from None
+
+
+def read_tensor(folder: Path, info: TensorInfo) -> "np.ndarray":
+    """One tensor's numbers, of a dtype in NUMPY; bf16 widened to float32. Raises HeadError as ``read_pieces`` does.
+
+    safetensors' NumPy reader knows no bf16, and importing torch for one vector would take seconds.
+    """
+    return as_numbers(b"".join(read_pieces(folder, info)), info.dtype).reshape(info.shape)
+
+
+def as_numbers(raw: bytes, dtype: str) -> "np.ndarray":
+    """A flat array of the numbers in ``raw``; bf16 widened to float32."""
+    import numpy as np
+
+    numbers = np.frombuffer(raw, NUMPY[dtype]) if raw else np.empty(0, NUMPY[dtype])
+    return (numbers.astype("<u4") << 16).view("<f4") if dtype == "BF16" else numbers
+
+
+def is_finite(raw: bytes, dtype: str) -> bool:
+    """Whether no number in ``raw`` is NaN or Inf. Dtypes that have neither, or are scaled, pass."""
+    import numpy as np
+
+    if dtype == "BF16":  # all exponent bits set is NaN or Inf; seven times as fast as widening first
+        return not ((np.frombuffer(raw, "<u2") & 0x7F80) == 0x7F80).any()
+    return dtype not in FLOATS or bool(np.isfinite(as_numbers(raw, dtype)).all())
+
+
 def is_file(path: Path) -> bool:
     """``Path.is_file``, false also for a name that no file can have."""
     try:
@@ -116,56 +276,7 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _headers_of(path: Path) -> dict[str, TensorInfo]:
-    if not is_file(path):
-        raise HeadError(f"{path} is no file (a broken link, perhaps); download it again")
-    try:
-        with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: TensorInfo(name, tuple(part.get_shape()), str(part.get_dtype()), path.name)
-                for name, part in slices.items()
-            }
-    except (SafetensorError, OSError) as error:
-        raise HeadError(f"{path} is no whole safetensors file ({one_line(error)}); download it again") from None
-
-
-def data_ranges(path: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor's bytes are in a safetensors file that ``read_headers`` has accepted: (offset, length)."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        begins = {name: info["data_offsets"] for name, info in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError) as error:
-        raise HeadError(f"{path} is no whole safetensors file ({one_line(error)}); download it again") from None
-    return {name: (8 + length + begin, end - begin) for name, (begin, end) in begins.items()}
-
-
-def read_values(path: Path, info: TensorInfo) -> "np.ndarray":
-    """One tensor's values, bf16 widened to float32; nothing else of the file is read.
-
-    safetensors' numpy reader knows no bf16, and importing torch for one vector would be heavy.
-    """
-    ranges = data_ranges(path)
-    if info.dtype not in NUMPY:
-        raise HeadError(f"{info.name} is stored as {info.dtype}, needs a plain number type: {path}; save it as F32")
-    try:
-        offset, length = ranges[info.name]
-        with path.open("rb") as file:
-            file.seek(offset)
-            raw = file.read(length)
-        return as_values(raw, info.dtype).reshape(info.shape)
-    except (OSError, ValueError, KeyError) as error:
-        raise HeadError(f"{info.name} cannot be read ({one_line(error)}): {path}; download it again") from None
-
-
-def as_values(raw: bytes, dtype: str) -> "np.ndarray":
-    """A flat array of the numbers in ``raw``; bf16 widened to float32."""
-    import numpy as np
-
-    values = np.frombuffer(raw, NUMPY[dtype]) if raw else np.empty(0, NUMPY[dtype])
-    return (values.astype("<u4") << 16).view("<f4") if dtype == "BF16" else values
+# -------------------------------------------------------------------------------------------------- text
 
 
 def as_line(text: str) -> str:

@@ -3,8 +3,8 @@
 Reads config.json and the tokenizer's JSON files; no weights, no code of the model.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,8 +47,45 @@ class TargetFiles:
     def __init__(self, model: str, revision: str | None = None):
         self.model, self.revision = model, revision
 
-    def json(self, file: str) -> dict[str, Any]:
-        return read_json(self._path(file))
+    def target(self) -> Target:
+        config = read_json(self._path("config.json"))
+        nested = config.get("text_config")
+        text = nested if isinstance(nested, dict) else config
+        file = f"{self.model}/config.json"
+        return Target(
+            name=self.model,
+            hidden_size=positive(text, "hidden_size", file),
+            vocab_size=positive(text, "vocab_size", file),
+            num_layers=positive(text, "num_hidden_layers", file),
+        )
+
+    def token(self, token_id: object) -> Token | None:
+        """What the tokenizer calls an id; None where there is no tokenizer.json, and for what is no whole number."""
+        if not self._tokenizer or not is_whole(token_id):
+            return None
+        if token_id in self._added_tokens:
+            text = self._added_tokens[token_id]
+            return Token(token_id, text, "in use" if self._in_use(token_id, text) else "special")
+        model = self._tokenizer.get("model")
+        vocab = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(vocab, dict):
+            for text, number in vocab.items():
+                if number == token_id:
+                    return Token(token_id, text, "ordinary")
+        if isinstance(vocab, list) and token_id < len(vocab) and isinstance(vocab[token_id], list):
+            return Token(token_id, str(vocab[token_id][0]), "ordinary")
+        return Token(token_id, None, "unused")
+
+    def special_tokens(self) -> list[Token]:
+        """The tokens that no text and no chat template uses, the likely mask tokens first."""
+        words = ("mask", "pard", "draft", "reserved", "unused", "pad", "unk")
+
+        def rank(token: Token) -> tuple[int, int]:
+            text = (token.text or "").lower()
+            return next((i for i, word in enumerate(words) if word in text), len(words)), token.id
+
+        added = self._added_tokens.items()
+        return sorted((Token(i, text, "special") for i, text in added if not self._in_use(i, text)), key=rank)
 
     def _path(self, file: str) -> Path:
         if Path(self.model).is_dir():
@@ -63,74 +100,40 @@ class TargetFiles:
                 "or its hub id"
             ) from None
 
-    def json_or_none(self, file: str) -> dict[str, Any] | None:
+    def _json_or_empty(self, file: str) -> dict[str, Any]:
         try:
-            return self.json(file)
+            return read_json(self._path(file))
         except HeadError:
-            return None
+            return {}
 
-    def target(self) -> Target:
-        config = self.json("config.json")
-        nested = config.get("text_config")
-        text = nested if isinstance(nested, dict) else config
-        file = f"{self.model}/config.json"
-        return Target(
-            name=self.model,
-            hidden_size=positive(text, "hidden_size", file),
-            vocab_size=positive(text, "vocab_size", file),
-            num_layers=positive(text, "num_hidden_layers", file),
-        )
+    @cached_property
+    def _tokenizer(self) -> dict[str, Any]:
+        return self._json_or_empty("tokenizer.json")
 
-    def token(self, token_id: int) -> Token | None:
-        """What the tokenizer calls an id; None where there is no tokenizer.json."""
-        tokenizer = self.json_or_none("tokenizer.json")
-        if tokenizer is None:
-            return None
-        for added in _objects(tokenizer.get("added_tokens")):
-            if added.get("id") == token_id:
-                text = str(added.get("content"))
-                return Token(token_id, text, "in use" if self._in_use(token_id, text) else "special")
-        model = tokenizer.get("model")
-        vocab = model.get("vocab") if isinstance(model, dict) else None
-        if isinstance(vocab, dict):
-            for text, number in vocab.items():
-                if number == token_id:
-                    return Token(token_id, text, "ordinary")
-        if isinstance(vocab, list) and token_id < len(vocab) and isinstance(vocab[token_id], list):
-            return Token(token_id, str(vocab[token_id][0]), "ordinary")
-        return Token(token_id, None, "unused")
+    @cached_property
+    def _added_tokens(self) -> dict[int, str]:
+        added = self._tokenizer.get("added_tokens")
+        entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
+        return {entry["id"]: str(entry.get("content")) for entry in entries if is_whole(entry.get("id"))}
 
-    def special_tokens(self) -> list[Token]:
-        """The tokens that no text and no chat template uses, the likely mask tokens first."""
-        tokenizer = self.json_or_none("tokenizer.json") or {}
-        added = [entry for entry in _objects(tokenizer.get("added_tokens")) if is_whole(entry.get("id"))]
-        tokens = [Token(entry["id"], str(entry.get("content")), "special") for entry in added]
-        unused = [token for token in tokens if not self._in_use(token.id, token.text or "")]
-        words = ("mask", "pard", "draft", "reserved", "unused", "pad", "unk")
+    @cached_property
+    def _ends(self) -> list[Any]:
+        """The ids that begin and end a text."""
+        configs = [self._json_or_empty(file) for file in ("config.json", "generation_config.json")]
+        values = [config.get(key) for config in configs for key in ("bos_token_id", "eos_token_id")]
+        return [token_id for value in values for token_id in (value if isinstance(value, list) else [value])]
 
-        def rank(token: Token) -> tuple[int, int]:
-            text = (token.text or "").lower()
-            return next((i for i, word in enumerate(words) if word in text), len(words)), token.id
-
-        return sorted(unused, key=rank)
-
-    def _in_use(self, token_id: int, text: str) -> bool:
-        ends: list[Any] = []
-        for file in ("config.json", "generation_config.json"):
-            config = self.json_or_none(file) or {}
-            for key in ("bos_token_id", "eos_token_id"):
-                value = config.get(key)
-                ends += value if isinstance(value, list) else [value]
-        return token_id in ends or bool(text and text in self._chat_template())
-
+    @cached_property
     def _chat_template(self) -> str:
-        """The chat template, from either of the places that transformers knows; empty where there is none."""
-        settings = self.json_or_none("tokenizer_config.json") or {}
+        """From either of the places that transformers knows; empty where there is none."""
         try:
             own_file = self._path("chat_template.jinja").read_text(encoding="utf-8")
         except (HeadError, OSError, ValueError):
             own_file = ""
-        return str(settings.get("chat_template", "")) + own_file
+        return str(self._json_or_empty("tokenizer_config.json").get("chat_template", "")) + own_file
+
+    def _in_use(self, token_id: int, text: str) -> bool:
+        return token_id in self._ends or bool(text and text in self._chat_template)
 
 
 def mask_token_fault(token: Token | None, place: str) -> str | None:
@@ -141,7 +144,3 @@ def mask_token_fault(token: Token | None, place: str) -> str | None:
         f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {place}; right only if the "
         "head was trained so"
     )
-
-
-def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -6,31 +6,36 @@ target ids that can be drafted; vLLM does not read it, but it tells the two form
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.files import INTEGERS
 from peagle_vllm.heads.head import Head
 
 if TYPE_CHECKING:
     import numpy as np
 
 TARGET_IDS = "d2t holds target ids"  # the one fault that convert mends
-INTEGERS = ("I64", "I32", "I16", "I8", "U8")
+
+
+@dataclass(frozen=True)
+class Map:
+    """``d2t``: the form it is stored in, and the target id of each draft id, int64 [draft vocabulary]."""
+
+    form: Literal["offsets", "target ids"]
+    target_ids: "np.ndarray"
 
 
 def check_vocabulary(head: Head) -> Iterator[str]:
-    """One line for each thing that is wrong."""
-    if not head.tensors:
-        return
-    if head.draft_vocab_size > head.vocab_size:
-        yield (
-            f"draft_vocab_size is {head.draft_vocab_size}, more than the {head.vocab_size} of vocab_size: "
-            f"{head.config_file}; correct them"
-        )
+    """One line for each thing that is wrong with the sizes of the vocabularies, or with the map."""
+    draft, full = head.draft_vocab_size, head.vocab_size
+    again = "take the head's weights from their source again"
+    if draft > full:
+        yield f"draft_vocab_size is {draft}, more than the {full} of vocab_size: {head.config_file}; correct them"
         return
     for tensor, key, rows in (
-        ("lm_head.weight", "draft_vocab_size", head.draft_vocab_size),
-        ("embed_tokens.weight", "vocab_size", head.vocab_size),
+        ("lm_head.weight", "draft_vocab_size", draft),
+        ("embed_tokens.weight", "vocab_size", full),
     ):
         info = head.tensors.get(tensor)
         if info is not None and info.shape[:1] != (rows,):
@@ -38,83 +43,68 @@ def check_vocabulary(head: Head) -> Iterator[str]:
                 f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}: {head.file_of(tensor)}; "
                 f'correct "{key}" in config.json'
             )
-    is_reduced = head.draft_vocab_size != head.vocab_size
-    if is_reduced and not head.has("lm_head"):
+    if head.is_reduced and not head.has("lm_head"):
         yield (
-            f"lm_head is missing, and the target's {head.vocab_size} rows do not fit a draft vocabulary of "
-            f"{head.draft_vocab_size}: {head.file_of('lm_head')}; take the head's weights from their source "
-            "again"
-        )
-    if is_reduced and "d2t" not in head.tensors:
-        yield (
-            f"d2t is missing, and draft_vocab_size {head.draft_vocab_size} is below vocab_size {head.vocab_size}: "
-            f"{head.file_of('d2t')}; take the head's weights from their source again"
+            f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}: "
+            f"{head.file_of('lm_head')}; {again}"
         )
     if "d2t" in head.tensors:
-        yield from _check_d2t(head, is_reduced)
+        fault = _fault_of_d2t(head)
+        if fault:
+            yield fault
+    elif head.is_reduced:
+        yield f"d2t is missing, and draft_vocab_size {draft} is below vocab_size {full}: {head.file_of('d2t')}; {again}"
 
 
-def _check_d2t(head: Head, is_reduced: bool) -> Iterator[str]:
+def _fault_of_d2t(head: Head) -> str | None:
     import numpy as np
 
-    info, file = head.tensors["d2t"], head.file_of("d2t")
-    if info.shape != (head.draft_vocab_size,) or info.dtype not in INTEGERS:
-        yield (
-            f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{head.draft_vocab_size}]: {file}; correct "
+    info, file, rows = head.tensors["d2t"], head.file_of("d2t"), head.draft_vocab_size
+    if info.shape != (rows,) or info.dtype not in INTEGERS:
+        return (
+            f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]: {file}; correct "
             '"draft_vocab_size" in config.json, or take the weights from their source again'
         )
-        return
-    try:
-        d2t, t2d = head.values("d2t"), known_targets(head)
-    except HeadError as error:
-        yield str(error)
-        return
+    d2t = head.values("d2t")
     if d2t is None:
-        return
-    if not is_reduced:
-        if d2t.any() and not np.array_equal(d2t, np.arange(head.draft_vocab_size)):
-            yield (
-                f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no "
-                f"map: {file}; remove d2t, or correct the sizes in config.json"
-            )
-        return
-    form, fault = form_of_d2t(d2t, t2d, head.vocab_size)
-    if fault:
-        yield f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
-    elif form == "target ids":
-        yield (
+        return None
+    if head.is_reduced:
+        found, fault = read_map(head)
+        if fault:
+            return f"d2t {fault}: {file}; store it as offsets (target id - draft id)"
+        if found and found.form == "offsets":
+            return None
+        return (
             f"{TARGET_IDS}, and vLLM adds it to the draft ids: {file}; store it as offsets (peagle-vllm convert does)"
         )
+    if d2t.any() and not np.array_equal(d2t, np.arange(rows)):
+        return (
+            f"d2t maps tokens, and draft_vocab_size equals vocab_size ({head.vocab_size}), where vLLM uses no map: "
+            f"{file}; remove d2t, or correct the sizes in config.json"
+        )
+    return None
 
 
-def form_of_d2t(
-    d2t: "np.ndarray", marked: "np.ndarray | None", vocab_size: int
-) -> tuple[Literal["offsets", "target ids"] | None, str | None]:
-    """Which of the two forms a map has, or what is wrong with it: (form, None) or (None, fault).
+def read_map(head: Head) -> tuple[Map | None, str | None]:
+    """The map of a head with a reduced vocabulary, or what is wrong with it: (map, None) or (None, fault).
 
-    Args:
-        d2t: whole numbers [draft vocabulary].
-        marked: the target ids that ``t2d`` marks, ascending; None where the head has no usable one.
+    (None, None) where its values are not on this machine.
     """
     import numpy as np
 
-    as_ids = d2t.astype(np.int64)
-    as_offsets = as_ids + np.arange(len(d2t))
-    offsets_fault = _fault_of(as_offsets, marked, vocab_size)
-    ids_fit = _fault_of(as_ids, marked, vocab_size) is None
+    d2t = head.values("d2t")
+    if d2t is None:
+        return None, None
+    as_ids = d2t.astype(np.int64).reshape(-1)
+    as_offsets = as_ids + np.arange(len(as_ids))
+    marked = _marked_targets(head)
+    offsets_fault = _fault_of(as_offsets, marked, head.vocab_size)
+    ids_fit = _fault_of(as_ids, marked, head.vocab_size) is None
     if offsets_fault is None and ids_fit:
         return None, "could be offsets or target ids, and no t2d tells which"
-    if offsets_fault is None:
-        return "offsets", None
-    return ("target ids", None) if ids_fit else (None, offsets_fault)
-
-
-def target_ids(d2t: "np.ndarray", form: str) -> "np.ndarray":
-    """int64 [draft vocabulary], the target id of each draft id."""
-    import numpy as np
-
-    ids = d2t.astype(np.int64)
-    return ids + np.arange(len(ids)) if form == "offsets" else ids
+    if ids_fit:
+        return Map("target ids", as_ids), None
+    return (None, offsets_fault) if offsets_fault else (Map("offsets", as_offsets), None)
 
 
 def _fault_of(targets: "np.ndarray", marked: "np.ndarray | None", size: int) -> str | None:
@@ -132,7 +122,7 @@ def _fault_of(targets: "np.ndarray", marked: "np.ndarray | None", size: int) -> 
     return None
 
 
-def known_targets(head: Head) -> "np.ndarray | None":
+def _marked_targets(head: Head) -> "np.ndarray | None":
     """The target ids that ``t2d`` marks, ascending, where the head carries a usable one."""
     info = head.tensors.get("t2d")
     if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):

@@ -1,35 +1,35 @@
-"""Writing a head: a folder that appears whole or not at all, and a safetensors file written in pieces."""
+"""Writing a head: a folder that appears whole or not at all, and a safetensors file written in pieces.
+
+safetensors' own writer wants every tensor in memory, which a head of several gigabytes would fill.
+"""
 
 import fcntl
 import glob
 import json
-import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from peagle_vllm.heads.files import BITS, HeadError, data_ranges, one_line
-from peagle_vllm.heads.values import Advance, is_finite, pieces
+from peagle_vllm.heads.files import HeadError, TensorInfo, is_finite, one_line, read_pieces
 
 PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor to write: its new name and header, and its bytes, given or still in a file.
+    """One tensor to write.
 
     Attributes:
-        source: (safetensors file, the tensor's name there), or the bytes themselves.
+        info: its new name, shape and dtype.
+        source: (folder, the tensor there), or the bytes themselves.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    source: tuple[Path, str] | bytes
+    info: TensorInfo
+    source: tuple[Path, TensorInfo] | bytes
 
 
 @contextmanager
@@ -71,52 +71,35 @@ def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def write_safetensors(path: Path, parts: Sequence[Part], advance: Advance) -> None:
-    """Write tensors in one file, PIECE bytes at a time.
+def write_safetensors(path: Path, parts: Sequence[Part], on_write: Callable[[int], object]) -> None:
+    """Write tensors in one file, piece by piece.
 
     Args:
-        advance: is told of bytes written.
+        on_write: called with the number of bytes after each piece.
 
     Raises:
         HeadError: a source cannot be read, or holds NaN or Inf.
     """
     # Wide numbers first keeps every tensor aligned, as the safetensors library does it.
-    ordered = sorted(parts, key=lambda part: (-BITS[part.dtype], part.name))
+    ordered = sorted(parts, key=lambda part: (-part.info.bits, part.info.name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for part in ordered:
-        begin, end = end, end + _num_bytes(part)
-        header[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [begin, end]}
+    for info in (part.info for part in ordered):
+        begin, end = end, end + info.num_bytes
+        header[info.name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    ranges: dict[Path, dict[str, tuple[int, int]]] = {}
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for part in ordered:
-            for raw in _bytes_of(part, ranges):
-                if not is_finite(raw, part.dtype):
-                    where = part.source[0] if isinstance(part.source, tuple) else path
-                    raise HeadError(f"{part.name} holds NaN or Inf: {where}; take the weights from their source again")
+            for raw in [part.source] if isinstance(part.source, bytes) else read_pieces(*part.source):
+                if not is_finite(raw, part.info.dtype):
+                    where = path if isinstance(part.source, bytes) else part.source[0] / part.source[1].file
+                    raise HeadError(
+                        f"{part.info.name} holds NaN or Inf: {where}; take the weights from their source again"
+                    )
                 file.write(raw)
-                advance(len(raw))
-
-
-def _num_bytes(part: Part) -> int:
-    return math.prod(part.shape) * BITS[part.dtype] // 8
-
-
-def _bytes_of(part: Part, ranges: dict[Path, dict[str, tuple[int, int]]]) -> Iterator[bytes]:
-    if isinstance(part.source, bytes):
-        yield part.source
-        return
-    source, name = part.source
-    if source not in ranges:
-        ranges[source] = data_ranges(source)
-    try:
-        with source.open("rb") as file:
-            yield from pieces(file, *ranges[source][name])
-    except OSError as error:
-        raise HeadError(f"{name} cannot be read ({one_line(error)}): {source}; download it again") from None
+                on_write(len(raw))
 
 
 def _remove_leftovers(out: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import wrapt
 
-from peagle_vllm.core.config import RefusedError
+from peagle_vllm.serving import RefusedError
 
 if TYPE_CHECKING:
     from peagle_vllm.seams.ledger import Seam

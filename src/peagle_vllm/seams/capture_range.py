@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from peagle_vllm.core.config import is_peagle
 from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.patching import wrap
+from peagle_vllm.serving import is_peagle
 
 SEAM = Seam(
     name="capture-range",

@@ -3,10 +3,10 @@
 from types import ModuleType
 from typing import Any
 
-from peagle_vllm.core.config import is_peagle
-from peagle_vllm.core.draft_stats import load
+from peagle_vllm.draft_stats import load
 from peagle_vllm.seams.ledger import Seam, touches
 from peagle_vllm.seams.patching import wrap
+from peagle_vllm.serving import is_peagle
 
 SEAM = Seam(
     name="draft-metrics",
@@ -101,7 +101,7 @@ def _install_front_end(module: ModuleType) -> None:
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             original(self, vllm_config, *args, **kwargs)
             if is_peagle(vllm_config):
-                from peagle_vllm.core.draft_logger import DraftStatLogger
+                from peagle_vllm.draft_logger import DraftStatLogger
 
                 self.stat_loggers.insert(0, DraftStatLogger(self.stat_loggers))
 

@@ -4,9 +4,9 @@ import functools
 import logging
 from types import ModuleType
 
-from peagle_vllm.core.config import is_peagle
 from peagle_vllm.seams.ledger import Seam, Touch
 from peagle_vllm.seams.patching import wrap
+from peagle_vllm.serving import is_peagle
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 

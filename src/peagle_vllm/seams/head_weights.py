@@ -2,11 +2,11 @@
 
 from types import ModuleType
 
-from peagle_vllm.core.config import on_vllm_platform
-from peagle_vllm.heads.names import vllm_name
+from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.loaded_head import HEAD_CLASSES
 from peagle_vllm.seams.patching import wrap
+from peagle_vllm.serving import on_vllm_platform, refuse_broken
 
 SEAM = Seam(
     name="head-weights",
@@ -27,8 +27,6 @@ SEAM = Seam(
 
 
 def install(module: ModuleType) -> None:
-    from peagle_vllm.core.loaded import refuse_broken  # imports torch, which the ledger does not need
-
     def make(original):
         def load_weights(self, weights, *args, **kwargs):
             if self.use_parallel_drafting and on_vllm_platform():

@@ -18,7 +18,7 @@ LOADED_HEAD: tuple[Touch, ...] = (
             *touches(module, "called", "forward", of=name, what="signature"),
         )
     ),
-    # Greedy drafts (core/greedy.py) take the place of compute_logits.
+    # Greedy drafts (greedy.py) take the place of compute_logits.
     *touches(
         _LOGITS,
         "called",

@@ -3,9 +3,9 @@
 from types import ModuleType
 
 import peagle_vllm.seams as seams
-from peagle_vllm.core.config import is_peagle
 from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.loaded_head import LOADED_HEAD
+from peagle_vllm.serving import is_peagle
 
 SEAM = Seam(
     name="proposer",

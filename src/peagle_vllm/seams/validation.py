@@ -7,13 +7,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import peagle_vllm.seams as seams
-from peagle_vllm.core.config import RefusedError, is_peagle_spec, on_vllm_platform
-from peagle_vllm.core.pair import Problem, Target, check_pair, num_tokens_faults
-from peagle_vllm.heads.files import one_line
-from peagle_vllm.heads.reader import Head, HeadError, locate, read_head
+from peagle_vllm.heads.checks import Problem, check_pair, num_tokens_faults
+from peagle_vllm.heads.files import HeadError, locate, one_line
+from peagle_vllm.heads.head import Head, read_head
+from peagle_vllm.heads.target import Target
 from peagle_vllm.seams import head_config
 from peagle_vllm.seams.ledger import Seam, Touch, touches
 from peagle_vllm.seams.patching import wrap
+from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig

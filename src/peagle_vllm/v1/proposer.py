@@ -21,9 +21,9 @@ from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_
 
 from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, gather_hidden, prepare_inputs
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
-from peagle_vllm.core.draft_stats import DraftStats, Mode
-from peagle_vllm.core.greedy import top_tokens
-from peagle_vllm.core.loaded import check_loaded_head, refuse_mixed_windows
+from peagle_vllm.draft_stats import DraftStats, Mode
+from peagle_vllm.greedy import top_tokens
+from peagle_vllm.serving import RefusedError, check_loaded_head
 
 MODES: dict[CUDAGraphMode, Mode] = {
     CUDAGraphMode.FULL: "graph",
@@ -38,7 +38,7 @@ class ParallelEagleProposer(EagleProposer):
     drafts_up_to_max_model_len = True  # read by the seam drafter-limit
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
-        refuse_mixed_windows(vllm_config.speculative_config)
+        refuse_mixed_windows(vllm_config)
         super().__init__(vllm_config, device, runner)
         self.runner = runner
         # Filled where the inherited forward reads. The runner hands captured hidden states over side by side.
@@ -227,3 +227,17 @@ class ParallelEagleProposer(EagleProposer):
             noise = torch.empty_like(draft_probs[rows]).exponential_(generator=generator)
             draft_token_ids[rows] = sample_with_exponential_noise(draft_probs[rows].clone(), noise)
         return draft_token_ids, draft_probs
+
+
+def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
+    """Refuse a head with sliding and full layers: vLLM's V1 runner keeps one attention metadata for all of them."""
+    spec = vllm_config.speculative_config
+    assert spec is not None
+    hf_config = spec.draft_model_config.hf_config
+    kinds = set((getattr(hf_config, "layer_types", None) or [])[: hf_config.num_hidden_layers])
+    if len(kinds) > 1:
+        raise RefusedError(
+            f"P-EAGLE refused: layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts "
+            f"with one kind only: {spec.draft_model_config.model}/config.json; use Model Runner V2 "
+            "(VLLM_USE_V2_MODEL_RUNNER=1)"
+        )

@@ -40,9 +40,9 @@ from peagle_kernels import (
     prepare_inputs,
 )
 from peagle_kernels.layout import seq_lens_bound
-from peagle_vllm.core.draft_stats import DraftStats, Mode
-from peagle_vllm.core.greedy import top_tokens
-from peagle_vllm.core.loaded import check_loaded_head
+from peagle_vllm.draft_stats import DraftStats, Mode
+from peagle_vllm.greedy import top_tokens
+from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_attention_config, draft_graphs
 

@@ -12,7 +12,7 @@ from vllm.v1.metrics.loggers import (
     PrometheusStatLogger,
 )
 
-from peagle_vllm.core.draft_stats import COUNTS, MODES, unload
+from peagle_vllm.draft_stats import COUNTS, MODES, unload
 
 logger = init_logger("vllm.peagle")
 
