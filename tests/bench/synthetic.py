@@ -5,8 +5,9 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+from peagle_vllm.acceptance import from_bench_serve
 from peagle_vllm.bench.cells import Cell, sessions
-from peagle_vllm.bench.results import CellResult, DraftSteps, as_json, drafts_of, write_json
+from peagle_vllm.bench.results import CellResult, DraftSteps, as_json, write_json
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 
@@ -35,7 +36,7 @@ def result(
         hardware={"cpu": "a CPU, 2 cores", "system": "Linux x86_64"} | ({"gpu": gpu} if gpu else {}),
         began="2026-01-01T00:00:00+00:00",
         server_start_seconds=1.0,
-        drafts=None if reason else drafts_of(data),
+        drafts=None if reason else from_bench_serve(data),
         draft_steps=None if reason else draft_steps,
         gauges={"kv_use": [0.0, 0.25], "gpu_memory_mib": []},
         raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from peagle_vllm.acceptance import Acceptance, from_bench_serve
 from peagle_vllm.bench.cells import Cell
 from peagle_vllm.bench.draft_steps import draft_steps_of
 from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, percentile, points, same_texts
-from peagle_vllm.bench.results import CellResult, Drafts, DraftSteps, drafts_of
+from peagle_vllm.bench.results import CellResult, DraftSteps
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 
@@ -24,7 +25,7 @@ def cell(**raw) -> CellResult:
         hardware={},
         began="",
         server_start_seconds=1,
-        drafts=Drafts(10, 30, 17, (8, 6, 3)),
+        drafts=Acceptance(10, 30, 17, (8, 6, 3)),
         gauges={"kv_use": [0.1, 0.4, 0.2], "gpu_memory_mib": []},
         raw={
             "total_output_tokens": 30,
@@ -72,13 +73,13 @@ def test_counters_come_back_whole() -> None:
             "spec_decode_accepted_tokens": sum(counts),
             "spec_decode_per_position_acceptance_rates": [count / drafts for count in counts],
         }
-        found = drafts_of(raw)
+        found = from_bench_serve(raw)
         assert found is not None and found.accepted_per_position == tuple(counts)
 
 
 def test_counters_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="18 accepted tokens"):
-        Drafts(10, 30, 18, (8, 6, 3))
+        Acceptance(10, 30, 18, (8, 6, 3))
 
 
 def test_draft_steps_are_summed_over_engines() -> None:

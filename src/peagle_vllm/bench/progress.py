@@ -42,7 +42,7 @@ class Progress:
             return f"FAILED: {result.reason}"
         text = f"{result.raw['output_throughput']:.0f} tokens/s"
         if result.drafts is not None:
-            text += f", AL {1 + result.drafts.num_accepted / result.drafts.num_drafts:.2f}"
+            text += f", AL {result.drafts.length:.2f}"
         return text
 
     def _left(self) -> str:

@@ -12,25 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from peagle_vllm.acceptance import Acceptance
 from peagle_vllm.bench.cells import Cell
 from peagle_vllm.bench.errors import BenchError
 
 FORMAT = "peagle-vllm bench cell 1"
 SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; written to the microsecond
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """The server's own ``vllm:spec_decode_*`` counters, as they grew while the cell ran."""
-
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted: int
-    accepted_per_position: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if sum(self.accepted_per_position) != self.num_accepted:
-            raise ValueError(f"{self.num_accepted} accepted tokens, but {self.accepted_per_position} by position")
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class CellResult:
     hardware: dict[str, str]
     began: str
     server_start_seconds: float
-    drafts: Drafts | None = None
+    drafts: Acceptance | None = None
     draft_steps: DraftSteps | None = None
     gauges: dict[str, list[float]] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
@@ -86,23 +73,6 @@ class CellResult:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
-
-
-def drafts_of(raw: dict[str, Any]) -> Drafts | None:
-    """Counters out of what ``vllm bench serve`` wrote; None when nothing was drafted.
-
-    vLLM writes the share of drafts accepted at each position; times the number of drafts, that is a whole number.
-    """
-    if "spec_decode_num_drafts" not in raw:
-        return None
-    drafts = int(raw["spec_decode_num_drafts"])
-    shares = raw.get("spec_decode_per_position_acceptance_rates", [])
-    return Drafts(
-        num_drafts=drafts,
-        num_draft_tokens=int(raw["spec_decode_draft_tokens"]),
-        num_accepted=int(raw["spec_decode_accepted_tokens"]),
-        accepted_per_position=tuple(round(share * drafts) for share in shares),
-    )
 
 
 def write_json(data: dict[str, Any], file: Path, partial: Path) -> None:
@@ -136,7 +106,7 @@ def read_cell(file: Path) -> CellResult:
             raise ValueError("another format")
         drafts = data.pop("drafts")
         if drafts is not None:
-            drafts = Drafts(**drafts | {"accepted_per_position": tuple(drafts["accepted_per_position"])})
+            drafts = Acceptance(**drafts | {"accepted_per_position": tuple(drafts["accepted_per_position"])})
         steps = data.pop("draft_steps", None)  # older cells have none
         steps = steps and DraftSteps(**steps)
         return CellResult(cell=Cell(**data.pop("cell")), drafts=drafts, draft_steps=steps, **data)

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from peagle_vllm.acceptance import from_bench_serve
 from peagle_vllm.bench import provenance
 from peagle_vllm.bench.cells import Cell, Only, Session, sessions
 from peagle_vllm.bench.client import CLIENT
@@ -32,7 +33,6 @@ from peagle_vllm.bench.progress import Progress
 from peagle_vllm.bench.results import (
     CellResult,
     as_json,
-    drafts_of,
     read_cell,
     read_sweep,
     write_json,
@@ -215,7 +215,7 @@ class Sweep:
                 **kept,
                 status="ok",
                 reason="",
-                drafts=drafts_of(raw),
+                drafts=from_bench_serve(raw),
                 draft_steps=after.since(before) if after and before else None,
                 gauges={"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
                 raw=without_texts(raw),
