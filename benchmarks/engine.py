@@ -18,8 +18,8 @@ from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.draft_step import graph_sizes
 from benchmarks.models import HEADS, TARGETS, TINY_HEADS, write_config
 from benchmarks.probe import generate
-from benchmarks.provenance import provenance
 from peagle_vllm.acceptance import read_engine
+from peagle_vllm.provenance import provenance
 
 CONCURRENCY = (1, 4, 16, 64) if HAS_GPU else (1, 2)
 PROMPT, TOKENS, REPEATS = (128, 512, 3) if HAS_GPU else (8, 8, 1)

@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from peagle_vllm import provenance
 from peagle_vllm.acceptance import from_bench_serve
-from peagle_vllm.bench import provenance
 from peagle_vllm.bench.cells import Cell, Only, Session, sessions
 from peagle_vllm.bench.client import CLIENT
 from peagle_vllm.bench.draft_steps import read_draft_steps

@@ -9,7 +9,6 @@ from typing import Any
 
 from peagle_vllm.bench.errors import BenchError
 from peagle_vllm.bench.metrics import Point, points
-from peagle_vllm.bench.provenance import device
 from peagle_vllm.bench.report import plots
 from peagle_vllm.bench.report.page import page, table
 from peagle_vllm.bench.report.published import matching
@@ -22,6 +21,7 @@ from peagle_vllm.bench.report.tables import (
     warnings,
 )
 from peagle_vllm.bench.results import CellResult, read_results, read_sweep
+from peagle_vllm.provenance import device
 
 
 @dataclass(frozen=True)
