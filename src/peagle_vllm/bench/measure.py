@@ -5,18 +5,19 @@ import errno
 import hashlib
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from peagle_vllm.bench import processes
 from peagle_vllm.bench.cells import Cell
 from peagle_vllm.bench.client import RESULT, bench_arguments
 from peagle_vllm.bench.gauges import Gauges
-from peagle_vllm.bench.last_words import last_words
 from peagle_vllm.bench.layers import layers
+from peagle_vllm.bench.processes import failure_reason
 from peagle_vllm.bench.results import SAMPLES
 from peagle_vllm.bench.server import Server, ServerFailed, client_environment, serve_arguments, serve_environment
 from peagle_vllm.bench.suite import Suite
@@ -66,14 +67,14 @@ def measure(
     with _as_cell_failure():
         server.check()
     if status:
-        words = last_words(log)
+        words = failure_reason(log)
         if "No space left on device" in words:
             raise OSError(errno.ENOSPC, "")
         raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {words}")
     try:
         raw = json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):
-        raise CellFailed(f"vllm bench serve wrote no result: {last_words(log)}") from None
+        raise CellFailed(f"vllm bench serve wrote no result: {failure_reason(log)}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     asked = suite.datasets[cell.dataset].num_prompts(cell.concurrency)
@@ -117,10 +118,10 @@ def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int | None:
+def _wait(process: psutil.Popen) -> int | None:
     try:
         return process.wait(PAUSE)
-    except subprocess.TimeoutExpired:
+    except psutil.TimeoutExpired:
         return None
 
 

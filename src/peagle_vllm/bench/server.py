@@ -7,15 +7,16 @@ one crashes, and leaves the server running when it is terminated itself.
 
 import json
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 from peagle_vllm.bench import processes
 from peagle_vllm.bench.errors import BenchError
-from peagle_vllm.bench.last_words import last_words
+from peagle_vllm.bench.processes import failure_reason
 from peagle_vllm.bench.suite import Suite
 
 HOST = "127.0.0.1"
@@ -83,7 +84,7 @@ class Server:
         self.port, self.log, self.url = port, log, f"http://{HOST}:{port}"
         self._cwd, self._environment = cwd, environment
         self._command = [*(command or SERVER), "--host", HOST, "--port", str(port), *arguments]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Popen | None = None
         self.start_seconds = 0.0
 
     def __enter__(self) -> "Server":
@@ -104,7 +105,7 @@ class Server:
         """Raises ServerFailed when the server has ended."""
         assert self._process is not None
         if (status := self._process.poll()) is not None:
-            raise ServerFailed(f"the server ended ({processes.how_it_ended(status)}): {last_words(self.log)}")
+            raise ServerFailed(f"the server ended ({processes.how_it_ended(status)}): {failure_reason(self.log)}")
 
     def check_well(self, patience: float = 1, more_patience: float = 15) -> None:
         """After a cell failed: raises ServerFailed when the server has ended, or is about to.
@@ -119,7 +120,7 @@ class Server:
             time.sleep(0.2)
         self.check()
         if not healthy:
-            raise ServerFailed(f"the server is not healthy any more: {last_words(self.log)}")
+            raise ServerFailed(f"the server is not healthy any more: {failure_reason(self.log)}")
 
     def _is_healthy(self) -> bool:
         try:
@@ -136,7 +137,7 @@ class Server:
             if self._is_healthy():
                 break
             if time.monotonic() - began > seconds:
-                raise ServerFailed(f"the server was not ready after {seconds:.0f} s: {last_words(self.log)}")
+                raise ServerFailed(f"the server was not ready after {seconds:.0f} s: {failure_reason(self.log)}")
             time.sleep(pause)
             pause = min(0.5, 1.3 * pause)
         self.check()  # it was our server that answered
