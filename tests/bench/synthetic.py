@@ -3,11 +3,11 @@
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from peagle_vllm.acceptance import from_bench_serve
-from peagle_vllm.bench.cells import Cell, sessions
-from peagle_vllm.bench.results import CellResult, DraftSteps, as_json, write_json
+from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps, sessions, write_json
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 
@@ -65,6 +65,6 @@ def write(
             noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
             why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
             made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps)
-            write_json(as_json(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
+            write_json(asdict(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

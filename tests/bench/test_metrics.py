@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from peagle_vllm.acceptance import Acceptance, from_bench_serve
-from peagle_vllm.bench.cells import Cell
+from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
 from peagle_vllm.bench.draft_steps import draft_steps_of
 from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, percentile, points, same_texts
-from peagle_vllm.bench.results import CellResult, DraftSteps
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 
@@ -109,7 +108,7 @@ def test_spread_and_ratio() -> None:
 
 
 def test_points_gather_repeats_and_leave_failures_out(tmp_path, suite_file) -> None:
-    from peagle_vllm.bench.results import read_results
+    from peagle_vllm.bench.cells import read_results
 
     suite = read_suite(suite_file)
     failed = {"p-eagle-k7-prompts-c4-r2": "why", "none-k0-prompts-c1-r1": "x", "none-k0-prompts-c1-r2": "x"}

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import DraftSteps, read_results
 from peagle_vllm.bench.metrics import points
 from peagle_vllm.bench.report.published import matching, published
 from peagle_vllm.bench.report.svg import decades_axis, linear_axis, log_axis
 from peagle_vllm.bench.report.tables import best_rows
 from peagle_vllm.bench.report.write import write_report
-from peagle_vllm.bench.results import DraftSteps, read_results
 from peagle_vllm.bench.suite import Suite, read_suite
 from peagle_vllm.cli import app
 from tests.bench import synthetic

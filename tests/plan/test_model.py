@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import read_results
 from peagle_vllm.bench.metrics import points
-from peagle_vllm.bench.results import read_results
 from peagle_vllm.bench.suite import read_suite
 from peagle_vllm.cli import app
 from peagle_vllm.plan.acceptance import Profile, ProfileError, from_alpha, from_lengths, from_shares, parse

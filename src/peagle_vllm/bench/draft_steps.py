@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from peagle_vllm.bench.results import DraftSteps
+from peagle_vllm.bench.cells import DraftSteps
 from peagle_vllm.bench.server import Server
 
 COUNTER = re.compile(r"^vllm:peagle_draft_(steps|rows|padding_rows)_total\{(.*)\} (\S+)$", re.MULTILINE)

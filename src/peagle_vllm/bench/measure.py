@@ -13,12 +13,11 @@ from typing import Any
 import psutil
 
 from peagle_vllm.bench import processes
-from peagle_vllm.bench.cells import Cell
+from peagle_vllm.bench.cells import SAMPLES, Cell
 from peagle_vllm.bench.client import RESULT, bench_arguments
 from peagle_vllm.bench.gauges import Gauges
 from peagle_vllm.bench.layers import layers
 from peagle_vllm.bench.processes import failure_reason
-from peagle_vllm.bench.results import SAMPLES
 from peagle_vllm.bench.server import Server, ServerFailed, client_environment, serve_arguments, serve_environment
 from peagle_vllm.bench.suite import Suite
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from peagle_vllm.bench.results import CellResult
+from peagle_vllm.bench.cells import CellResult
 
 PERCENTILES = (50, 90, 99)
 

@@ -4,8 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from peagle_vllm.bench.cells import Session
-from peagle_vllm.bench.results import CellResult
+from peagle_vllm.bench.cells import CellResult, Session
 
 
 class Progress:

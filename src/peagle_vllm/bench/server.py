@@ -14,8 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from peagle_vllm.bench import processes
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError, processes
 from peagle_vllm.bench.processes import failure_reason
 from peagle_vllm.bench.suite import Suite
 

@@ -16,27 +16,29 @@ import fcntl
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from peagle_vllm import provenance
 from peagle_vllm.acceptance import from_bench_serve
-from peagle_vllm.bench.cells import Cell, Only, Session, sessions
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import (
+    Cell,
+    CellResult,
+    Selection,
+    Session,
+    read_cell,
+    read_sweep,
+    sessions,
+    write_json,
+)
 from peagle_vllm.bench.client import CLIENT
 from peagle_vllm.bench.draft_steps import read_draft_steps
-from peagle_vllm.bench.errors import BenchError
 from peagle_vllm.bench.gauges import Gauges
 from peagle_vllm.bench.measure import CellFailed, configuration, measure, without_paths, without_texts
 from peagle_vllm.bench.progress import Progress
-from peagle_vllm.bench.results import (
-    CellResult,
-    as_json,
-    read_cell,
-    read_sweep,
-    write_json,
-)
 from peagle_vllm.bench.server import (
     SERVER,
     Server,
@@ -68,13 +70,13 @@ class Sweep:
         folder: Path,
         results: Path,
         *,
-        only: Only | None = None,
+        selection: Selection | None = None,
         commands: Commands | None = None,
         say: Callable[[str], None] = print,
     ):
         self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
         self.commands = commands or Commands()
-        self.sessions = list(sessions(suite, only))
+        self.sessions = list(sessions(suite, selection))
         self.progress = Progress(sum(len(session.cells) for session in self.sessions), say)
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
@@ -253,7 +255,7 @@ class Sweep:
         self.progress.cell_done(result)
 
     def _keep(self, result: CellResult) -> None:
-        write_json(as_json(result), self._file(result.cell), self._partial / f"{result.cell.id}.json")
+        write_json(asdict(result), self._file(result.cell), self._partial / f"{result.cell.id}.json")
 
 
 @contextlib.contextmanager

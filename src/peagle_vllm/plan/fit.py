@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.metrics import Point
 from peagle_vllm.plan.acceptance import Profile, from_shares
 from peagle_vllm.plan.model import Costs, Target, throughput

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import CellResult, read_results, read_sweep
 from peagle_vllm.bench.metrics import Point, points
 from peagle_vllm.bench.report import plots
 from peagle_vllm.bench.report.page import page, table
@@ -20,7 +21,6 @@ from peagle_vllm.bench.report.tables import (
     published_table,
     warnings,
 )
-from peagle_vllm.bench.results import CellResult, read_results, read_sweep
 from peagle_vllm.provenance import device
 
 
