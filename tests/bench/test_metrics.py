@@ -2,13 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from peagle_vllm.acceptance import Acceptance, from_bench_serve
 from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
-from peagle_vllm.bench.draft_steps import draft_steps_of
-from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, percentile, points, same_texts
+from peagle_vllm.bench.gauges import draft_steps_of
+from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, points, same_texts
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 
@@ -54,12 +53,6 @@ def test_metrics_by_hand() -> None:
 def test_an_answer_of_one_token_has_no_tpot() -> None:
     m = metrics_of(cell(output_lens=[1, 29]))
     assert m.tpot[0] == pytest.approx(1000 * 1.8 / 28)
-
-
-@pytest.mark.parametrize("p", [0, 50, 90, 99, 100])
-def test_percentile_is_numpys(p: float) -> None:
-    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.6]
-    assert percentile(values, p) == pytest.approx(np.percentile(values, p))
 
 
 def test_counters_come_back_whole() -> None:

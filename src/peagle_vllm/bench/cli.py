@@ -78,7 +78,7 @@ def _run(
         selection = Selection(arms=arm, k=k, concurrency=concurrency, repeats=repeats)
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
-        return Sweep(read, suite.parent, folder, selection=selection, say=lambda line: print(line, flush=True)).run()
+        return Sweep(read, suite.parent, folder, selection=selection).run()
     except BenchError as error:
         fail(str(error))
 

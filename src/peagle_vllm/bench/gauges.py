@@ -1,14 +1,19 @@
-"""KV-cache use and GPU memory, sampled while a cell runs: no counter of vLLM keeps their peak."""
+"""What a server says of itself while a cell runs: KV-cache use and GPU memory, whose peak no counter of vLLM keeps, and
+the draft steps that this package adds to its ``/metrics``."""
 
 import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 
+from peagle_vllm.bench.cells import DraftSteps
 from peagle_vllm.bench.server import Server
 
 KV_USE = re.compile(r"^vllm:kv_cache_usage_perc(?:\{.*\})? (\S+)$", re.MULTILINE)
-EVERY_SECONDS = 1.0
+DRAFT_STEPS = re.compile(r"^vllm:peagle_draft_(steps|rows|padding_rows)_total\{(.*)\} (\S+)$", re.MULTILINE)
+MODE = re.compile(r'\bmode="(\w+)"')
+EVERY_SECONDS = 1.0  # between two looks at the gauges
 
 
 class Gauges:
@@ -41,3 +46,21 @@ def _gpu_memory(nvidia_smi: str) -> list[float]:
         return [sum(float(line) for line in done.stdout.split())]
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
+
+
+def read_draft_steps(server: Server) -> DraftSteps | None:
+    """The counters now, over all engines; None where the server shows none, or is busy or gone."""
+    try:
+        text = server.get("/metrics", timeout=30)
+    except OSError:
+        return None
+    return draft_steps_of(text)
+
+
+def draft_steps_of(text: str) -> DraftSteps | None:
+    """The counters in the text of ``/metrics``; None where it holds none."""
+    counts: Counter[str] = Counter()
+    for name, labels, value in DRAFT_STEPS.findall(text):
+        mode = MODE.search(labels)
+        counts[mode[1] if mode else name] += int(float(value))
+    return DraftSteps(**counts) if counts else None

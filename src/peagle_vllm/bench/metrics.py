@@ -5,24 +5,14 @@ number here is the number that `vllm bench serve` prints.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from peagle_vllm.bench.cells import CellResult
 
 PERCENTILES = (50, 90, 99)
-
-
-def percentile(values: Sequence[float], p: float) -> float:
-    """The p-th percentile with linear interpolation, as NumPy has it; NaN for no values."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * p / 100
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ def metrics_of(result: CellResult) -> Metrics:
     itl = [gap for request in raw["itls"] for gap in request]
 
     def in_ms(seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(1000 * percentile(seconds, p) for p in PERCENTILES)
+        return tuple(1000 * np.percentile(seconds or [math.nan], PERCENTILES))
 
     return Metrics(
         output_tokens_per_second=rate,
@@ -98,7 +88,7 @@ class Spread:
         known = [value for value in values if not math.isnan(value)]
         if not known:
             return cls(math.nan, math.nan, math.nan, 0)
-        return cls(statistics.median(known), min(known), max(known), len(known))
+        return cls(float(np.median(known)), min(known), max(known), len(known))
 
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""

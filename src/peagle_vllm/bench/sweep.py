@@ -15,7 +15,7 @@ import errno
 import fcntl
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,11 +34,10 @@ from peagle_vllm.bench.cells import (
     sessions,
     write_json,
 )
-from peagle_vllm.bench.client import CLIENT
-from peagle_vllm.bench.draft_steps import read_draft_steps
-from peagle_vllm.bench.gauges import Gauges
-from peagle_vllm.bench.measure import CellFailed, configuration, measure, without_paths, without_texts
-from peagle_vllm.bench.progress import Progress
+from peagle_vllm.bench.client import CLIENT, CellFailed, measure
+from peagle_vllm.bench.configuration import configuration, without_paths, without_texts
+from peagle_vllm.bench.gauges import Gauges, read_draft_steps
+from peagle_vllm.bench.progress import SweepProgress
 from peagle_vllm.bench.server import (
     SERVER,
     Server,
@@ -72,12 +71,11 @@ class Sweep:
         *,
         selection: Selection | None = None,
         commands: Commands | None = None,
-        say: Callable[[str], None] = print,
     ):
         self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
         self.commands = commands or Commands()
         self.sessions = list(sessions(suite, selection))
-        self.progress = Progress(sum(len(session.cells) for session in self.sessions), say)
+        self.progress = SweepProgress(sum(len(session.cells) for session in self.sessions))
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
 
@@ -93,9 +91,11 @@ class Sweep:
             check_port(self.suite.port)
         with _full_disk_in_one_line(self.results), self._locked(), _signals_interrupt():
             self._open()
-            failed = sum(self._session(session) for session in self.sessions)
+            self.progress.begin(sum(self._done(cell) for session in self.sessions for cell in session.cells))
+            with self.progress:
+                failed = sum(self._session(session) for session in self.sessions)
             shutil.rmtree(self._partial, ignore_errors=True)
-        self.progress.finished(failed)
+        self.progress.end(failed)
         return failed
 
     # ------------------------------------------------------------------------------ the folder
@@ -153,7 +153,6 @@ class Sweep:
     def _session(self, session: Session) -> int:
         """Measure what is missing; returns how many of its cells failed."""
         missing = [cell for cell in session.cells if not self._done(cell)]
-        self.progress.skip(len(session.cells) - len(missing))
         failed = starts = 0
         while missing:
             served, came_up, starts = 0, False, starts + 1
@@ -163,7 +162,7 @@ class Sweep:
                 with server:
                     server.wait_until_ready(self.suite.server_start_seconds)
                     came_up = True
-                    self.progress.started(server.start_seconds)
+                    self.progress.say(f"  ready after {server.start_seconds:.0f} s")
                     for cell in missing:
                         served += 1
                         failed += not self._measure(cell, server)
@@ -174,7 +173,7 @@ class Sweep:
                     return failed + len(missing)
                 failed += 1
                 if served < len(missing):
-                    self.progress.note(f"{error}; starting it again for the next cell")
+                    self.progress.say(f"  {error}; starting it again for the next cell")
             missing = missing[served:]
         return failed
 

@@ -75,9 +75,7 @@ def _calibrate(suite_file: Path) -> Path:
     folder = DEFAULT / f"{suite.name}-calibration"
     selection = Selection(k={min(arm.k) for arm in suite.arms.values() if arm.k}, repeats=1)
     try:
-        if failed := Sweep(
-            suite, suite_file.parent, folder, selection=selection, say=lambda line: print(line, flush=True)
-        ).run():
+        if failed := Sweep(suite, suite_file.parent, folder, selection=selection).run():
             raise BenchError(f"{failed} cells of the calibration failed; the lines above say why")
     except KeyboardInterrupt:
         raise BenchError("interrupted; the same command goes on where it stopped") from None
