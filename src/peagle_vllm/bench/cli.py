@@ -24,10 +24,10 @@ def fail(message: str) -> NoReturn:
 
 
 def check_extra() -> None:
-    """vLLM brings these two; a machine that only reports has no vLLM."""
-    for name, package in (("pydantic", "pydantic"), ("yaml", "pyyaml")):
+    """Say which package is missing; where vLLM is installed too, most of them are there."""
+    for name in ("pydantic", "yaml", "psutil", "matplotlib"):
         if importlib.util.find_spec(name) is None:
-            fail(f'{package} is not installed: pip install "peagle-vllm[bench]"')
+            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[bench]"')
 
 
 def latest_results() -> Path:
@@ -96,7 +96,7 @@ def report(
     from rich.markdown import Markdown
 
     from peagle_vllm.bench import BenchError
-    from peagle_vllm.bench.report.write import write_report
+    from peagle_vllm.bench.report import write_report
 
     folder = results or latest_results()
     try:

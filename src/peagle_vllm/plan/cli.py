@@ -1,6 +1,5 @@
 """``peagle-vllm plan``. Heavy imports stay inside the command."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +87,8 @@ def _plan_results(
     from peagle_vllm.bench import BenchError
     from peagle_vllm.bench.cells import read_results
     from peagle_vllm.bench.metrics import points
-    from peagle_vllm.plan import show
+    from peagle_vllm.bench.report import write_whole
+    from peagle_vllm.plan import page, show
     from peagle_vllm.plan.fit import fit, judge
 
     measured = points(read_results(results))
@@ -107,13 +107,5 @@ def _plan_results(
         show.show_advice(console, fitted.costs, profile or fitted.profile, choose_from, max_num_seqs, known_to)
         console.print()
         fits.append((fitted, judged))
-    page = results / "plan.html"
-    partial = results / f".plan.html.{os.getpid()}"
-    try:
-        partial.write_text(show.html(f"Plan from {results.name}", fits, wanted, max_num_seqs))
-        partial.replace(page)
-    except OSError as error:
-        raise BenchError(f"{page}: cannot be written ({error.strerror})") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    print(page)
+    write_whole(results, {"plan.html": page.html(f"Plan from {results.name}", fits, wanted, max_num_seqs)})
+    print(results / "plan.html")
