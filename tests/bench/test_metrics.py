@@ -6,8 +6,8 @@ import pytest
 
 from peagle_vllm.acceptance import Acceptance, from_bench_serve
 from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
-from peagle_vllm.bench.gauges import draft_steps_of
 from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, points, same_texts
+from peagle_vllm.bench.server import draft_steps_of
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 

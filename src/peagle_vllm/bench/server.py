@@ -6,15 +6,20 @@ one crashes, and leaves the server running when it is terminated itself.
 """
 
 import json
+import re
+import shutil
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import psutil
 
 from peagle_vllm.bench import BenchError, processes
+from peagle_vllm.bench.cells import DraftSteps
 from peagle_vllm.bench.processes import failure_reason
 from peagle_vllm.bench.suite import Suite
 
@@ -25,6 +30,12 @@ MODEL_NAME = "target"  # what clients call the model, so that no path gets into 
 SERVER = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+# Of /metrics: no counter of vLLM keeps the peak of the first; the second is what this package adds.
+KV_USE = re.compile(r"^vllm:kv_cache_usage_perc(?:\{.*\})? (\S+)$", re.MULTILINE)
+DRAFT_STEPS = re.compile(r"^vllm:peagle_draft_(steps|rows|padding_rows)_total\{(.*)\} (\S+)$", re.MULTILINE)
+MODE = re.compile(r'\bmode="(\w+)"')
+EVERY_SECONDS = 1.0  # between two looks at the gauges
 
 
 class ServerFailed(Exception):
@@ -151,3 +162,53 @@ class Server:
         request = urllib.request.Request(self.url + "/reset_prefix_cache", method="POST")
         with urllib.request.urlopen(request, timeout=60):
             pass
+
+
+class Gauges:
+    """Call ``sample`` as often as you like; it looks once a second."""
+
+    def __init__(self, server: Server):
+        self._server, self._last = server, 0.0
+        self._nvidia_smi = shutil.which("nvidia-smi")
+        self.kv_use: list[float] = []  # share of the cache in use, 0..1, the mean over engines
+        self.gpu_memory_mib: list[float] = []  # over all visible GPUs
+
+    def sample(self) -> None:
+        if time.monotonic() - self._last < EVERY_SECONDS:
+            return
+        self._last = time.monotonic()
+        try:
+            shares = [float(value) for value in KV_USE.findall(self._server.get("/metrics", timeout=5))]
+        except OSError:  # the server is busy or gone; who waits for the cell notices the latter
+            shares = []
+        if shares:
+            self.kv_use.append(sum(shares) / len(shares))
+        if self._nvidia_smi:
+            self.gpu_memory_mib += _gpu_memory(self._nvidia_smi)
+
+
+def _gpu_memory(nvidia_smi: str) -> list[float]:
+    command = [nvidia_smi, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return [sum(float(line) for line in done.stdout.split())]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+def read_draft_steps(server: Server) -> DraftSteps | None:
+    """The counters now, over all engines; None where the server shows none, or is busy or gone."""
+    try:
+        text = server.get("/metrics", timeout=30)
+    except OSError:
+        return None
+    return draft_steps_of(text)
+
+
+def draft_steps_of(text: str) -> DraftSteps | None:
+    """The counters in the text of ``/metrics``; None where it holds none."""
+    counts: Counter[str] = Counter()
+    for name, labels, value in DRAFT_STEPS.findall(text):
+        mode = MODE.search(labels)
+        counts[mode[1] if mode else name] += int(float(value))
+    return DraftSteps(**counts) if counts else None

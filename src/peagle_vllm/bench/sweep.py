@@ -34,16 +34,16 @@ from peagle_vllm.bench.cells import (
     sessions,
     write_json,
 )
-from peagle_vllm.bench.client import CLIENT, CellFailed, measure
-from peagle_vllm.bench.configuration import configuration, without_paths, without_texts
-from peagle_vllm.bench.gauges import Gauges, read_draft_steps
+from peagle_vllm.bench.client import CLIENT, CellFailed, configuration, measure, without_paths, without_texts
 from peagle_vllm.bench.progress import SweepProgress
 from peagle_vllm.bench.server import (
     SERVER,
+    Gauges,
     Server,
     ServerFailed,
     check_port,
     free_port,
+    read_draft_steps,
     serve_arguments,
     serve_environment,
 )
