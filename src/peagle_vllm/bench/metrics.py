@@ -27,7 +27,7 @@ class Metrics:
         itl: between two pieces of one answer; a piece carries a whole round's tokens, or more (--stream-interval).
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
-        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where nobody counts them.
+        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where they are not counted.
         kv_use: the largest share of the KV cache that was seen in use, 0..1.
         gpu_memory_mib: the most GPU memory that was seen in use.
     """
