@@ -201,6 +201,7 @@ def test_help_imports_nothing_heavy() -> None:
     import subprocess
     import sys
 
-    code = "import sys, peagle_vllm.cli; print([m for m in ('vllm', 'torch', 'pydantic', 'matplotlib') if m in sys.modules])"
+    heavy = ("vllm", "torch", "pydantic", "yaml", "matplotlib")
+    code = f"import sys, peagle_vllm.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,7 +1,7 @@
 """The server of one session: started, watched, ended.
 
 ``vllm bench sweep serve`` starts servers, too. It is not used for that, because it gives all of them one
-environment, throws their output away, believes whatever answers on the port, gives up a server's other runs when
+environment, throws their output away, measures whatever answers on the port, gives up a server's other runs when
 one crashes, and leaves the server running when it is terminated itself.
 """
 
@@ -140,7 +140,7 @@ class Server:
         return True
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Raises ServerFailed when it dies first, or takes longer than ``seconds``."""
+        """Raises ServerFailed when it ends first, or takes longer than ``seconds``."""
         began, pause = time.monotonic(), 0.05
         while True:
             self.check()

@@ -2,7 +2,7 @@
 
 What can go wrong, and what then happens:
 
-    a server does not start, or dies    its cell says failed and why; the server is started again for the next
+    a server does not start, or ends    its cell says failed and why; the server is started again for the next
                                         cell; a server that never came up fails all cells of its session
     the client fails, requests fail     the cell says failed and why
     the sweep is ended, by whatever     cells that are whole stay; the same command goes on with the others
@@ -188,7 +188,7 @@ class Sweep:
         )
 
     def _new_log(self, name: str) -> Path:
-        """An empty log: last words of an earlier run explain nothing."""
+        """An empty log: the reason for which an earlier run failed must not be found in it."""
         log = self.results / "logs" / f"{name}.log"
         log.write_bytes(b"")
         return log
