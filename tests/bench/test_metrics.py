@@ -1,10 +1,11 @@
 """Formulae, on numbers small enough to check by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from peagle_vllm.acceptance import Acceptance, from_bench_serve
+from peagle_vllm.acceptance import Acceptance, from_bench_serve, read_engine
 from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
 from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, points, same_texts
 from peagle_vllm.bench.server import draft_steps_of
@@ -72,6 +73,23 @@ def test_counters_come_back_whole() -> None:
 def test_counters_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="18 accepted tokens"):
         Acceptance(10, 30, 18, (8, 6, 3))
+
+
+def test_an_engines_counters() -> None:
+    """Before the first draft vLLM has no counts by position; without speculation it has no such counters at all."""
+
+    def engine(**counts: int | list[int]) -> SimpleNamespace:
+        metrics = [
+            SimpleNamespace(name=f"vllm:spec_decode_num_{name}", **{"values" if isinstance(n, list) else "value": n})
+            for name, n in counts.items()
+        ]
+        return SimpleNamespace(get_metrics=lambda: [SimpleNamespace(name="vllm:num_requests", value=7), *metrics])
+
+    one = read_engine(engine(drafts=4, draft_tokens=12, accepted_tokens=5, accepted_tokens_per_pos=[3, 2, 0]))
+    two = read_engine(engine(drafts=14, draft_tokens=42, accepted_tokens=22, accepted_tokens_per_pos=[11, 8, 3]))
+    assert two.since(one) == Acceptance(10, 30, 17, (8, 6, 3))
+    assert two.since(read_engine(engine())) == two
+    assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
 
 
 def test_draft_steps_are_summed_over_engines() -> None:

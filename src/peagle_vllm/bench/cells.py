@@ -3,7 +3,7 @@
 RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
 RESULTS/cells/CELL.json     one cell; there only when it is whole
 RESULTS/logs/               what servers and clients wrote; not part of the result
-RESULTS/report.md|html      made from the above, any time
+RESULTS/report.md|html      with plots/*.svg; made from the above, any time
 """
 
 import json
