@@ -13,7 +13,7 @@ from typing import Any
 from triton.backends.nvidia.compiler import get_ptxas
 
 from benchmarks.arms import write_result
-from benchmarks.provenance import provenance
+from peagle_vllm.provenance import provenance
 from tests.kernels import ahead
 
 FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype")

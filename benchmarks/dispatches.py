@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import arms
 from benchmarks.arms import STOCK, V1
-from benchmarks.provenance import provenance
+from peagle_vllm.provenance import provenance
 
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")

@@ -19,8 +19,8 @@ from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.launches import shown
 from benchmarks.models import HEADS, TINY_HEADS, Head, own_lm_head, write_config
 from benchmarks.probe import generate, num_steps, watched
-from benchmarks.provenance import provenance
 from benchmarks.timing import copy_bandwidth, timer
+from peagle_vllm.provenance import provenance
 
 BATCHES, DEPTHS = ((1, 4, 16, 64, 256), (3, 5, 7, 10)) if HAS_GPU else ((1, 2), (3,))
 SHAPES = HEADS if HAS_GPU else TINY_HEADS

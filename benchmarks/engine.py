@@ -18,7 +18,8 @@ from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.draft_step import graph_sizes
 from benchmarks.models import HEADS, TARGETS, TINY_HEADS, write_config
 from benchmarks.probe import generate
-from benchmarks.provenance import provenance
+from peagle_vllm.acceptance import read_engine
+from peagle_vllm.provenance import provenance
 
 CONCURRENCY = (1, 4, 16, 64) if HAS_GPU else (1, 2)
 PROMPT, TOKENS, REPEATS = (128, 512, 3) if HAS_GPU else (8, 8, 1)
@@ -101,18 +102,12 @@ def run_arm(name: str, target: str, concurrency: list[int], repeats: int, more: 
     cells = []
     for c in concurrency:
         generate(llm, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
-        before = accepted(llm)
+        before = read_engine(llm)
         speeds = [c * TOKENS / generate(llm, c, PROMPT, TOKENS) for _ in range(repeats)]
-        drafts, tokens = (now - then for now, then in zip(accepted(llm), before, strict=True))
-        seen = 1 + tokens / drafts if drafts else None
-        cells.append({"arm": name, "k": arm.k, "c": c, "tokens_per_second": speeds, "acceptance_length": seen})
+        seen = read_engine(llm).since(before)
+        length = seen.length if seen.num_drafts else None
+        cells.append({"arm": name, "k": arm.k, "c": c, "tokens_per_second": speeds, "acceptance_length": length})
     return cells
-
-
-def accepted(llm: Any) -> tuple[float, float]:
-    """Drafts made and draft tokens accepted since the engine started, by vLLM's own counters."""
-    values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
-    return tuple(values.get(f"vllm:spec_decode_num_{what}", 0) for what in ("drafts", "accepted_tokens"))
 
 
 def summed_up(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from benchmarks import arms
 from benchmarks.arms import HAS_GPU
 from benchmarks.batches import NUM_AUX, Batch, Shape, moved_bytes
 from benchmarks.launches import profiled, shown
-from benchmarks.provenance import provenance
 from benchmarks.timing import CudaTimer, WallTimer, copy_bandwidth, timer
 from peagle_kernels import gather_hidden, prepare_inputs
+from peagle_vllm.provenance import provenance
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import shapes
 from benchmarks.arms import write_result
-from benchmarks.provenance import provenance
+from peagle_vllm.provenance import provenance
 
 K, AUX = 7, len(shapes.AUX_LAYERS)
 # name -> max_num_seqs, max_num_batched_tokens, max_cudagraph_capture_size: vLLM's defaults of `vllm serve`, and the

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import arms
 from benchmarks.arms import STOCK, V1
-from benchmarks.provenance import provenance
+from peagle_vllm.provenance import provenance
 
 K = 5
 ARMS = {"stock V1": V1 | STOCK, "plugin V1": V1}

@@ -1,6 +1,6 @@
 """Offline inference: ``python examples/offline.py [PAIR]``, PAIR a file of examples/pairs (default: tiny).
 
-Nothing here knows P-EAGLE but the speculative config; the plugin comes in when vLLM is imported.
+Of P-EAGLE only the speculative config speaks; the plugin comes in when vLLM is imported.
 """
 
 import os
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import yaml
+
+from peagle_vllm.acceptance import read_engine
 
 EXAMPLES = Path(__file__).resolve().parent
 PROMPTS = [
@@ -34,10 +36,8 @@ def main() -> None:
     for prompt, output in zip(PROMPTS, llm.chat(chats, SamplingParams(temperature=0, max_tokens=64)), strict=True):
         print(f"--- {prompt!r}\n{output.outputs[0].text}")
 
-    counts = {metric.name: metric for metric in llm.get_metrics() if metric.name.startswith("vllm:spec_decode")}
-    drafts = counts["vllm:spec_decode_num_drafts"].value
-    accepted = counts["vllm:spec_decode_num_accepted_tokens"].value
-    print(f"--- acceptance length {1 + accepted / drafts:.2f} over {drafts} drafts")
+    seen = read_engine(llm)
+    print(f"--- acceptance length {seen.length:.2f} over {seen.num_drafts} drafts")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def benchmarking() -> str:
 
 def tiny_sweep() -> str:
     """Best K of the committed sweep, and what the planner says about its K=7 cells after seeing those at K=3."""
-    from peagle_vllm.bench.report.write import gather, markdown_table
+    from peagle_vllm.bench.report import gather, markdown_table
     from peagle_vllm.plan.fit import fit, judge
 
     report = gather(TINY_SWEEP)

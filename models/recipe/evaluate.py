@@ -21,6 +21,8 @@ from prompts import write_prompts
 from table import write_table
 from tqdm import tqdm
 
+from peagle_vllm.acceptance import read_engine
+
 PROMPTS, MAX_TOKENS, BATCH, TIMED_PROMPTS = 48, 96, 16, 6
 ARMS = [
     ("tiny-llama", None, 0),
@@ -37,17 +39,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-
-
-def draft_counters(engine) -> dict[str, list[int]]:
-    """vLLM's running counts: drafts, accepted tokens, accepted tokens per draft position."""
-    counts = {"drafts": [0], "accepted": [0], "positions": []}
-    names = {"num_drafts": "drafts", "num_accepted_tokens": "accepted", "num_accepted_tokens_per_pos": "positions"}
-    for metric in engine.get_metrics():
-        key = names.get(metric.name.removeprefix("vllm:spec_decode_"))
-        if key:
-            counts[key] = list(metric.values) if hasattr(metric, "values") else [metric.value]
-    return counts
 
 
 def measure(models: Path, target: str, head: str | None, k: int, prompts: list[str]) -> dict:
@@ -72,9 +63,9 @@ def measure(models: Path, target: str, head: str | None, k: int, prompts: list[s
     settings = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     engine.chat(chats[:BATCH], settings, use_tqdm=False)
-    before = draft_counters(engine)
+    before = read_engine(engine)
     ids = [list(output.outputs[0].token_ids) for output in engine.chat(chats, settings, use_tqdm=False)]
-    after, began = draft_counters(engine), time.perf_counter()
+    seen, began = read_engine(engine).since(before), time.perf_counter()
     timed = [engine.chat([chat], settings, use_tqdm=False)[0] for chat in chats[:TIMED_PROMPTS]]
     seconds = time.perf_counter() - began
     result = {
@@ -87,10 +78,8 @@ def measure(models: Path, target: str, head: str | None, k: int, prompts: list[s
         "al": 1.0,
     }
     if head:
-        drafts = after["drafts"][0] - before["drafts"][0]
-        result["al"] = round(1 + (after["accepted"][0] - before["accepted"][0]) / drafts, 3)
-        start = before["positions"] or [0] * k
-        result["acceptance"] = [round((b - a) / drafts, 3) for a, b in zip(start, after["positions"], strict=True)]
+        result["al"] = round(seen.length, 3)
+        result["acceptance"] = [round(share, 3) for share in seen.shares]
     return result
 
 

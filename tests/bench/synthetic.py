@@ -3,10 +3,11 @@
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
-from peagle_vllm.bench.cells import Cell, sessions
-from peagle_vllm.bench.results import CellResult, DraftSteps, as_json, drafts_of, write_json
+from peagle_vllm.acceptance import from_bench_serve
+from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps, sessions, write_json
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 
@@ -35,7 +36,7 @@ def result(
         hardware={"cpu": "a CPU, 2 cores", "system": "Linux x86_64"} | ({"gpu": gpu} if gpu else {}),
         began="2026-01-01T00:00:00+00:00",
         server_start_seconds=1.0,
-        drafts=None if reason else drafts_of(data),
+        drafts=None if reason else from_bench_serve(data),
         draft_steps=None if reason else draft_steps,
         gauges={"kv_use": [0.0, 0.25], "gpu_memory_mib": []},
         raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}
@@ -64,6 +65,6 @@ def write(
             noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
             why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
             made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps)
-            write_json(as_json(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
+            write_json(asdict(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

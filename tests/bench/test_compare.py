@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.cells import Cell
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import Cell, read_results
 from peagle_vllm.bench.compare import compare
-from peagle_vllm.bench.errors import BenchError
-from peagle_vllm.bench.results import read_results
 from peagle_vllm.bench.suite import Suite, read_suite
 from peagle_vllm.cli import app
 from tests.bench import synthetic

@@ -1,14 +1,14 @@
 """Formulae, on numbers small enough to check by hand."""
 
 import math
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from peagle_vllm.bench.cells import Cell
-from peagle_vllm.bench.draft_steps import draft_steps_of
-from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, percentile, points, same_texts
-from peagle_vllm.bench.results import CellResult, Drafts, DraftSteps, drafts_of
+from peagle_vllm.acceptance import Acceptance, from_bench_serve, read_engine
+from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
+from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, points, same_texts
+from peagle_vllm.bench.server import draft_steps_of
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 
@@ -24,7 +24,7 @@ def cell(**raw) -> CellResult:
         hardware={},
         began="",
         server_start_seconds=1,
-        drafts=Drafts(10, 30, 17, (8, 6, 3)),
+        drafts=Acceptance(10, 30, 17, (8, 6, 3)),
         gauges={"kv_use": [0.1, 0.4, 0.2], "gpu_memory_mib": []},
         raw={
             "total_output_tokens": 30,
@@ -56,12 +56,6 @@ def test_an_answer_of_one_token_has_no_tpot() -> None:
     assert m.tpot[0] == pytest.approx(1000 * 1.8 / 28)
 
 
-@pytest.mark.parametrize("p", [0, 50, 90, 99, 100])
-def test_percentile_is_numpys(p: float) -> None:
-    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.6]
-    assert percentile(values, p) == pytest.approx(np.percentile(values, p))
-
-
 def test_counters_come_back_whole() -> None:
     """vLLM writes shares; a thousand odd numbers of drafts must give the counts back."""
     for drafts in range(1, 3000, 7):
@@ -72,13 +66,30 @@ def test_counters_come_back_whole() -> None:
             "spec_decode_accepted_tokens": sum(counts),
             "spec_decode_per_position_acceptance_rates": [count / drafts for count in counts],
         }
-        found = drafts_of(raw)
+        found = from_bench_serve(raw)
         assert found is not None and found.accepted_per_position == tuple(counts)
 
 
 def test_counters_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="18 accepted tokens"):
-        Drafts(10, 30, 18, (8, 6, 3))
+        Acceptance(10, 30, 18, (8, 6, 3))
+
+
+def test_an_engines_counters() -> None:
+    """Before the first draft vLLM has no counts by position; without speculation it has no such counters at all."""
+
+    def engine(**counts: int | list[int]) -> SimpleNamespace:
+        metrics = [
+            SimpleNamespace(name=f"vllm:spec_decode_num_{name}", **{"values" if isinstance(n, list) else "value": n})
+            for name, n in counts.items()
+        ]
+        return SimpleNamespace(get_metrics=lambda: [SimpleNamespace(name="vllm:num_requests", value=7), *metrics])
+
+    one = read_engine(engine(drafts=4, draft_tokens=12, accepted_tokens=5, accepted_tokens_per_pos=[3, 2, 0]))
+    two = read_engine(engine(drafts=14, draft_tokens=42, accepted_tokens=22, accepted_tokens_per_pos=[11, 8, 3]))
+    assert two.since(one) == Acceptance(10, 30, 17, (8, 6, 3))
+    assert two.since(read_engine(engine())) == two
+    assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
 
 
 def test_draft_steps_are_summed_over_engines() -> None:
@@ -108,7 +119,7 @@ def test_spread_and_ratio() -> None:
 
 
 def test_points_gather_repeats_and_leave_failures_out(tmp_path, suite_file) -> None:
-    from peagle_vllm.bench.results import read_results
+    from peagle_vllm.bench.cells import read_results
 
     suite = read_suite(suite_file)
     failed = {"p-eagle-k7-prompts-c4-r2": "why", "none-k0-prompts-c1-r1": "x", "none-k0-prompts-c1-r2": "x"}

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from peagle_vllm.bench.cells import CellResult, read_results
 from peagle_vllm.bench.metrics import PERCENTILES, metrics_of, points, same_texts
-from peagle_vllm.bench.results import CellResult, read_results
 from peagle_vllm.cli import app
 from tests.bench import draft_recorder
 from tests.serving import environment

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.cells import Only, sessions
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import Selection, sessions
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,13 +107,13 @@ def test_names_of_cells_are_unique_and_repeats_interleaved(suite_file: Path) -> 
 
 def test_only(suite_file: Path) -> None:
     suite = read_suite(suite_file)
-    found = [cell for s in sessions(suite, Only(k=[7], concurrency=[4], repeats=1)) for cell in s.cells]
+    found = [cell for s in sessions(suite, Selection(k=[7], concurrency=[4], repeats=1)) for cell in s.cells]
     assert [(c.arm, c.k, c.concurrency, c.repeat) for c in found] == [
         ("none", 0, 4, 1),
         ("EAGLE-3", 7, 4, 1),
         ("P-EAGLE", 7, 4, 1),
     ]
-    assert not list(sessions(suite, Only(arms=["none"], concurrency=[16])))
+    assert not list(sessions(suite, Selection(arms=["none"], concurrency=[16])))
 
 
 def test_fingerprint_follows_what_is_measured(suite_file: Path) -> None:
@@ -129,7 +129,7 @@ def test_shipped_suites(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # SPEED-Bench may not be shipped, so its folder is not there
     from peagle_vllm.bench import suite as module
 
-    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
     suite = read_suite(file)
     assert suite.name == file.stem
     kinds = [arm.kind for arm in suite.arms.values()]
@@ -145,7 +145,7 @@ def test_there_are_the_suites_that_were_promised() -> None:
 def test_published_flags_word_for_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from peagle_vllm.bench import suite as module
 
-    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
     suite = read_suite(ROOT / f"benchmarks/suites/{name}.yaml")
     assert suite.serve.words == shlex.split(PUBLISHED_FLAGS)
     assert suite.serve.environment == PUBLISHED_ENVIRONMENT
@@ -154,7 +154,7 @@ def test_published_flags_word_for_word(name: str, monkeypatch: pytest.MonkeyPatc
 def test_published_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     from peagle_vllm.bench import suite as module
 
-    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
     suite = read_suite(ROOT / "benchmarks/suites/b200-gpt-oss-20b.yaml")
     assert suite.concurrency == [1, 2, 4, 8, 16, 32, 64]
     assert suite.target == "openai/gpt-oss-20b"
@@ -172,7 +172,7 @@ def test_synthetic_lengths_are_the_published_ones(monkeypatch: pytest.MonkeyPatc
     from peagle_vllm.bench import suite as module
     from peagle_vllm.plan.published import judged, profiles
 
-    monkeypatch.setattr(module, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
     suite = read_suite(ROOT / "benchmarks/suites/h200-synthetic.yaml")
     figures = next(p for p in judged() if p.dataset == "HumanEval")
     for kind in ("EAGLE-3", "P-EAGLE"):
@@ -201,6 +201,7 @@ def test_help_imports_nothing_heavy() -> None:
     import subprocess
     import sys
 
-    code = "import sys, peagle_vllm.cli; print([m for m in ('vllm', 'torch', 'pydantic', 'yaml') if m in sys.modules])"
+    heavy = ("vllm", "torch", "pydantic", "yaml", "matplotlib")
+    code = f"import sys, peagle_vllm.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

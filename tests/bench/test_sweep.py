@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.cells import Cell, sessions
-from peagle_vllm.bench.results import DraftSteps, read_results
+from peagle_vllm.bench.cells import Cell, DraftSteps, read_results, sessions
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PROVENANCE = {"what", "device", "versions", "python", "commit"}
+PROVENANCE = {"what", "device", "hardware", "versions", "commit"}
 
 
 def run_script(name: str, out: Path, *arguments: str) -> tuple[str, dict[str, Any]]:

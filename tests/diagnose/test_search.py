@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.diagnose.curve import Curve, oddities
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.diagnose.curve import oddities
 from peagle_vllm.diagnose.engine import read_prompts
 from peagle_vllm.diagnose.interventions import Known, Setup, interventions, setup_of
 from peagle_vllm.diagnose.search import LEAST_GAIN, diagnose
@@ -25,9 +26,13 @@ def known(**changes: object) -> Known:
     return Known(head, Target("t", 128, 512, 8), specials, has_template=True, longest_prompt=longest)
 
 
-def curve(share: float, k: int) -> Curve:
+def counted(drafts: int, *accepted: int) -> Acceptance:
+    return Acceptance(drafts, drafts * len(accepted), sum(accepted), accepted)
+
+
+def curve(share: float, k: int) -> Acceptance:
     """Each position is accepted in ``share`` of the drafts in which the one before was."""
-    return Curve(DRAFTS, tuple(round(DRAFTS * share**i) for i in range(1, k + 1)))
+    return counted(DRAFTS, *(round(DRAFTS * share**i) for i in range(1, k + 1)))
 
 
 class Pair:
@@ -36,7 +41,7 @@ class Pair:
     def __init__(self, cost: float = 0.3, share: float = 0.75):
         self.cost, self.share, self.measured = cost, share, 0
 
-    def __call__(self, setup: Setup) -> Curve:
+    def __call__(self, setup: Setup) -> Acceptance:
         self.measured += 1
         wrong = (setup.aux_layers != RIGHT.aux_layers) + (setup.mask_token_id != RIGHT.mask_token_id)
         wrong += not setup.chat_template
@@ -48,7 +53,7 @@ def causes(setup: Setup, pair: Pair, always: bool = False, **changes: object) ->
     found = diagnose(setup, pair, lambda s: interventions(s, facts), always)
     for trial in found.causes:
         assert trial.gain >= LEAST_GAIN
-        assert trial.after.acceptance_length >= 1.15 * trial.before.acceptance_length
+        assert trial.after.length >= 1.15 * trial.before.length
     return [trial.intervention.kind for trial in found.causes]
 
 
@@ -100,7 +105,7 @@ def test_a_smaller_k_is_tried_and_the_trained_depth_known():
 
 
 def test_prompts_that_are_too_long():
-    def measure(setup: Setup) -> Curve:
+    def measure(setup: Setup) -> Acceptance:
         return curve(0.75 if setup.prompt_tokens else 0.4, setup.k)
 
     facts = known(longest_prompt=4000)
@@ -110,8 +115,8 @@ def test_prompts_that_are_too_long():
 
 
 def test_few_drafts_tell_nothing():
-    assert oddities(Curve(29, (1, 0, 0))) == []
-    assert len(oddities(Curve(31, (10, 5, 1)))) == 1
+    assert oddities(counted(29, 1, 0, 0)) == []
+    assert len(oddities(counted(31, 10, 5, 1))) == 1
 
 
 def test_the_likely_mask_token_comes_first():

@@ -54,7 +54,7 @@ def test_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"peagle_vllm", "peagle_kernels"}
-    data = ("peagle_vllm/seams/fingerprints.json", "peagle_vllm/bench/report/published.json")
+    data = ("peagle_vllm/seams/fingerprints.json", "peagle_vllm/bench/published.json")
     for name in ("peagle_vllm/py.typed", "peagle_kernels/py.typed", *data):
         assert name in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

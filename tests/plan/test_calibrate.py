@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peagle_vllm.bench import sweep
-from peagle_vllm.bench.results import read_results
+from peagle_vllm.bench.cells import read_results
 from peagle_vllm.cli import app
 from tests.bench.conftest import suite_file  # noqa: F401
 from tests.bench.standin.sweep import STAND_INS

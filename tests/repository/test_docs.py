@@ -35,8 +35,7 @@ def test_demo_result_carries_its_configuration() -> None:
 
 def test_committed_sweep_is_the_whole_suite() -> None:
     """Every cell of benchmarks/suites/tiny-cpu.yaml, whole, with where it comes from, and no path of a machine."""
-    from peagle_vllm.bench.cells import sessions
-    from peagle_vllm.bench.results import read_results
+    from peagle_vllm.bench.cells import read_results, sessions
     from peagle_vllm.bench.suite import read_suite
 
     if not docs.TINY_SWEEP.exists():

@@ -2,5 +2,9 @@
 
 Every request is sent by ``vllm bench serve``. This package adds what that lacks: arms that differ in their
 environment, interleaved repeats, cells that resume or fail alone, acceptance, provenance. Read ``suite``
-(what is measured), ``sweep`` (how), ``results`` (what is kept), ``metrics`` (what is computed) in that order.
+(what is measured), ``sweep`` (how), ``cells`` (what is kept), ``metrics`` (what is computed) in that order.
 """
+
+
+class BenchError(Exception):
+    """Unusable input or surroundings. The user reads the message, one line; the exit status is 2."""

@@ -24,10 +24,10 @@ def fail(message: str) -> NoReturn:
 
 
 def check_extra() -> None:
-    """vLLM brings these two; a machine that only reports has no vLLM."""
-    for name, package in (("pydantic", "pydantic"), ("yaml", "pyyaml")):
+    """Say which package is missing; where vLLM is installed too, most of them are there."""
+    for name in ("pydantic", "yaml", "psutil", "matplotlib"):
         if importlib.util.find_spec(name) is None:
-            fail(f'{package} is not installed: pip install "peagle-vllm[bench]"')
+            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[bench]"')
 
 
 def latest_results() -> Path:
@@ -66,8 +66,8 @@ def _run(
     suite: Path, results: Path | None, arm: list[str], k: list[int], concurrency: list[int], repeats: int | None
 ) -> int:
     """How many cells failed."""
-    from peagle_vllm.bench.cells import Only
-    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench import BenchError
+    from peagle_vllm.bench.cells import Selection
     from peagle_vllm.bench.suite import read_suite
     from peagle_vllm.bench.sweep import Sweep
 
@@ -75,10 +75,10 @@ def _run(
         read = read_suite(suite)
         if unknown := [name for name in arm if name not in read.arms]:
             fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
-        only = Only(arms=arm, k=k, concurrency=concurrency, repeats=repeats)
+        selection = Selection(arms=arm, k=k, concurrency=concurrency, repeats=repeats)
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
-        return Sweep(read, suite.parent, folder, only=only, say=lambda line: print(line, flush=True)).run()
+        return Sweep(read, suite.parent, folder, selection=selection).run()
     except BenchError as error:
         fail(str(error))
 
@@ -95,8 +95,8 @@ def report(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from peagle_vllm.bench.errors import BenchError
-    from peagle_vllm.bench.report.write import write_report
+    from peagle_vllm.bench import BenchError
+    from peagle_vllm.bench.report import write_report
 
     folder = results or latest_results()
     try:
@@ -123,9 +123,9 @@ def compare(
     check_extra()
     from rich.console import Console
 
+    from peagle_vllm.bench import BenchError
+    from peagle_vllm.bench.cells import read_results
     from peagle_vllm.bench.compare import compare as compare_results
-    from peagle_vllm.bench.errors import BenchError
-    from peagle_vllm.bench.results import read_results
 
     try:
         found = compare_results(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from peagle_vllm.bench.errors import BenchError
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import CellResult
 from peagle_vllm.bench.metrics import Point, Ratio, points
-from peagle_vllm.bench.provenance import device
-from peagle_vllm.bench.results import CellResult
+from peagle_vllm.provenance import device
 
 Key = tuple[str, int, str, int]
 

@@ -5,24 +5,14 @@ number here is the number that `vllm bench serve` prints.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from peagle_vllm.bench.results import CellResult
+import numpy as np
+
+from peagle_vllm.bench.cells import CellResult
 
 PERCENTILES = (50, 90, 99)
-
-
-def percentile(values: Sequence[float], p: float) -> float:
-    """The p-th percentile with linear interpolation, as NumPy has it; NaN for no values."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * p / 100
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,7 @@ class Metrics:
         itl: between two pieces of one answer; a piece carries a whole round's tokens, or more (--stream-interval).
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
-        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where nobody counts them.
+        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where they are not counted.
         kv_use: the largest share of the KV cache that was seen in use, 0..1.
         gpu_memory_mib: the most GPU memory that was seen in use.
     """
@@ -67,7 +57,7 @@ def metrics_of(result: CellResult) -> Metrics:
     itl = [gap for request in raw["itls"] for gap in request]
 
     def in_ms(seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(1000 * percentile(seconds, p) for p in PERCENTILES)
+        return tuple(1000 * np.percentile(seconds or [math.nan], PERCENTILES))
 
     return Metrics(
         output_tokens_per_second=rate,
@@ -75,8 +65,8 @@ def metrics_of(result: CellResult) -> Metrics:
         ttft=in_ms(raw["ttfts"]),
         tpot=in_ms(tpot),
         itl=in_ms(itl),
-        acceptance_length=1 + drafts.num_accepted / drafts.num_drafts if drafts else 1.0,
-        acceptance=tuple(n / drafts.num_drafts for n in drafts.accepted_per_position) if drafts else (),
+        acceptance_length=drafts.length if drafts else 1.0,
+        acceptance=drafts.shares if drafts else (),
         eager_draft_steps=result.draft_steps.eager_share if result.draft_steps else math.nan,
         kv_use=max(result.gauges.get("kv_use") or [math.nan]),
         gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
@@ -98,7 +88,7 @@ class Spread:
         known = [value for value in values if not math.isnan(value)]
         if not known:
             return cls(math.nan, math.nan, math.nan, 0)
-        return cls(statistics.median(known), min(known), max(known), len(known))
+        return cls(float(np.median(known)), min(known), max(known), len(known))
 
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""

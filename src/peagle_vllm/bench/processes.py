@@ -1,22 +1,25 @@
-"""Child processes that never outlive the sweep, with everything they start."""
+"""Child processes: started so that none outlives the sweep, ended with everything they started, and why they ended."""
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-LEASH = Path(__file__).with_name("leash.py")
+import psutil
+
+DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
 
 
-def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start ``command`` in a process group of its own, on a leash, with its output in ``log``."""
-    leashed = [sys.executable, "-S", "-E", str(LEASH), str(os.getpid()), *command]
+def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> psutil.Popen:
+    """Start ``command`` in a process group of its own, with its output in ``log``; it ends when this process does."""
+    wrapped = [sys.executable, "-S", "-E", str(DIE_WITH_PARENT), str(os.getpid()), *command]
     with log.open("ab") as out:
-        return subprocess.Popen(
-            leashed,
+        return psutil.Popen(
+            wrapped,
             cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
@@ -26,28 +29,26 @@ def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -
         )
 
 
-def end(process: "subprocess.Popen[bytes]", patience: float = 20) -> None:
-    """End a process and its whole group: SIGTERM, then SIGKILL. Returns when none of them is left."""
-    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 10)):
-        try:
-            os.killpg(process.pid, sign)
-        except (ProcessLookupError, PermissionError):
+def end(process: psutil.Popen, patience: float = 20) -> None:
+    """End a process and its whole group: SIGTERM, after ``patience`` seconds SIGKILL. Returns when none is left."""
+    for terminate, seconds in ((psutil.Process.terminate, patience), (psutil.Process.kill, 10)):
+        members = _group(process)
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                terminate(member)
+        if not psutil.wait_procs(members, seconds)[1]:
             break
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and _group_lives(process):
-            time.sleep(0.03)
-    process.poll()
 
 
-def _group_lives(process: "subprocess.Popen[bytes]") -> bool:
-    process.poll()  # reaps it; a zombie would keep the group alive
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # macOS says so about zombies
-        return process.returncode is None
-    return True
+def _group(process: psutil.Popen) -> list[psutil.Process]:
+    """The members of the group that are still there, those whose parent has ended too."""
+    found = [process] if process.poll() is None else []  # as itself: another object would take its exit status
+    for other in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            same_group = other.pid != process.pid and os.getpgid(other.pid) == process.pid
+            if same_group and other.status() != psutil.STATUS_ZOMBIE:
+                found.append(other)
+    return found
 
 
 def how_it_ended(returncode: int) -> str:
@@ -58,3 +59,33 @@ def how_it_ended(returncode: int) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"killed by signal {-returncode}"
+
+
+# A prefix of vLLM's log lines: "(EngineCore pid=12) ERROR 11-21 03:00:00 [core.py:1] ".
+PREFIX = re.compile(r"^(?:\(.*?pid=\d+\)\s*)?(?:(?:ERROR|INFO|WARNING) [\d-]+ [\d:]+ \[[^\]]*\]\s*)?")
+VALUE_ERROR = re.compile(r"^Value error, (?P<reason>.*?)(?: \[type=.*)?$")  # the second line of pydantic's message
+ERROR = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Refused\w*|Interrupt|Exit)\b:? ?.*)")
+DIED = re.compile(r"^(?P<reason>.*\b(?:died|Killed|out of memory|SIGKILL)\b.*)")
+ECHOES = ("Engine core initialization failed", "EngineCore encountered an issue", "EngineDeadError")
+MOST = 2_000_000  # characters to look at; a server whose engine has died repeats its stack trace for every request
+
+
+def failure_reason(log: Path, limit: int = 400) -> str:
+    """The line of a log that says why a process ended, at most ``limit`` characters.
+
+    The last error that does not merely repeat another one; else a line that says that something died; else the last
+    error at all; else the last line.
+    """
+    try:
+        text = log.read_text(errors="replace")[-MOST:]
+    except OSError:
+        return "it left no log"
+    lines = [line for row in reversed(text.splitlines()) if (line := PREFIX.sub("", row).strip())]
+    if not lines:
+        return "it wrote nothing"
+    causes = [line for line in lines if not any(echo in line for echo in ECHOES)]
+    for pattern, candidates in ((VALUE_ERROR, causes), (ERROR, causes), (DIED, lines), (ERROR, lines)):
+        for line in candidates:
+            if found := pattern.match(line):
+                return found["reason"][:limit]
+    return lines[0][:limit]

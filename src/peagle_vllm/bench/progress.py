@@ -1,56 +1,50 @@
-"""Lines that say how far a sweep is and how long it will still take."""
+"""How far a sweep is: a line for each event, and a bar with the time left below them on a terminal."""
 
-import statistics
-import time
-from collections.abc import Callable
+import math
 
-from peagle_vllm.bench.cells import Session
-from peagle_vllm.bench.results import CellResult
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from peagle_vllm.bench.cells import CellResult, Session
 
 
-class Progress:
-    """Counts cells; the time left is what the mean cell took so far, its share of server starts included."""
+class SweepProgress(Progress):
+    """Use as a context manager. A mean cell of this run, its share of server starts included, tells the time left."""
 
-    def __init__(self, cells: int, say: Callable[[str], None]):
-        self.cells, self.done, self._say = cells, 0, say
-        self._seconds: list[float] = []
-        self._last = time.monotonic()
+    def __init__(self, cells: int):
+        columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(soft_wrap=True, highlight=False, markup=False)
+        super().__init__(*columns, console=console, transient=True, speed_estimate_period=math.inf)
+        self.cells = cells
+        self._task = self.add_task("", total=cells)
 
-    def skip(self, cells: int) -> None:
-        """Cells that were there already."""
-        self.done += cells
-        self._last = time.monotonic()
+    def begin(self, done: int) -> None:
+        """Count ``done`` cells that are there already, and start the clock."""
+        self.tasks[0].completed = done
+        self.advance(self._task, 0)
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
 
     def starting(self, session: Session) -> None:
         depth = f" K={session.k}" if session.k else ""
-        self._say(f"starting {session.arm}{depth}, repeat {session.repeat} ...")
-
-    def started(self, seconds: float) -> None:
-        self._say(f"  ready after {seconds:.0f} s")
-
-    def note(self, text: str) -> None:
-        self._say(f"  {text}")
+        self.say(f"starting {session.arm}{depth}, repeat {session.repeat} ...")
 
     def cell_done(self, result: CellResult) -> None:
-        now = time.monotonic()
-        self._seconds.append(now - self._last)
-        self._last, self.done = now, self.done + 1
-        self._say(f"[{self.done}/{self.cells}] {result.cell.label}: {self._summary(result)}{self._left()}")
+        self.advance(self._task, 1)
+        task = self.tasks[0]
+        seconds = task.time_remaining or 0
+        left = f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
+        number = f"[{task.completed:.0f}/{self.cells}]"
+        self.say(f"{number} {result.cell.label}: {_summary(result)}{'' if task.finished else left}")
 
-    def _summary(self, result: CellResult) -> str:
-        if not result.ok:
-            return f"FAILED: {result.reason}"
-        text = f"{result.raw['output_throughput']:.0f} tokens/s"
-        if result.drafts is not None:
-            text += f", AL {1 + result.drafts.num_accepted / result.drafts.num_drafts:.2f}"
-        return text
-
-    def _left(self) -> str:
-        if self.done == self.cells:
-            return ""
-        seconds = statistics.mean(self._seconds) * (self.cells - self.done)
-        return f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
-
-    def finished(self, failed: int) -> None:
+    def end(self, failed: int) -> None:
         words = f"{failed} of {self.cells} cells failed; the same command tries them again" if failed else "all well"
-        self._say(f"{self.cells} cells: {words}")
+        self.say(f"{self.cells} cells: {words}")
+
+
+def _summary(result: CellResult) -> str:
+    if not result.ok:
+        return f"FAILED: {result.reason}"
+    text = f"{result.raw['output_throughput']:.0f} tokens/s"
+    return text if result.drafts is None else f"{text}, AL {result.drafts.length:.2f}"

@@ -7,13 +7,14 @@ directory of server and client; every other model name is one of the model hub.
 import hashlib
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from peagle_vllm.bench.errors import BenchError
-from peagle_vllm.bench.yaml_lines import Lines, line_of, load
+from peagle_vllm.bench import BenchError
 
 Positive = Annotated[int, Field(ge=1)]
 Environment = dict[str, str]
@@ -189,52 +190,88 @@ def read_suite(file: Path) -> Suite:
     Raises:
         BenchError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
-    data, lines = load(file)
+    try:
+        text = file.read_text()
+        root, data = yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise BenchError(f"{file}: cannot be read ({reason})") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
+        raise BenchError(f"{file}:{line}: {no_yaml}{error.problem}") from None
+    if not isinstance(data, dict):
+        raise BenchError(f"{file}:1: a suite is a mapping of keys to values")
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
-        raise BenchError("\n".join(_mistakes(error, file, lines))) from None
-    _check_paths(suite, file, lines)
+        mistakes = sorted((_line(root, _path(item)), _mistake(item)) for item in error.errors())
+        raise BenchError("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
+    for path, text in _missing_files(suite, file.parent):
+        raise BenchError(f"{file}:{_line(root, path)}: {'.'.join(path)}: {text}")
     return suite
 
 
-def _mistakes(error: ValidationError, file: Path, lines: Lines) -> list[str]:
-    found = []
-    for item in error.errors():
-        path = tuple(part for part in item["loc"] if part != "[key]")
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif item["type"] == "missing":
-            message = "is missing"
-        elif item["type"] == "string_type" and isinstance(item.get("input"), bool | int | float):
-            message = f"is {item['input']!r}; write it in quotes"
-        key = ".".join(map(str, path)) or "suite"
-        found.append((line_of(path, lines), f"{key}: {message}"))
-    return [f"{file}:{line}: {text}" for line, text in sorted(found)]
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice; YAML itself would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value}: said twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
-def _check_paths(suite: Suite, file: Path, lines: Lines) -> None:
-    """Everything local that the suite names has to be there."""
-    named: list[tuple[tuple[str | int, ...], str, Literal["folder", "file"]]] = [(("target",), suite.target, "folder")]
-    for arm_name, arm in suite.arms.items():
+def _line(node: yaml.Node, path: Sequence[str | int]) -> int:
+    """The line of ``path``, or of the nearest key around it: a missing key has no line of its own."""
+    line = 0
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            here = [(key, value) for key, value in node.value if key.value == str(part)]
+        elif isinstance(node, yaml.SequenceNode):
+            here = [(node.value[int(part)],) * 2]
+        else:
+            break
+        if not here:
+            break
+        (key, node), *_ = here
+        line = key.start_mark.line
+    return line + 1
+
+
+def _path(item: Any) -> tuple[str | int, ...]:
+    return tuple(part for part in item["loc"] if part != "[key]")
+
+
+def _mistake(item: Any) -> str:
+    """One of pydantic's errors as ``KEY: what is wrong``."""
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        message = "unknown key"
+    elif item["type"] == "missing":
+        message = "is missing"
+    elif item["type"] == "string_type" and isinstance(item.get("input"), bool | int | float):
+        message = f"is {item['input']!r}; write it in quotes"
+    return f"{'.'.join(map(str, _path(item))) or 'suite'}: {message}"
+
+
+def _missing_files(suite: Suite, folder: Path) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The key, and what is wrong, of every local file or folder that the suite names and that is not there."""
+    named: list[tuple[tuple[str, ...], str | None]] = [(("target",), suite.target)]
+    for name, arm in suite.arms.items():
         model = (arm.speculative_config or {}).get("model")
-        if isinstance(model, str):
-            named.append((("arms", arm_name, "speculative_config", "model"), model, "folder"))
+        named.append((("arms", name, "speculative_config", "model"), model if isinstance(model, str) else None))
     for name, dataset in suite.datasets.items():
-        if dataset.jsonl is not None:
-            named.append((("datasets", name, "jsonl"), dataset.jsonl, "file"))
-        if dataset.speed_bench is not None:
-            named.append((("datasets", name, "speed_bench"), dataset.speed_bench, "folder"))
-    for path, value, what in named:
-        where = f"{file}:{line_of(path, lines)}: {'.'.join(map(str, path))}"
-        if path[0] == "datasets" and not is_path(value):
-            raise BenchError(f"{where}: begin the path with ./ or ../ (relative to the suite) or /")
-        if not is_path(value):
+        named += [(("datasets", name, key), getattr(dataset, key)) for key in ("jsonl", "speed_bench")]
+    for path, value in named:
+        if value is None:
             continue
-        found = file.parent / value
-        if not (found.is_dir() if what == "folder" else found.is_file()):
-            mend = ""
+        if path[0] == "datasets" and not is_path(value):
+            yield path, "begin the path with ./ or ../ (relative to the suite) or /"
+        what, mend = ("file" if path[-1] == "jsonl" else "folder"), ""
+        if is_path(value) and not ((folder / value).is_file() if what == "file" else (folder / value).is_dir()):
             if path[-1] == "speed_bench":
                 mend = "; docs/benchmarking.md says how to make it"
-            raise BenchError(f"{where}: there is no {what} {value} (looked in {file.parent}){mend}")
+            yield path, f"there is no {what} {value} (looked in {folder}){mend}"

@@ -2,7 +2,7 @@
 
 What can go wrong, and what then happens:
 
-    a server does not start, or dies    its cell says failed and why; the server is started again for the next
+    a server does not start, or ends    its cell says failed and why; the server is started again for the next
                                         cell; a server that never came up fails all cells of its session
     the client fails, requests fail     the cell says failed and why
     the sweep is ended, by whatever     cells that are whole stay; the same command goes on with the others
@@ -15,34 +15,35 @@ import errno
 import fcntl
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.bench import provenance
-from peagle_vllm.bench.cells import Cell, Only, Session, sessions
-from peagle_vllm.bench.client import CLIENT
-from peagle_vllm.bench.draft_steps import read_draft_steps
-from peagle_vllm.bench.errors import BenchError
-from peagle_vllm.bench.gauges import Gauges
-from peagle_vllm.bench.measure import CellFailed, configuration, measure, without_paths, without_texts
-from peagle_vllm.bench.progress import Progress
-from peagle_vllm.bench.results import (
+from peagle_vllm import provenance
+from peagle_vllm.acceptance import from_bench_serve
+from peagle_vllm.bench import BenchError
+from peagle_vllm.bench.cells import (
+    Cell,
     CellResult,
-    as_json,
-    drafts_of,
+    Selection,
+    Session,
     read_cell,
     read_sweep,
+    sessions,
     write_json,
 )
+from peagle_vllm.bench.client import CLIENT, CellFailed, configuration, measure, without_paths, without_texts
+from peagle_vllm.bench.progress import SweepProgress
 from peagle_vllm.bench.server import (
     SERVER,
+    Gauges,
     Server,
     ServerFailed,
     check_port,
     free_port,
+    read_draft_steps,
     serve_arguments,
     serve_environment,
 )
@@ -68,14 +69,13 @@ class Sweep:
         folder: Path,
         results: Path,
         *,
-        only: Only | None = None,
+        selection: Selection | None = None,
         commands: Commands | None = None,
-        say: Callable[[str], None] = print,
     ):
         self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
         self.commands = commands or Commands()
-        self.sessions = list(sessions(suite, only))
-        self.progress = Progress(sum(len(session.cells) for session in self.sessions), say)
+        self.sessions = list(sessions(suite, selection))
+        self.progress = SweepProgress(sum(len(session.cells) for session in self.sessions))
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
 
@@ -91,9 +91,11 @@ class Sweep:
             check_port(self.suite.port)
         with _full_disk_in_one_line(self.results), self._locked(), _signals_interrupt():
             self._open()
-            failed = sum(self._session(session) for session in self.sessions)
+            self.progress.begin(sum(self._done(cell) for session in self.sessions for cell in session.cells))
+            with self.progress:
+                failed = sum(self._session(session) for session in self.sessions)
             shutil.rmtree(self._partial, ignore_errors=True)
-        self.progress.finished(failed)
+        self.progress.end(failed)
         return failed
 
     # ------------------------------------------------------------------------------ the folder
@@ -151,7 +153,6 @@ class Sweep:
     def _session(self, session: Session) -> int:
         """Measure what is missing; returns how many of its cells failed."""
         missing = [cell for cell in session.cells if not self._done(cell)]
-        self.progress.skip(len(session.cells) - len(missing))
         failed = starts = 0
         while missing:
             served, came_up, starts = 0, False, starts + 1
@@ -161,7 +162,7 @@ class Sweep:
                 with server:
                     server.wait_until_ready(self.suite.server_start_seconds)
                     came_up = True
-                    self.progress.started(server.start_seconds)
+                    self.progress.say(f"  ready after {server.start_seconds:.0f} s")
                     for cell in missing:
                         served += 1
                         failed += not self._measure(cell, server)
@@ -172,7 +173,7 @@ class Sweep:
                     return failed + len(missing)
                 failed += 1
                 if served < len(missing):
-                    self.progress.note(f"{error}; starting it again for the next cell")
+                    self.progress.say(f"  {error}; starting it again for the next cell")
             missing = missing[served:]
         return failed
 
@@ -187,7 +188,7 @@ class Sweep:
         )
 
     def _new_log(self, name: str) -> Path:
-        """An empty log: last words of an earlier run explain nothing."""
+        """An empty log: the reason for which an earlier run failed must not be found in it."""
         log = self.results / "logs" / f"{name}.log"
         log.write_bytes(b"")
         return log
@@ -215,7 +216,7 @@ class Sweep:
                 **kept,
                 status="ok",
                 reason="",
-                drafts=drafts_of(raw),
+                drafts=from_bench_serve(raw),
                 draft_steps=after.since(before) if after and before else None,
                 gauges={"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
                 raw=without_texts(raw),
@@ -253,7 +254,7 @@ class Sweep:
         self.progress.cell_done(result)
 
     def _keep(self, result: CellResult) -> None:
-        write_json(as_json(result), self._file(result.cell), self._partial / f"{result.cell.id}.json")
+        write_json(asdict(result), self._file(result.cell), self._partial / f"{result.cell.id}.json")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Why is acceptance low? Measure it, compare it with the usual shape, and where it looks wrong change one thing at a
 time: a cause is named only when mending it raised the acceptance length.
 
-curve.py          acceptance per position, and what is usual
+curve.py          which acceptance per position is usual
 interventions.py  the one thing that may be changed
 search.py         which changes help
 engine.py         measuring a setup in vLLM

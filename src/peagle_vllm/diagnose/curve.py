@@ -1,6 +1,6 @@
-"""Acceptance at each draft position, and the usual shape of such curves."""
+"""The usual shape of a curve of acceptance over draft positions, and what looks wrong in one."""
 
-from dataclasses import dataclass
+from peagle_vllm.acceptance import Acceptance
 
 # Each position is accepted in this share of the drafts in which the one before it was. Equal shares of 0.73 to 0.82
 # make the published acceptance lengths (gpt-oss-20b: 2.87 to 3.02 at K=3, 3.38 to 3.94 at K=7); the tiny heads of
@@ -10,38 +10,15 @@ LOW = 0.55  # below this it looks wrong
 FEW = 30  # drafts; fewer tell nothing
 
 
-@dataclass(frozen=True)
-class Curve:
-    """What one run accepted.
-
-    Attributes:
-        drafts: how often K tokens were drafted.
-        accepted: of these, in how many each position was accepted, [K].
-    """
-
-    drafts: int
-    accepted: tuple[int, ...]
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens for each step of the target, the bonus token included."""
-        return 1 + sum(self.accepted) / self.drafts if self.drafts else 1.0
-
-    @property
-    def rates(self) -> list[float]:
-        """The share of drafts in which each position was accepted, [K]."""
-        return [count / self.drafts if self.drafts else 0.0 for count in self.accepted]
-
-
 def usual_rates(position: int) -> tuple[float, float]:
     """The usual share of drafts in which a position, counted from 1, is accepted: (low, high)."""
     return USUAL[0] ** position, USUAL[1] ** position
 
 
-def oddities(curve: Curve) -> list[str]:
+def oddities(curve: Acceptance) -> list[str]:
     """What looks wrong, a line each; empty for a usual curve, and for one of too few drafts."""
-    found, before = [], curve.drafts
-    for position, count in enumerate(curve.accepted, start=1):
+    found, before = [], curve.num_drafts
+    for position, count in enumerate(curve.accepted_per_position, start=1):
         if before < FEW:
             break
         share = count / before

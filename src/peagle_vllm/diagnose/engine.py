@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from peagle_vllm.diagnose.counters import read_counters
-from peagle_vllm.diagnose.curve import Curve
+from peagle_vllm.acceptance import Acceptance, read_engine
 from peagle_vllm.diagnose.interventions import Setup
 from peagle_vllm.heads.convert import config_for
 from peagle_vllm.heads.files import INDEX
@@ -45,16 +44,14 @@ class VllmMeasure:
         self._shut_down()
         self._folder.cleanup()
 
-    def __call__(self, setup: Setup) -> Curve:
+    def __call__(self, setup: Setup) -> Acceptance:
         from vllm import SamplingParams
 
         llm = self._engine(setup)
         prompts = [{"prompt_token_ids": ids} for ids in self.prompt_ids(setup)]
-        before = read_counters(llm)
+        before = read_engine(llm)
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=self.max_tokens), use_tqdm=False)
-        after = read_counters(llm)
-        gained = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in after}
-        return Curve(gained["drafts"][0], tuple(gained["accepted_tokens_per_pos"][: setup.k]))
+        return read_engine(llm).since(before)
 
     def prompt_ids(self, setup: Setup) -> list[list[int]]:
         """Token ids of every prompt, as the setup wants them."""

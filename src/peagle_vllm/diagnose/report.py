@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle_vllm.diagnose.curve import Curve, usual_rates
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.diagnose.curve import usual_rates
 from peagle_vllm.diagnose.interventions import Setup
 from peagle_vllm.diagnose.search import LEAST_GAIN, Diagnosis, Trial
 
@@ -34,9 +35,9 @@ def as_dict(setup: Setup, found: Diagnosis) -> dict[str, Any]:
             "chat_template": setup.chat_template,
             "prompt_tokens": setup.prompt_tokens,
         },
-        "acceptance_length": round(found.curve.acceptance_length, 4),
-        "acceptance": [round(rate, 4) for rate in found.curve.rates],
-        "drafts": found.curve.drafts,
+        "acceptance_length": round(found.curve.length, 4),
+        "acceptance": [round(rate, 4) for rate in found.curve.shares],
+        "drafts": found.curve.num_drafts,
         "odd": found.odd,
         "trials": [_trial(trial) for trial in found.trials],
         "causes": [_trial(trial) | {"mend": trial.intervention.mend} for trial in found.causes],
@@ -48,8 +49,8 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "kind": trial.intervention.kind,
         "change": trial.intervention.words,
         "acceptance_length": [
-            round(trial.before.acceptance_length, 4),
-            round(trial.after.acceptance_length, 4),
+            round(trial.before.length, 4),
+            round(trial.after.length, 4),
         ],
         "gain": round(trial.gain, 4),
     }
@@ -60,10 +61,10 @@ def show(console: Console, setup: Setup, found: Diagnosis) -> None:
     prompts = "through the chat template" if setup.chat_template else "raw"
     console.print(
         f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}, "
-        f"greedy, {found.curve.drafts} drafts",
+        f"greedy, {found.curve.num_drafts} drafts",
         highlight=False,
     )
-    console.print(f"acceptance length {found.curve.acceptance_length:.2f}\n", style="bold", highlight=False)
+    console.print(f"acceptance length {found.curve.length:.2f}\n", style="bold", highlight=False)
     _show_curve(console, found.curve)
     console.print()
     for line in found.odd:
@@ -71,7 +72,7 @@ def show(console: Console, setup: Setup, found: Diagnosis) -> None:
     if found.trials:
         _show_trials(console, found.trials)
     for trial in found.causes:
-        before, after = trial.before.acceptance_length, trial.after.acceptance_length
+        before, after = trial.before.length, trial.after.length
         raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
         words = f"{trial.intervention.kind}: {trial.intervention.words} {raised}"
         console.print(Text("cause    ", "bold red") + Text(words, "default"), highlight=False)
@@ -88,12 +89,12 @@ def _verdict(found: Diagnosis) -> str:
     return f"no cause: nothing tried raised the acceptance length by {LEAST_GAIN:.0%} or more"
 
 
-def _show_curve(console: Console, curve: Curve) -> None:
+def _show_curve(console: Console, curve: Acceptance) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("position", "accepted", "usual"):
         table.add_column(column, justify="right")
     table.add_column("")
-    for position, rate in enumerate(curve.rates, start=1):
+    for position, rate in enumerate(curve.shares, start=1):
         low, high = usual_rates(position)
         table.add_row(str(position), f"{rate:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * rate))
     console.print(table, highlight=False)
@@ -105,7 +106,7 @@ def _show_trials(console: Console, trials: list[Trial]) -> None:
     for column in ("AL before", "after", "gain"):
         table.add_column(column, justify="right", no_wrap=True)
     for trial in trials:
-        before, after = trial.before.acceptance_length, trial.after.acceptance_length
+        before, after = trial.before.length, trial.after.length
         table.add_row(trial.intervention.words, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
     console.print()
     console.print(table, highlight=False)

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from peagle_vllm.diagnose.curve import Curve, oddities
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.diagnose.curve import oddities
 from peagle_vllm.diagnose.interventions import Intervention, Setup
 
 LEAST_GAIN = 0.15  # of the acceptance length; a smaller one may be chance
 MOST_CAUSES = 3
 
-Measure = Callable[[Setup], Curve]
+Measure = Callable[[Setup], Acceptance]
 Propose = Callable[[Setup], Iterable[Intervention]]
 
 
@@ -18,13 +19,13 @@ class Trial:
     """An intervention, and what it did to the setup it was tried on."""
 
     intervention: Intervention
-    before: Curve
-    after: Curve
+    before: Acceptance
+    after: Acceptance
 
     @property
     def gain(self) -> float:
         """Relative change of the acceptance length."""
-        return self.after.acceptance_length / self.before.acceptance_length - 1
+        return self.after.length / self.before.length - 1
 
     @property
     def names_a_cause(self) -> bool:
@@ -42,7 +43,7 @@ class Diagnosis:
         causes: those that helped, each tried on top of the ones before.
     """
 
-    curve: Curve
+    curve: Acceptance
     odd: list[str]
     trials: list[Trial] = field(default_factory=list)
     causes: list[Trial] = field(default_factory=list)

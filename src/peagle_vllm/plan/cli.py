@@ -1,6 +1,5 @@
 """``peagle-vllm plan``. Heavy imports stay inside the command."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +39,7 @@ def plan(
     check_extra()
     from rich.console import Console
 
-    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench import BenchError
     from peagle_vllm.plan import show
     from peagle_vllm.plan.acceptance import ProfileError, parse
 
@@ -66,16 +65,16 @@ def plan(
 
 def _calibrate(suite_file: Path) -> Path:
     """A sweep of one repeat at each arm's smallest depth; goes on with an earlier one."""
-    from peagle_vllm.bench.cells import Only
-    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench import BenchError
+    from peagle_vllm.bench.cells import Selection
     from peagle_vllm.bench.suite import read_suite
     from peagle_vllm.bench.sweep import Sweep
 
     suite = read_suite(suite_file)
     folder = DEFAULT / f"{suite.name}-calibration"
-    only = Only(k={min(arm.k) for arm in suite.arms.values() if arm.k}, repeats=1)
+    selection = Selection(k={min(arm.k) for arm in suite.arms.values() if arm.k}, repeats=1)
     try:
-        if failed := Sweep(suite, suite_file.parent, folder, only=only, say=lambda line: print(line, flush=True)).run():
+        if failed := Sweep(suite, suite_file.parent, folder, selection=selection).run():
             raise BenchError(f"{failed} cells of the calibration failed; the lines above say why")
     except KeyboardInterrupt:
         raise BenchError("interrupted; the same command goes on where it stopped") from None
@@ -85,10 +84,11 @@ def _calibrate(suite_file: Path) -> Path:
 def _plan_results(
     console: Any, results: Path, arms: list[str], fit_k: list[int], depths: list[int], profile: Any, max_num_seqs: int
 ) -> None:
-    from peagle_vllm.bench.errors import BenchError
+    from peagle_vllm.bench import BenchError
+    from peagle_vllm.bench.cells import read_results
     from peagle_vllm.bench.metrics import points
-    from peagle_vllm.bench.results import read_results
-    from peagle_vllm.plan import show
+    from peagle_vllm.bench.report import write_whole
+    from peagle_vllm.plan import page, show
     from peagle_vllm.plan.fit import fit, judge
 
     measured = points(read_results(results))
@@ -107,13 +107,5 @@ def _plan_results(
         show.show_advice(console, fitted.costs, profile or fitted.profile, choose_from, max_num_seqs, known_to)
         console.print()
         fits.append((fitted, judged))
-    page = results / "plan.html"
-    partial = results / f".plan.html.{os.getpid()}"
-    try:
-        partial.write_text(show.html(f"Plan from {results.name}", fits, wanted, max_num_seqs))
-        partial.replace(page)
-    except OSError as error:
-        raise BenchError(f"{page}: cannot be written ({error.strerror})") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    print(page)
+    write_whole(results, {"plan.html": page.html(f"Plan from {results.name}", fits, wanted, max_num_seqs)})
+    print(results / "plan.html")

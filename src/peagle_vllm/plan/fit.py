@@ -1,11 +1,12 @@
 """Costs and acceptance of one arm, from measured cells."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peagle_vllm.bench.errors import BenchError
+import numpy as np
+
+from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.metrics import Point
 from peagle_vllm.plan.acceptance import Profile, from_shares
 from peagle_vllm.plan.model import Costs, Target, throughput
@@ -30,7 +31,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Judged:
-    """A measured cell beside the model's word for it."""
+    """A measured cell beside what the model predicts for it."""
 
     point: Point
     predicted: float  # tokens/s
@@ -101,40 +102,16 @@ def non_negative(
 ) -> tuple[float, ...]:
     """Weighted least squares with coefficients that are not negative, for a handful of columns: the best of the
     solutions with some of them held at zero."""
-    best, best_error = (0.0,) * len(columns), math.inf
-    for kept in itertools.product((False, True), repeat=len(columns)):
-        used = [column for column, keep in zip(columns, kept, strict=True) if keep]
-        solution = _solve(used, values, weights)
-        if solution is None or min(solution, default=0.0) < 0:
-            continue
-        error = 0.0
-        for i, (value, weight) in enumerate(zip(values, weights, strict=True)):
-            predicted = math.fsum(x * column[i] for x, column in zip(solution, used, strict=True))
-            error += (weight * (predicted - value)) ** 2
-        if error < best_error - 1e-15:
-            rest = iter(solution)
-            best, best_error = tuple(next(rest) if keep else 0.0 for keep in kept), error
-    return best
-
-
-def _solve(columns: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]) -> list[float] | None:
-    """The normal equations by elimination; None where columns depend on each other."""
-
-    def dot(a: Sequence[float], b: Sequence[float]) -> float:
-        return math.fsum(x * y * w * w for x, y, w in zip(a, b, weights, strict=True))
-
-    n = len(columns)
-    rows = [[*(dot(a, b) for b in columns), dot(a, values)] for a in columns]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
-        if abs(rows[pivot][i]) < 1e-9 * max(1e-12, dot(columns[i], columns[i])):
-            return None
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for r in range(n):
-            if r != i:
-                factor = rows[r][i] / rows[i][i]
-                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[i], strict=True)]
-    return [rows[i][n] / rows[i][i] for i in range(n)]
+    scale = np.asarray(weights)
+    matrix, wanted = np.transpose(columns) * scale[:, None], np.asarray(values) * scale
+    best, best_error = np.zeros(len(columns)), np.inf
+    for chosen in itertools.product((False, True), repeat=len(columns)):
+        kept, solution = np.array(chosen), np.zeros(len(columns))
+        solution[kept] = np.linalg.lstsq(matrix[:, kept], wanted)[0]
+        error = float(np.sum((matrix @ solution - wanted) ** 2))
+        if solution.min() >= 0 and error < best_error - 1e-15:
+            best, best_error = solution, error
+    return tuple(best.tolist())
 
 
 def judge(fitted: Fitted, points: Sequence[Point]) -> list[Judged]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from peagle_vllm.bench.report.published import Published, published
+from peagle_vllm.bench.published import Published, published
 from peagle_vllm.plan.acceptance import Profile, from_lengths
 from peagle_vllm.plan.model import Target
 

@@ -1,20 +1,15 @@
-"""What ``peagle-vllm plan`` prints, and its page with the break-even surface."""
+"""What ``peagle-vllm plan`` prints."""
 
 from collections.abc import Sequence
-from html import escape
 
 from rich.console import Console
 from rich.table import Table
 
-from peagle_vllm.bench.report.page import page
-from peagle_vllm.bench.report.svg import Mark, Series, Square, chart, heat_map, linear_axis, log_axis
 from peagle_vllm.plan import published as pub
-from peagle_vllm.plan.acceptance import Profile, from_alpha
+from peagle_vllm.plan.acceptance import Profile
 from peagle_vllm.plan.advice import Choice, break_even, choose, schedule, schedule_json, why_not
 from peagle_vllm.plan.fit import Fitted, Judged
-from peagle_vllm.plan.model import Costs, speedup, textbook, throughput
-
-ALPHAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+from peagle_vllm.plan.model import Costs, speedup, textbook
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -141,59 +136,3 @@ def show_published(console: Console) -> None:
     console.print("Assumed, because it was not published:")
     for line in pub.ASSUMED:
         console.print(f"  - {line}", highlight=False)
-
-
-# ------------------------------------------------------------------------------------------ the page
-
-
-def surface(costs: Costs, depths: Sequence[int], max_num_seqs: int, title: str) -> str:
-    """Speedup at the best K over acceptance and concurrency: where it falls to 1.00 is the break-even line."""
-    columns = concurrencies(max_num_seqs)
-    rows: list[list[Square | None]] = []
-    for alpha in reversed(ALPHAS):
-        profile = from_alpha(alpha)
-        row: list[Square | None] = []
-        for b in columns:
-            best = max(depths, key=lambda k: speedup(costs, profile, b, k))
-            row.append(Square(speedup(costs, profile, b, best), f"best K={best}"))
-        rows.append(row)
-    names = [f"alpha={alpha:g}" for alpha in reversed(ALPHAS)]
-    return heat_map(names, [f"c={b}" for b in columns], rows, title, "accepted \\ c")
-
-
-def model_chart(fitted: Fitted, judged: Sequence[Judged]) -> str:
-    """Lines of the model, one a depth; dots are measured cells."""
-    points = [j.point for j in judged]
-    depths = sorted({p.k for p in points})
-    cs = sorted({p.concurrency for p in points})
-    series = []
-    for i, k in enumerate(depths):
-        name = f"K={k}" if k else "no speculation"
-        model = tuple(
-            Mark(c, v, v, v, f"model, c={c}: {v:.0f}")
-            for c in cs
-            for v in [throughput(fitted.costs, fitted.profile, c, k)]
-        )
-        dots = tuple(
-            Mark(p.concurrency, s.median, s.low, s.high, f"measured, c={p.concurrency}: {s.median:.0f}")
-            for p in points
-            if p.k == k
-            for s in [p.tokens_per_second]
-        )
-        series += [Series(f"{name}, model", model, i, 1), Series(f"{name}, measured", dots, i, 0)]
-    y = linear_axis("output tokens/s", [m.high for s in series for m in s.marks])
-    return chart(series, log_axis("concurrency", cs), y, f"Model and cells: {fitted.arm}, {fitted.dataset}")
-
-
-def html(title: str, fits: Sequence[tuple[Fitted, Sequence[Judged]]], depths: Sequence[int], max_num_seqs: int) -> str:
-    parts = [f"<h1>{escape(title)}</h1>"]
-    parts.append(
-        "<p>Speedup over no speculation at the best K, if every position were accepted with probability alpha: green "
-        "gains, red loses, the border is break-even. Columns beyond the measured concurrency are extrapolated.</p>"
-    )
-    for fitted, judged in fits:
-        name = f"{fitted.arm}, {fitted.dataset}"
-        drawn = surface(fitted.costs, depths, max_num_seqs, f"Break-even surface: {name}") + model_chart(fitted, judged)
-        parts.append(f'<h2>{escape(name)}</h2><p class="soft">{escape(costs_line(fitted))}</p>')
-        parts.append(f'<div class="plots">{drawn}</div>')
-    return page(title, parts)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peagle_vllm.bench.metrics import Point, Ratio, Spread, best_depth, same_texts
-from peagle_vllm.bench.report.published import Published
+from peagle_vllm.bench.published import Published
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.last_words import last_words
-from peagle_vllm.bench.processes import how_it_ended
+from peagle_vllm.bench.processes import failure_reason, how_it_ended
 
 PREFIX = "(EngineCore pid=120) ERROR 11-21 04:00:00 [core.py:900] "
 LOGS = {
@@ -45,15 +44,15 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_last_words(name: str, tmp_path: Path) -> None:
+def test_failure_reason(name: str, tmp_path: Path) -> None:
     lines, words = LOGS[name]
     log = tmp_path / "log"
     log.write_text("\n".join(lines))
-    assert last_words(log).startswith(words)
+    assert failure_reason(log).startswith(words)
 
 
 def test_no_log(tmp_path: Path) -> None:
-    assert last_words(tmp_path / "log") == "it left no log"
+    assert failure_reason(tmp_path / "log") == "it left no log"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """The published figures, beside which measured ones are put. Data in published.json, each with source and hardware."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 FILE = Path(__file__).with_name("published.json")
 
@@ -24,10 +24,10 @@ class Published:
     dataset: str
     hardware: str
     source: str
-    acceptance_length: dict[str, dict[int, float]]
-    tokens_per_second: dict[str, dict[int, dict[int, float]]]
-    ratios: dict[int, float]
-    best_k: dict[str, int]
+    acceptance_length: dict[str, dict[int, float]] = field(default_factory=dict)
+    tokens_per_second: dict[str, dict[int, dict[int, float]]] = field(default_factory=dict)
+    ratios: dict[int, float] = field(default_factory=dict)
+    best_k: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -36,24 +36,7 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
-    def ints(table: dict[str, Any]) -> dict[int, Any]:
-        return {int(key): ints(value) if isinstance(value, dict) else value for key, value in table.items()}
-
-    found = []
-    for entry in json.loads(FILE.read_text()):
-        found.append(
-            Published(
-                target=entry["target"],
-                dataset=entry["dataset"],
-                hardware=entry["hardware"],
-                source=entry["source"],
-                acceptance_length={kind: ints(t) for kind, t in entry.get("acceptance_length", {}).items()},
-                tokens_per_second={kind: ints(t) for kind, t in entry.get("tokens_per_second", {}).items()},
-                ratios=ints(entry.get("ratios", {})),
-                best_k=entry.get("best_k", {}),
-            )
-        )
-    return tuple(found)
+    return TypeAdapter(tuple[Published, ...]).validate_json(FILE.read_bytes())
 
 
 def matching(target: str, dataset: str) -> list[Published]:

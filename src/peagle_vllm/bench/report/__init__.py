@@ -1,1 +1,0 @@
-"""``bench report``: tables (``tables``), plots (``plots`` on ``svg``), the two pages (``markdown``, ``html``)."""
