@@ -229,9 +229,10 @@ def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, t
     live = start(*pair, k, **settings)
     report, seen = exact(live, pair, mixed_traffic(f"{case}{k}"), sizes=(16, 32, 48), mode=mode)
     if case == "prompts whole":
-        # max_num_batched_tokens holds 512 rows and more, the largest graph the target's largest and K a request more.
-        assert max(seen.sizes) == -(-(max(48, 4 * (k + 1)) + 4 * k) // 16) * 16
-        assert seen.eager > 0
+        # max_num_batched_tokens holds 512 rows and more, the largest graph the target's largest, K a request more, and
+        # half as many again.
+        assert max(seen.sizes) == -(-(max(48, 4 * (k + 1)) + 4 * k) // 16) * 24
+        assert seen.eager > 0 or k == 18  # there the largest holds every batch
     else:
         assert seen.pieces.total() > 3
         assert seen.eager == 0

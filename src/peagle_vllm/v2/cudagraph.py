@@ -10,9 +10,8 @@ rows, as vLLM's own speculators run it. The rule:
   max_num_seqs, or to what max_num_batched_tokens holds: ``cudagraph_capture_sizes`` bounds the target's rows, not
   the requests that draft. A schedule captures the counts that its K can meet.
 * The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs, because a draft batch has
-  up to K-1 rows a request more than the target's, and as far as the FULL graphs, whose memory is there anyway. Where
-  max_num_batched_tokens is at most a quarter further, they go on to it: a scheduler with requests waiting fills it in
-  every step.
+  up to K-1 rows a request more than the target's, or as far as the FULL graphs if that is more; then by half of that,
+  room for prefills beside as many decodes; never beyond max_num_batched_tokens.
 * A batch gets the graph with the fewest rows that holds it.
 """
 
@@ -200,8 +199,7 @@ def _mixed_sizes(vllm_config: VllmConfig, full_rows: int) -> list[int]:
     sizes, scheduler = vllm_config.compilation_config.cudagraph_capture_sizes or [], vllm_config.scheduler_config
     extended = max(sizes, default=0) + vllm_config.num_speculative_tokens * scheduler.max_num_seqs
     reach = -(-max(extended, full_rows) // ROWS_STEP) * ROWS_STEP
-    budget = scheduler.max_num_batched_tokens
-    return continued(sizes, budget if budget <= reach + reach // 4 else reach, ROWS_STEP)
+    return continued(sizes, min(reach + reach // 2, scheduler.max_num_batched_tokens), ROWS_STEP)
 
 
 def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
