@@ -1,6 +1,7 @@
 """What attention backends read of a draft batch: block tables, slots and metadata of the drafter's layers."""
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,9 @@ class DraftAttention:
     def _groups(self) -> Iterator[AttentionGroup]:
         return (group for groups in self.attn_groups for group in groups)
 
+    @cached_property
     def kv_groups(self) -> KVGroups:
-        """The block tables that ``expand`` looks slots up in."""
+        """The block tables that ``expand`` looks slots up in; always the same tensors."""
         tables = self.block_tables
         return KVGroups(
             tuple(tables.input_block_tables[gid] for gid in self.group_ids),
@@ -88,12 +90,11 @@ class DraftAttention:
             seq_lens_bound: [<= num_reqs] upper bounds of the sequence lengths; None: max_model_len.
             capture: for a FULL graph.
         """
-        starts = np.pad(starts, (0, num_reqs + 1 - len(starts)), mode="edge")
+        starts = _padded(starts, num_reqs + 1, starts[-1])
         num_rows = int(starts[-1]) if num_rows is None else num_rows
         bound, max_seq_len = None, self.vllm_config.model_config.max_model_len
         if seq_lens_bound is not None:
-            bound = torch.zeros(num_reqs, dtype=torch.int32)
-            bound[: len(seq_lens_bound)] = torch.from_numpy(seq_lens_bound)
+            bound = torch.from_numpy(_padded(seq_lens_bound, num_reqs, 0))
             max_seq_len = int(seq_lens_bound.max())
         slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
         for row, gid in enumerate(self.group_ids):
@@ -118,6 +119,13 @@ class DraftAttention:
         if capture:
             _fix_num_splits(self._groups(), metadata)
         return metadata
+
+
+def _padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
+    """[length] int32."""
+    padded = np.full(length, fill, dtype=np.int32)
+    padded[: len(values)] = values
+    return padded
 
 
 def used_group_ids(attn_groups: list[list[AttentionGroup]]) -> list[int]:

@@ -301,7 +301,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 seeds=seeds,
             ),
             tuple(aux_hidden_states),
-            KVGroups((), ()) if skip_attn else self.attention.kv_groups(),
+            KVGroups((), ()) if skip_attn else self.attention.kv_groups,
             layout,
             DraftStep(num_k, self._max_len, self.mask_token_id),
             buffers,
@@ -364,7 +364,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             cudagraph_runtime_mode=batch.cudagraph_mode,
             # A head is dense: no rank waits for another's rows, so this one's stand for all. Left out, vLLM would
             # ask the other ranks.
-            num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32),
+            num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32) if self.dp_size > 1 else None,
             slot_mapping=None if batch.attn_metadata is None else self.attention.slot_mapping(num_rows),
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
             # vLLM compiles heads for at most max_num_batched_tokens rows; only its warm-up, which
