@@ -2,7 +2,9 @@
 
 Counts, in one ``propose()`` of a decode batch and outside the drafter's forward, the tensor operations that PyTorch
 dispatches (a ``TorchDispatchMode`` sees them; views and allocations apart) and the Triton launches. On a GPU each is
-a launch or more. Every arm runs in a process of its own on the tiny models; V2 runs under Triton's interpreter.
+a launch or more. Every arm runs in a process of its own on the tiny models; the plugin's run under Triton's
+interpreter, so that they launch what they launch on a GPU. V2 is counted again with FULL graphs whose replay does
+nothing (``stand_ins``): what is left is what a GPU's host does, and the replays.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import arms
 from benchmarks.arms import STOCK, V1
+from benchmarks.stand_ins import Graph, give_graphs
 from peagle_vllm.provenance import provenance
 
 K, REQUESTS = 5, 4
@@ -25,12 +28,14 @@ HEADS = {"full": "tiny-llama-peagle", "reduced": "tiny-llama-peagle-d2t"}
 
 # arm -> (its head's draft vocabulary, its environment, its speculative_config)
 PARALLEL: dict[str, Any] = {"parallel_drafting": True}
-V2 = arms.V2 | {"TRITON_INTERPRET": "1"}  # also where there is a GPU
+# Also where there is a GPU. On a CPU V1 would run the kernels' twins: other operations than a GPU's.
+INTERPRETER = {"TRITON_INTERPRET": "1"}
+V2 = arms.V2 | INTERPRETER
 ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "stock V1": (HEADS["full"], V1 | STOCK, PARALLEL),
     "stock V1, reduced vocabulary": (HEADS["reduced"], V1 | STOCK, PARALLEL),
-    "plugin V1": (HEADS["full"], V1, PARALLEL),
-    "plugin V1, reduced vocabulary": (HEADS["reduced"], V1, PARALLEL),
+    "plugin V1": (HEADS["full"], V1 | INTERPRETER, PARALLEL),
+    "plugin V1, reduced vocabulary": (HEADS["reduced"], V1 | INTERPRETER, PARALLEL),
     "plugin V2": (HEADS["full"], V2, PARALLEL),
     "plugin V2, reduced vocabulary": (HEADS["reduced"], V2, PARALLEL),
     "EAGLE-3 V2": ("tiny-llama-eagle3", V2, {}),
@@ -93,12 +98,13 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
 
     def counting_propose(*args: Any, **kwargs: Any) -> Any:
         mode.seen.clear(), launches.clear(), copies.clear()
+        replays = Graph.replays
         with mode:
             mode.on = True
             drafts = propose(*args, **kwargs)
             mode.on = False
         seen = {"operations": dict(mode.seen), "launches": dict(launches), "host_to_device": dict(copies)}
-        steps.append({"requests": len(drafts), **seen})
+        steps.append({"requests": len(drafts), **seen, "replays": Graph.replays - replays})
         return drafts
 
     drafter.propose, drafter.model.forward = counting_propose, quiet_forward
@@ -117,11 +123,15 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
 
 def run_arm(name: str) -> dict[str, Any]:
     """Serve REQUESTS requests in this process and count one decode step's draft."""
-    head, _, speculative = ARMS[name]
+    head, env, speculative = ARMS[name]
     arms.prepare_process()
     llm = arms.tiny_llm(REQUESTS, 512, head, {"num_speculative_tokens": K} | speculative)
     try:
-        return {"arm": name, **count_steps(llm)}
+        result = {"arm": name, **count_steps(llm)}
+        if env.items() >= V2.items():
+            give_graphs(arms.inside(llm)[1], range(1, REQUESTS + 1), K)
+            result["replayed"] = count_steps(llm)
+        return result
     finally:
         llm.llm_engine.engine_core.shutdown()  # for the next arm of this process
 
@@ -139,7 +149,14 @@ def count_steps(llm: Any) -> dict[str, Any]:
     assert decodes, "no decode step with every request in it"
     step = max(decodes, key=lambda step: sum(step["operations"].values()))  # the worst of them
     totals = {kind: sum(step[kind].values()) for kind in ("operations", "launches", "host_to_device")}
+    totals["replays"] = step.pop("replays")
     return {"steps_seen": len(decodes), "totals": totals, **step}
+
+
+def runs(result: dict[str, Any]) -> list[tuple[str, dict[str, int]]]:
+    """An arm's totals by what a table calls them, with graphs after without."""
+    without = [(result["arm"], result["totals"])]
+    return [*without, (f"{result['arm']}, replayed", result["replayed"]["totals"])] if "replayed" in result else without
 
 
 def main() -> None:
@@ -154,8 +171,9 @@ def main() -> None:
     results = []
     for name in args.arms:
         results += arms.run("benchmarks.dispatches", ["--here", name], ARMS[name][1])
-        counts = results[-1]["totals"]
-        print(f"{name:32} {counts['operations']:3} tensor operations + {counts['launches']:2} Triton launches")
+        for what, counts in runs(results[-1]):
+            replays = f" + {counts['replays']} graph replays" if counts["replays"] else ""
+            print(f"{what:40} {counts['operations']:3} operations + {counts['launches']:2} Triton launches{replays}")
     arms.write_result(args.out, __doc__, {"k": K, "requests": REQUESTS, **provenance(), "arms": results})
 
 

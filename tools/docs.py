@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,18 +34,78 @@ def readme() -> str:
 
 
 def performance() -> str:
-    counts, times = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("dispatches", "preparation"))
-    lines = ["| arm | tensor operations | Triton launches |", "|---|---|---|"]
-    for arm in counts["arms"]:
-        lines.append(f"| {arm['arm']} | {arm['totals']['operations']} | {arm['totals']['launches']} |")
-    lines += ["", f"K = {counts['k']}, {counts['requests']} requests; {_where(counts, 'dispatches')}"]
-    text = between((ROOT / "docs/performance.md").read_text(), "dispatches", "\n".join(lines))
-    lines = ["| batch | stock V1, median us | plugin V1, median us | stock / plugin |", "|---|---|---|---|"]
+    text = (ROOT / "docs/performance.md").read_text()
+    for name, table in (
+        ("dispatches", dispatches),
+        ("host_time", host_time),
+        ("traffic", traffic),
+        ("preparation", preparation),
+    ):
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        text = between(text, name, f"{table(result)} {_where(result, name)}")
+    return text
+
+
+def dispatches(counts: dict) -> str:
+    from benchmarks.dispatches import runs
+
+    rows = [
+        (what, totals["operations"], totals["launches"], totals["replays"] or "")
+        for arm in counts["arms"]
+        for what, totals in runs(arm)
+    ]
+    made = table(["arm", "tensor operations", "Triton launches", "graph replays"], rows)
+    return f"{made}\n\nK = {counts['k']}, {counts['requests']} requests;"
+
+
+def host_time(times: dict) -> str:
+    def spread(us: dict) -> str:
+        return f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})"
+
+    rows = []
+    for cell in times["cells"]:
+        ours, eagle3, computed = (cell["us"][name] for name in ("P-EAGLE", "EAGLE-3", "EAGLE-3, computed"))
+        rows.append((cell["batch"], spread(ours), spread(eagle3), f"{cell['ratio']:.2f}", f"{computed['median']:.0f}"))
+    made = table(["batch", "P-EAGLE, us", "EAGLE-3, us", "P-EAGLE / EAGLE-3", "EAGLE-3 with its work, us"], rows)
+    cells = times["cells"]
+    met = "met" if all(cell["met"] for cell in cells) else "missed"
+    note = f"Medians of {times['rounds']} turns, 10th and 90th percentile in brackets. Aim: {cells[0]['aim']}, {met}."
+    return f"{made}\n\n{note}\n\nK = {times['k']};"
+
+
+def traffic(trace: dict) -> str:
+    rows, remains = [], []
+    for case in trace["cases"]:
+        where = f"{case['server']}, {case['c']:,}"
+        shares = (f"{share:.1%}" for share in case["share"].values())
+        rows.append((where, f"{case['requests_a_step']:.0f}", *shares, f"{case['padding']:.1%}"))
+        for reason, count in case["eager_reasons"].items():
+            largest, ms = case["largest_piecewise_graph_rows"], case["beyond_it_ms"]
+            remains.append(
+                f"{where}: {count} of {case['steps']:,} steps, {reason} ({largest:,} rows), which keeps the device for "
+                f"{ms:.1f} ms at least"
+            )
+    columns = ["server, c", "requests a step", "steps with a prefill", "full graph", "piecewise", "eager"]
+    low, high = trace["prompt_tokens"]
+    setting = f"prompts of {low:,} to {high:,} tokens, {trace['output_tokens']:,} output tokens"
+    notes = f"What remains eager: {'; '.join(remains) or 'nothing'}.\n\n"
+    notes += f"K = {trace['k']}, AL {trace['acceptance_length']:.0f}, {setting};"
+    return f"{table([*columns, 'eager before', 'padding rows'], rows)}\n\n{notes}"
+
+
+def preparation(times: dict) -> str:
+    rows = []
     for cell in times["cells"]:
         stock, plugin = (cell["median_us"][arm] for arm in ("stock V1", "plugin V1"))
-        lines.append(f"| {cell['batch']} | {stock:.0f} | {plugin:.0f} | {cell['stock_over_plugin']:.2f} |")
-    lines += ["", f"K = {times['k']}; {_where(times, 'preparation')}"]
-    return between(text, "preparation", "\n".join(lines))
+        rows.append((cell["batch"], f"{stock:.0f}", f"{plugin:.0f}", f"{cell['stock_over_plugin']:.2f}"))
+    made = table(["batch", "stock V1, median us", "plugin V1, median us", "stock / plugin"], rows)
+    return f"{made}\n\nK = {times['k']};"
+
+
+def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
 def _where(result: dict, name: str) -> str:
