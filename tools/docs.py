@@ -39,6 +39,7 @@ def performance() -> str:
         ("dispatches", dispatches),
         ("host_time", host_time),
         ("traffic", traffic),
+        ("memory", memory),
         ("preparation", preparation),
     ):
         result = json.loads((RESULTS / f"{name}.json").read_text())
@@ -91,6 +92,17 @@ def traffic(trace: dict) -> str:
     notes = f"What remains eager: {'; '.join(remains) or 'nothing'}.\n\n"
     notes += f"K = {trace['k']}, AL {trace['acceptance_length']:.0f}, {setting};"
     return f"{table([*columns, 'eager before', 'padding rows'], rows)}\n\n{notes}"
+
+
+def memory(sizes: dict) -> str:
+    rows = []
+    for server in sizes["servers"]:
+        graphs = f"{server['full_graphs']} to {server['full_graph_requests']:,} requests"
+        graphs += f" | {server['piecewise_graphs']} to {server['piecewise_rows']:,} rows"
+        sizes_mb = (f"{server[key] / 1e6:,.0f}" for key in ("buffers_bytes", "before_bytes", "largest_step_bytes"))
+        rows.append((server["server"], graphs, *sizes_mb))
+    columns = ["server", "full graphs", "piecewise graphs", "buffers, MB", "before, MB", "largest step, MB"]
+    return f"{table(columns, rows)}\n\nK = {sizes['k']}; computed, not measured;"
 
 
 def preparation(times: dict) -> str:
