@@ -205,14 +205,6 @@ MUTATIONS = (
         "plugin-v2",
     ),
     Mutation(
-        "piecewise: attention sees the padding rows",
-        V2,
-        "num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None",
-        "num_rows=layout.num_rows",
-        MIXED,
-        "plugin-v2",
-    ),
-    Mutation(
         "piecewise: input rows stand elsewhere at every step",
         V2,
         "hidden_states=_first_rows(self.hidden_states, layout.num_rows),",
