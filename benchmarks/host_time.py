@@ -72,6 +72,15 @@ def timed(both: dict[str, tuple[Any, Calls]], batches: list[int], rounds: int) -
     return {batch: {name: arms.summary(own) for name, own in by.items()} for batch, by in samples.items()}
 
 
+def replays(drafter: Any, arguments: dict[str, Any]) -> int:
+    """Graph replays of one call."""
+    from benchmarks.stand_ins import Graph
+
+    before = Graph.replays
+    drafter.propose(**arguments)
+    return Graph.replays - before
+
+
 def measure(batches: list[int], rounds: int) -> list[dict[str, Any]]:
     """Every batch size, in this process."""
     from benchmarks.stand_ins import no_launches
@@ -85,7 +94,8 @@ def measure(batches: list[int], rounds: int) -> list[dict[str, Any]]:
         for batch, us in timed(both, batches, rounds).items():
             ratio = us["P-EAGLE"]["median"] / us["EAGLE-3"]["median"]
             us["EAGLE-3, computed"] = computed[batch]["EAGLE-3"]
-            cells.append({"batch": batch, "us": us, "ratio": ratio, "aim": AIM, "met": ratio <= AIM})
+            seen = {name: replays(drafter, calls[batch]) for name, (drafter, calls) in both.items()}
+            cells.append({"batch": batch, "us": us, "replays": seen, "ratio": ratio, "aim": AIM, "met": ratio <= AIM})
     return cells
 
 
