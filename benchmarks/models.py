@@ -109,7 +109,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
 
 
 def own_lm_head() -> None:
-    """Let dummy heads keep an lm_head of their own, which vLLM believes only of one that it loaded from a file."""
+    """Let dummy heads keep an lm_head of their own, which vLLM grants only to a head loaded from a file."""
     import wrapt
 
     def mark(module: Any) -> None:

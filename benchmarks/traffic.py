@@ -80,7 +80,7 @@ def config(server: Server) -> Any:
 
 
 def scheduler(vllm_config: Any) -> Any:
-    """vLLM's scheduler, with KV blocks for every request: nobody is preempted."""
+    """vLLM's scheduler, with KV blocks for every request, so that none is preempted."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager

@@ -50,7 +50,7 @@ def of_kind(entries: dict[str, Entry], kind: Kind) -> dict[str, Any]:
 
 
 def exactness(entries: dict[str, Entry]) -> Iterator[str]:
-    """A line for each part that compares: yes, NO, or why nobody knows."""
+    """A line for each part that compares: yes, NO, or why there is no answer."""
     for name, entry in entries.items():
         if entry["kind"] not in ("kernels", "drafts"):
             continue

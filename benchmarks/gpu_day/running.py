@@ -108,7 +108,7 @@ def run(part: Part, folder: Path, left: float) -> Entry:
     scratch.mkdir(parents=True)
     log, began = scratch / "log", time.monotonic()
     words = [word.replace("OUT.", f"{scratch.resolve()}/out.") for word in part.command]
-    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO"}  # nobody reads along; the log is kept
+    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO"}  # for the log that is kept
     process = processes.start([sys.executable, "-m", *words], cwd=arms.ROOT, env=env, log=log)
     try:
         process.wait(min(part.limit, left))

@@ -38,7 +38,7 @@ def publish(folder: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def last_words(log: Path) -> str:
+def last_line(log: Path) -> str:
     """The newest progress line of a stage."""
     lines = log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:110]
@@ -80,7 +80,7 @@ def build(names: list[str], work: Path, out: Path, jobs: int) -> None:
         if time.time() - report > 15:
             report = time.time()
             for name in running:
-                print(f"        {name}: {last_words(work / f'{name}.log')}", flush=True)
+                print(f"        {name}: {last_line(work / f'{name}.log')}", flush=True)
 
 
 def main() -> None:

@@ -123,11 +123,9 @@ def watch_steps(live: Engine, replays: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES if HAS_GPU else ["K7-pressed"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])  # graphs need a GPU; test_graph.py emulates them
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: list[int], record_property):
-    if not HAS_GPU and mode != "eager":
-        pytest.skip("CUDA graphs need a GPU; drafts/test_graph.py emulates them")
     case = CASES[name]
     live, reference = start(case, mode, backend, tmp_path)
     assert backends_of(live) == {backend}

@@ -186,6 +186,20 @@ def test_trap_16_a_graph_draws_what_the_eager_step_draws(pair):
     assert replayed == eager
 
 
+def test_trap_18_another_mode_resolved_later_captures_what_the_buffers_hold(pair):
+    """A backend without FULL graphs of mixed batches turns FULL into FULL_AND_PIECEWISE after buffers were made."""
+    live = start(pair)
+    from vllm.config.compilation import CUDAGraphMode
+
+    with emulate(live, [1, 2], mode="FULL") as seen, torch.inference_mode():
+        assert seen.sizes == []
+        live.drafter.init_cudagraph_manager(CUDAGraphMode.FULL_AND_PIECEWISE)
+        live.drafter.capture()
+        assert 0 < max(seen.sizes) <= len(live.drafter.hidden_states)
+        live.run([Request("resolved", prompt(12), 6)])
+        assert seen.pieces.total() > 0
+
+
 def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
     """``draft_memory`` says it before the engine starts; the drafter's own tensors are the measure."""
     live = start(pair)

@@ -24,9 +24,10 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     """A CPU has no graphs, so the platform's answer is replaced: sizes as a GPU's configuration has them."""
     from vllm.config.compilation import CUDAGraphMode
 
+    from peagle_vllm.drafting import lines
     from peagle_vllm.v2 import memory
 
-    assert ask(PEAGLE, max_num_seqs=8).full_graphs == 0
+    assert ask(PEAGLE, max_num_seqs=8)["full_graphs"] == 0
     asked = memory.draft_graphs
 
     def with_graphs(config: Any, mode: Any) -> Any:
@@ -39,11 +40,11 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(memory, "draft_graphs", with_graphs)
     told = ask(PEAGLE, max_num_seqs=8)
-    assert (told.num_speculative_tokens, told.max_num_seqs) == (5, 8)
-    assert told.full_graph_requests == 8
-    assert told.piecewise_rows == 120  # 8 requests decode in 80, and room for prefills beside them
-    assert told.buffers > (8 * 6 + 1) * 3 * 128 * 4
-    assert any("120 rows" in value for _, value in told.lines())
+    assert (told["num_speculative_tokens"], told["max_num_seqs"]) == (5, 8)
+    assert told["full_graph_requests"] == 8
+    assert told["piecewise_rows"] == 120  # 8 requests decode in 80, and room for prefills beside them
+    assert told["buffers_bytes"] > (8 * 6 + 1) * 3 * 128 * 4
+    assert any("120 rows" in value for _, value in lines(told))
 
 
 @pytest.mark.parametrize(

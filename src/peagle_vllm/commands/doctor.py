@@ -48,7 +48,7 @@ def doctor(
     if speculative_config is not None or target is not None:
         if speculative_config is None or target is None or vllm is not None:
             fail("--target and --speculative-config go together, and ask the installed vLLM")
-        from peagle_vllm.drafting import DraftingError, drafting
+        from peagle_vllm.drafting import DraftingError, drafting, lines
 
         flags = {
             "max_num_seqs": max_num_seqs,
@@ -60,10 +60,10 @@ def doctor(
         except DraftingError as error:
             fail(str(error))
     if as_json:
-        more = {} if drafts is None else {"drafting": drafts.as_dict()}
+        more = {} if drafts is None else {"drafting": drafts}
         print(json.dumps(as_dict(report, environment, runner) | more, indent=2))
     else:
         show(Console(), report, environment, runner)
-        for name, value in drafts.lines() if drafts else ():
+        for name, value in lines(drafts) if drafts else ():
             print(f"{name:13} {value}")
     raise typer.Exit(0 if report is not None and report.ok else 1)

@@ -8,7 +8,7 @@ from peagle_vllm.seams.patching import wrap
 SEAM = Seam(
     name="drafter-limit",
     runner="V1",
-    why="The V1 runner drafts for nobody while any request is within K tokens of max_model_len. The geometry "
+    why="The V1 runner stops all drafts while any request is within K tokens of max_model_len. The geometry "
     "handles the end of a sequence, so P-EAGLE drafts on.",
     waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",

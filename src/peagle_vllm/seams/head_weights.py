@@ -12,7 +12,7 @@ SEAM = Seam(
     name="head-weights",
     runner="both",
     why="AWS's heads carry d2t although their draft vocabulary is the target's; vLLM then builds no parameter for it "
-    "and dies of the tensor. NeMo puts model. before its tensors' names. And NaN or Inf is served in silence.",
+    "and fails on the tensor. NeMo puts model. before its tensors' names. And NaN or Inf is served in silence.",
     waits_for="vLLM's EAGLE-3 classes skipping d2t where they have no draft_id_to_target_id, and taking NeMo's names",
     delete_when="the AWS and NeMo heads of tests/heads/writers.py load in stock vLLM",
     touches=(

@@ -1,7 +1,7 @@
 """What a seam says about itself. A seam is one place where this package touches vLLM.
 
 Each seam file declares its ``SEAM`` right above its code, so that whoever reads the code knows why
-it exists and when it dies; ``doctor``, the fingerprints and ``docs/seams.md`` read the same
+it exists and when it can be deleted; ``doctor``, the fingerprints and ``docs/seams.md`` read the same
 declaration. Imports neither vLLM nor torch.
 """
 

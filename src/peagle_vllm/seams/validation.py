@@ -27,7 +27,7 @@ MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM 
 SEAM = Seam(
     name="validation",
     runner="both",
-    why="vLLM serves heads with a zero, NaN or misread mask_hidden in silence, and dies of others with an error "
+    why="vLLM serves heads with a zero, NaN or misread mask_hidden in silence, and stops at others with an error "
     "about something else.",
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",

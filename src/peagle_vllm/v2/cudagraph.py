@@ -87,6 +87,11 @@ class DraftGraphs:
         """Requests of the largest FULL graph."""
         return max((n for n, _ in self.decode), default=0)
 
+    def within(self, max_rows: int, max_num_reqs: int) -> "DraftGraphs":
+        """Those that buffers of so many rows and requests hold."""
+        decode = tuple((n, length) for n, length in self.decode if n <= max_num_reqs and n * length <= max_rows)
+        return DraftGraphs(decode, tuple(num_rows for num_rows in self.mixed if num_rows <= max_rows))
+
     def decode_graph(self, num_reqs: int, length: int) -> Shape | None:
         """The graph with the fewest rows that holds ``num_reqs`` requests of ``length`` rows each."""
         fitting = []

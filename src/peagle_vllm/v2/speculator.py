@@ -87,7 +87,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.parallel_drafting_token_id = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
 
         # A draft batch has K-1 more rows a request than the target's, and vLLM's warm-up fills the
-        # target's batch to the brim, so the inherited buffers are too short.
+        # target's batch up to max_num_batched_tokens, so the inherited buffers are too short.
         self.max_draft_rows = self.max_num_tokens + self.max_num_reqs * self.num_extra_query_per_req
         self.input_buffers = InputBuffers(self.max_num_reqs, self.max_draft_rows, device)
         # Draft columns of a batch that samples s rows a request: 0 .. s-1, again and again.
@@ -163,12 +163,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
         )
 
     def _configure_decode_metadata_update(self) -> None:
-        """Past ``EagleSpeculator``'s own, which needs none at K = 1: here that is a graph like any other."""
+        """``EagleSpeculator`` skips this at K = 1, where it has no second draft step; here K = 1 has a graph, too."""
         DraftModelSpeculator._configure_decode_metadata_update(self)
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """FULL graphs of decode batches and PIECEWISE ones of the others, as far as the drafter can have them."""
-        shapes = draft_graphs(self.vllm_config, cudagraph_mode)
+        # vLLM can resolve another mode than the one that the buffers were made for.
+        max_num_reqs = (len(self.staging) - 1) // (self.num_speculative_steps + 1)
+        shapes = draft_graphs(self.vllm_config, cudagraph_mode).within(len(self.hidden_states), max_num_reqs)
         if shapes.decode and self.attn_cg_support.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
             logger.warning(
                 "P-EAGLE drafts without a full CUDA graph: the drafter's attention backend (%s) does not support one.",
