@@ -84,7 +84,7 @@ def hand_over(result: Any) -> None:
 def prepare_process() -> None:
     """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
     if os.environ.get("TRITON_INTERPRET"):
-        from tests.interpreter import enable
+        from benchmarks.interpreter import enable
 
         enable()
     if not os.environ.get("PEAGLE_VLLM_DISABLE"):

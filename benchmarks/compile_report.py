@@ -12,20 +12,20 @@ from typing import Any
 
 from triton.backends.nvidia.compiler import get_ptxas
 
+from benchmarks import compiling
 from benchmarks.arms import write_result
 from peagle_vllm.provenance import provenance
-from tests.kernels import ahead
 
 FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype")
 # name of a shape -> what compiles it
-Shapes = Iterator[tuple[dict[str, Any], Callable[[], ahead.Assembled]]]
+Shapes = Iterator[tuple[dict[str, Any], Callable[[], compiling.Assembled]]]
 
 
 def shapes(arch: int) -> Shapes:
     """Every shape that the suite compiles, and how."""
-    for num_groups, num_aux, dtype, idx_dtype in ahead.EXPAND_SHAPES:
+    for num_groups, num_aux, dtype, idx_dtype in compiling.EXPAND_SHAPES:
         for static in (True, False):
-            for width in [ahead.WIDTH, *([ahead.WIDTHS["multiple of 8"]] if num_aux == 3 else [])]:
+            for width in [compiling.WIDTH, *([compiling.WIDTHS["multiple of 8"]] if num_aux == 3 else [])]:
                 name = {
                     "kernel": "prepare_inputs",
                     "layout": "static" if static else "ragged",
@@ -36,15 +36,15 @@ def shapes(arch: int) -> Shapes:
                     "idx_dtype": str(idx_dtype),
                 }
                 args = (arch, static, num_groups, num_aux, dtype, idx_dtype, width)
-                yield name, lambda args=args: ahead.prepare_inputs(*args)
-    for width in ahead.WIDTHS.values():
-        for dtype in ahead.DTYPES:
+                yield name, lambda args=args: compiling.prepare_inputs(*args)
+    for width in compiling.WIDTHS.values():
+        for dtype in compiling.DTYPES:
             name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
-            yield name, lambda dtype=dtype, width=width: ahead.gather_hidden(arch, dtype, width)
+            yield name, lambda dtype=dtype, width=width: compiling.gather_hidden(arch, dtype, width)
 
 
-def compile_all(architectures: tuple[int, ...] = ahead.ARCHITECTURES) -> list[dict[str, Any]]:
-    """One entry a kernel, architecture and shape: FIELDS that apply, then those of ``ahead.Assembled``."""
+def compile_all(architectures: tuple[int, ...] = compiling.ARCHITECTURES) -> list[dict[str, Any]]:
+    """One entry a kernel, architecture and shape: FIELDS that apply, then those of ``compiling.Assembled``."""
     return [
         {"arch": f"sm_{arch}", **name, **asdict(compile_one())}
         for arch in architectures
@@ -72,7 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     entries = compile_all()
     print(table(entries))
-    assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in ahead.ARCHITECTURES}
+    assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in compiling.ARCHITECTURES}
     report = provenance() | {"device": "none: compiled ahead of time", "ptxas": assemblers, "kernels": entries}
     write_result(args.out, __doc__, report)
 

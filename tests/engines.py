@@ -190,7 +190,7 @@ def shut_down() -> None:
 def _prepare_process() -> None:
     """What must happen once, before the first engine of this process."""
     if ARM == "plugin-v2" and not HAS_GPU:
-        from tests.interpreter import enable
+        from benchmarks.interpreter import enable
 
         enable()
     if ARM != "stock-v1":

@@ -14,11 +14,11 @@ import pytest
 
 from tests import tiny_heads
 from tests.conftest import ARM
-from tests.drafts.graphs import emulate
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell, pairs, pairwise_cells, requests, without_stock_defects
 from tests.drafts.recorder import MAX_TIE_SHARE, Report, compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Finished, Request, Settings, count_preemptions, engine
+from tests.v2.graphs import emulate
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.drafts.graphs import Seen, emulate
 from tests.drafts.recorder import compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Engine, Request, Settings, engine, shut_down
 from tests.tiny_heads import VOCAB, prompt
+from tests.v2.graphs import Seen, emulate
 
 K, MAX_MODEL_LEN = 4, 96
 RANKS = int(os.environ["WORLD_SIZE"])

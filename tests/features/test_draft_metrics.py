@@ -85,7 +85,7 @@ def test_piecewise_steps_and_their_padding(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.arm("plugin-v2")
 def test_replays_count_as_graphs():
-    from tests.drafts.graphs import emulate
+    from tests.v2.graphs import emulate
 
     settings = with_metrics(SETTINGS)
     live = engine(settings)

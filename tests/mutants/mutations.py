@@ -30,10 +30,10 @@ THERE_AND_BACK = "tests/commands/test_convert.py::test_there_and_back_changes_no
 STOCK_FINDS = "tests/commands/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
 EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_the_story_told_per_request"
 KERNEL_TEST = "tests/kernels/test_prepare_inputs.py::test_kernel_equals_twin_and_writes_every_element"
-REPLAYED = "tests/drafts/test_graph.py::test_drafts_of_a_replayed_graph[3]"
-STALE = "tests/drafts/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
-MIXED = "tests/drafts/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
-WITHOUT = "tests/drafts/test_graph.py::test_every_depth_uses_the_graph_there_is"
+REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
+STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
+MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
+WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 
 

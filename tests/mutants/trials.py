@@ -56,7 +56,7 @@ def import_early(arm: str) -> None:
     if arm == "kernels":
         return
     if arm == "plugin-v2":
-        from tests.interpreter import enable
+        from benchmarks.interpreter import enable
 
         enable()
     import vllm.entrypoints.llm

@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from tests import tiny_heads
-from tests.refusals.configuring import configure, edit_config, edit_weights, refusal
+from tests.seams.refusals.configuring import configure, edit_config, edit_weights, refusal
 from tests.tiny_heads import MASK_TOKEN, HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.seams.ledger import Touch
-from tests.refusals.configuring import configure, refusal, said
+from tests.seams.refusals.configuring import configure, refusal, said
 
 pytestmark = pytest.mark.arm("plugin-v1")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests import tiny_heads
-from tests.refusals.configuring import configure, edit_config, edit_weights, said
+from tests.seams.refusals.configuring import configure, edit_config, edit_weights, said
 from tests.tiny_heads import HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")

@@ -1,4 +1,4 @@
-"""The draft step as a CUDA graph, emulated on a CPU (``drafts.graphs``): its drafts equal the simulation's too."""
+"""The draft step as a CUDA graph, emulated on a CPU (``v2.graphs``): its drafts equal the simulation's too."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import tiny_heads
-from tests.drafts.graphs import Seen, emulate
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
 from tests.drafts.recorder import Report, compare, planter, record
 from tests.drafts.reference import Reference
 from tests.engines import Engine, Request, Settings, engine
 from tests.tiny_heads import prompt
+from tests.v2.graphs import Seen, emulate
 
 pytestmark = pytest.mark.arm("plugin-v2")
 

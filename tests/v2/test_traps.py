@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests import tiny_heads
-from tests.drafts.graphs import emulate
 from tests.drafts.recorder import planter, record
 from tests.engines import Engine, Request, Settings, engine
 from tests.tiny_heads import prompt
+from tests.v2.graphs import emulate
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
