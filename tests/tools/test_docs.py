@@ -1,6 +1,8 @@
-"""Generated parts are up to date, and links lead somewhere."""
+"""Generated parts are up to date, links lead somewhere, and what the pages name is there."""
 
+import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from tools import docs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")})
+FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 
 
 def test_generated_parts_are_up_to_date() -> None:
@@ -54,3 +58,45 @@ def test_links(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
     broken = [link for link in targets if "://" not in link and not (page.parent / link).exists()]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """`folder/file.py::test`, by any ending of its path; `folder/`; `package.module`."""
+    named = set(re.findall(r"`([\w./-]+\.(?:py|md|ya?ml|toml|svg|sh)(?:::\w+)?)`", page.read_text()))
+    named |= {
+        f"{dotted.replace('.', '/')}.py" for dotted in re.findall(r"\b((?:benchmarks|tools)\.\w+)\b", page.read_text())
+    }
+    for name in sorted(named):
+        path, _, test = name.partition("::")
+        found = [file for file in FILES if f"/{file}".endswith(f"/{path}") or f"/{path[:-3]}/__main__.py" == f"/{file}"]
+        assert found, f"{page.name} names {path}, which does not exist"
+        assert not test or f"def {test}" in (ROOT / found[0]).read_text(), f"{path} has no {test}"
+
+
+def test_the_architecture_names_every_module() -> None:
+    rooms = set(re.findall(r"\w+", ARCHITECTURE.split("## How a batch flows")[0]))
+    modules = [file for file in FILES if re.match(r"(src/peagle_vllm|kernels/peagle_kernels)/.*\.py$", file)]
+    modules = [file for file in modules if "/seams/" not in file and "/commands/" not in file]  # docs/seams.md; the CLI
+    assert not [file for file in modules if Path(file).stem not in {*rooms, "__init__"}]
+
+
+def imports() -> dict[str, set[str]]:
+    """room -> rooms of src/peagle_vllm that its files import, and peagle_kernels."""
+    found: dict[str, set[str]] = {}
+    source = ROOT / "src/peagle_vllm"
+    for file in source.rglob("*.py"):
+        room = file.relative_to(source).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for package, _, rest in (name.partition(".") for name in names):
+                other = rest.split(".")[0] if package == "peagle_vllm" else package
+                if package in ("peagle_vllm", "peagle_kernels") and other not in (room, "__version__"):
+                    found.setdefault(room, set()).add(other)
+    return found
+
+
+def test_the_architectures_arrows_are_the_imports() -> None:
+    arrows = re.findall(r"^    (\w+) +-> (.+)$", ARCHITECTURE, re.MULTILINE)
+    assert {room: set(re.findall(r"\w+", others)) for room, others in arrows} == imports()
