@@ -204,7 +204,7 @@ def _ulp(value: float, dtype: str) -> float:
 
 
 TIE_ULPS = {"float32": 256, "float16": 64, "bfloat16": 2}  # float32: the engine adds in another order
-MAX_TIE_SHARE = {"float32": 0.0001, "float16": 0.01, "bfloat16": 0.001}  # of the tokens compared
+MAX_TIE_SHARE = {"float32": 0.0001, "float16": 0.01, "bfloat16": 0.002}  # of the tokens compared
 
 
 def compare(
