@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.cells import Cell, DraftSteps, read_results, sessions
+from peagle_vllm.bench.cells import Cell, DraftSteps, grid, read_results
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ class Trial:
         return [line.split(" ", 1)[1] for line in self.log.read_text().splitlines() if line.startswith(word + " ")]
 
     def cells(self) -> list[Cell]:
-        return [cell for session in sessions(read_suite(self.suite)) for cell in session.cells]
+        return grid(read_suite(self.suite))
 
     def change(self, old: str, new: str) -> None:
         text = self.suite.read_text()
