@@ -19,7 +19,7 @@ def provenance() -> dict[str, Any]:
         "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
         "hardware": found,
         "versions": versions(),
-        # A copy without git's own files can be told its commit.
+        # A copy without git's own files takes its commit from the environment.
         "commit": _commit() or os.environ.get("PEAGLE_COMMIT"),
     }
 

@@ -52,7 +52,7 @@ MISTAKES = {
         "    prompts: 12",
         "    hub: gsm8k\n    prompts: 12",
         12,
-        "datasets.prompts: say exactly one of hub",
+        "datasets.prompts: give exactly one of hub",
     ),
     "no folder": ("./eagle}", "./eagel}", 6, "arms.EAGLE-3.speculative_config.model: there is no folder ./eagel"),
     "no target": ("target: ./target", "target: ./tarket", 2, "target: there is no folder ./tarket"),

@@ -41,4 +41,4 @@ def test_a_calibration_that_fails_plans_nothing(
     monkeypatch.setenv("STANDIN", "no-start")
     done = CliRunner().invoke(app, ["plan", "--calibrate", str(suite_file)])
     assert done.exit_code == 2
-    assert done.stderr == "peagle-vllm: 6 cells of the calibration failed; the lines above say why\n"
+    assert done.stderr == "peagle-vllm: 6 cells of the calibration failed; the lines above give the reasons\n"

@@ -15,7 +15,7 @@ from peagle_vllm.cli import app
 from peagle_vllm.plan.advice import break_even, choose, schedule, schedule_json, why_not
 from peagle_vllm.plan.fit import fit, judge, non_negative
 from peagle_vllm.plan.model import ONE_STEP, Costs, Target, speedup
-from peagle_vllm.plan.profile import Profile, ProfileError, from_alpha, from_lengths, from_shares, parse
+from peagle_vllm.plan.profile import Profile, from_alpha, from_lengths, from_shares, parse
 from tests.bench import synthetic
 
 
@@ -65,7 +65,7 @@ def test_lengths_give_themselves_back() -> None:
     "text", ["", "alpha=2", "0.5,0.7", "al:3=9", "al:x=2", "alpha=x", "1.5", "al:"], ids=lambda text: text or "empty"
 )
 def test_profiles_that_cannot_be(text: str) -> None:
-    with pytest.raises(ProfileError):
+    with pytest.raises(BenchError):
         parse(text)
     done = CliRunner().invoke(app, ["plan", "--what-if", text, "--draft-cost", "0.1"])
     assert done.exit_code == 2 and done.stderr.count("\n") == 1
@@ -143,7 +143,7 @@ def test_the_command_plans_and_draws(measured) -> None:
     assert "num_speculative_tokens_per_batch_size" in done.output
     assert "Break-even surface" in (folder / "plan.html").read_text()
     done = CliRunner().invoke(app, ["plan", str(folder), "--arm", "DFlash"])
-    assert done.exit_code == 2 and "whole arms here: none, EAGLE-3, P-EAGLE" in done.stderr
+    assert done.exit_code == 2 and "arms with cells: none, EAGLE-3, P-EAGLE" in done.stderr
 
 
 # -------------------------------------------------------------------------------------- advice

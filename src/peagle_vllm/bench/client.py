@@ -48,7 +48,7 @@ def measure(
     except OSError as error:
         serving.check()
         raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
-    process = processes.start(command, cwd=cwd, env=server.client_environment(suite), log=log)
+    process = processes.start(command, cwd=cwd, env=server.environment(suite), log=log)
     deadline = time.monotonic() + suite.cell_seconds
     try:
         while (status := _wait(process)) is None:
@@ -125,7 +125,7 @@ def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
         "suite_fingerprint": suite.fingerprint(),
         "serve": ["python", *server.COMMAND[1:], *server.serve_arguments(suite, cell.arm, cell.k)],
         "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
-        "environment": server.serve_environment(suite, cell.arm),
+        "environment": server.environment(suite, cell.arm),
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
         "layers": {role: number for role, number in layers.items() if number},
     }

@@ -81,8 +81,8 @@ class Spread:
     repeats: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
-        known = [value for value in values if not math.isnan(value)]
+    def of(cls, samples: Iterable[float]) -> "Spread":
+        known = [value for value in samples if not math.isnan(value)]
         if not known:
             return cls(math.nan, math.nan, math.nan, 0)
         return cls(float(np.median(known)), min(known), max(known), len(known))
@@ -130,10 +130,10 @@ class Point(Condition):
 
     def spread(self, name: str, at: int | None = None) -> Spread:
         """A metric by its field name; ``at`` is an index into a tuple of values."""
-        values = [getattr(cell, name) for cell in self.cells]
+        samples = [getattr(cell, name) for cell in self.cells]
         if at is not None:
-            values = [value[at] if at < len(value) else math.nan for value in values]
-        return Spread.of(values)
+            samples = [sample[at] if at < len(sample) else math.nan for sample in samples]
+        return Spread.of(samples)
 
     @property
     def tokens_per_second(self) -> Spread:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from peagle_vllm.bench import BenchError, processes
-from peagle_vllm.bench.cells import DraftSteps
+from peagle_vllm.bench.cells import Cell, DraftSteps
 from peagle_vllm.bench.suite import Suite
 from peagle_vllm.provenance import output_of
 
@@ -67,24 +67,23 @@ def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
     return arguments
 
 
-def client_environment(suite: Suite) -> dict[str, str]:
-    """What all arms share: nothing in which arms differ may reach the client."""
-    return ENVIRONMENT | suite.serve.environment
-
-
-def serve_environment(suite: Suite, arm_name: str) -> dict[str, str]:
-    return client_environment(suite) | suite.arms[arm_name].environment
+def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
+    """Variables of an arm's server; without an arm those of the client, to which all arms must be alike."""
+    return ENVIRONMENT | suite.serve.environment | (suite.arms[arm_name].environment if arm_name else {})
 
 
 class Server:
-    """A running server. Use as a context manager: it is gone afterwards, whatever happened."""
+    """A running server for the arm and depth of ``cell``; ``folder`` is the suite's.
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], *, port: int, cwd: Path, log: Path):
-        check_port(port)
-        self.port, self.start_seconds = port, 0.0
-        self._url, self._log = f"http://{HOST}:{port}", log
-        command = [*COMMAND, "--host", HOST, "--port", str(port), *arguments]
-        self._process: psutil.Popen = processes.start(command, cwd=cwd, env=environment, log=log)
+    Use as a context manager: it is gone afterwards, whatever happened.
+    """
+
+    def __init__(self, suite: Suite, cell: Cell, folder: Path, log: Path):
+        self.port = suite.port or free_port()
+        check_port(self.port)
+        self._url, self._log, self.start_seconds = f"http://{HOST}:{self.port}", log, 0.0
+        command = [*COMMAND, "--host", HOST, "--port", str(self.port), *serve_arguments(suite, cell.arm, cell.k)]
+        self._process: psutil.Popen = processes.start(command, cwd=folder, env=environment(suite, cell.arm), log=log)
 
     def __enter__(self) -> "Server":
         return self

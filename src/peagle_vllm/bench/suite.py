@@ -29,9 +29,9 @@ from peagle_vllm.bench import BenchError
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
 SET_BY_THE_SWEEP = {
     "--host": "the sweep serves on 127.0.0.1",
-    "--port": "say `port:`",
-    "--model": "say `target:`",
-    "--speculative-config": "say `speculative_config:` in the arm",
+    "--port": "set `port:`",
+    "--model": "set `target:`",
+    "--speculative-config": "set `speculative_config:` in the arm",
     "--served-model-name": "the sweep names the model",
 }
 
@@ -44,7 +44,7 @@ def _exists(path: str, info: ValidationInfo) -> str:
     """``path``, if it is there; the folder that it is relative to is the validation's context."""
     what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
     if not ((folder / path).is_file() if what == "file" else (folder / path).is_dir()):
-        mend = "; docs/benchmarking.md says how to make it" if info.field_name == "speed_bench" else ""
+        mend = "; docs/benchmarking.md shows how to make it" if info.field_name == "speed_bench" else ""
         raise ValueError(f"there is no {what} {path} (looked in {folder}){mend}")
     return path
 
@@ -171,7 +171,7 @@ class Dataset(Strict):
     def _one_source(self) -> "Dataset":
         sources = ("hub", "jsonl", "speed_bench", "random_input_tokens")
         if sum(getattr(self, name) is not None for name in sources) != 1:
-            raise ValueError(f"say exactly one of {', '.join(sources)}")
+            raise ValueError(f"give exactly one of {', '.join(sources)}")
         return self
 
     def num_prompts(self, concurrency: int) -> int:

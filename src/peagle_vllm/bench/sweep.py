@@ -29,17 +29,7 @@ from peagle_vllm import provenance
 from peagle_vllm.acceptance import from_bench_serve
 from peagle_vllm.bench import BenchError, client
 from peagle_vllm.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
-from peagle_vllm.bench.server import (
-    CellFailed,
-    Gauges,
-    Server,
-    ServerFailed,
-    check_port,
-    draft_steps_of,
-    free_port,
-    serve_arguments,
-    serve_environment,
-)
+from peagle_vllm.bench.server import CellFailed, Gauges, Server, ServerFailed, check_port, draft_steps_of
 from peagle_vllm.bench.suite import Suite
 
 MIN_FREE_BYTES = 64 << 20
@@ -149,8 +139,9 @@ class Sweep:
         while missing:
             first, served, came_up, starts = missing[0], 0, False, starts + 1
             self._print(f"starting {first.drafter}, repeat {first.repeat} ...")
+            log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
             try:
-                with self._server(first, f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}") as server:
+                with Server(self.suite, first, self.folder, log) as server:
                     server.wait_until_ready(self.suite.server_start_seconds)
                     came_up = True
                     self._print(f"  ready after {server.start_seconds:.0f} s")
@@ -167,15 +158,6 @@ class Sweep:
                     self._print(f"  {error}; starting it again for the next cell")
             missing = missing[served:]
         return failed
-
-    def _server(self, cell: Cell, log: str) -> Server:
-        return Server(
-            serve_arguments(self.suite, cell.arm, cell.k),
-            serve_environment(self.suite, cell.arm),
-            port=self.suite.port or free_port(),
-            cwd=self.folder,
-            log=self._new_log(log),
-        )
 
     # ------------------------------------------------------------------------------ one cell
 

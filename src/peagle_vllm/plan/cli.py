@@ -41,7 +41,7 @@ def plan(
 
     from peagle_vllm.bench import BenchError
     from peagle_vllm.plan import show
-    from peagle_vllm.plan.profile import ProfileError, parse
+    from peagle_vllm.plan.profile import parse
 
     console = Console(highlight=False)
     try:
@@ -59,7 +59,7 @@ def plan(
             fail("--what-if without RESULTS needs --draft-cost: what a draft forward costs, in target steps")
         else:
             show.show_textbook(console, profile, draft_cost, k or range(1, 11))
-    except (BenchError, ProfileError) as error:
+    except BenchError as error:
         fail(str(error))
 
 
@@ -75,7 +75,7 @@ def _calibrate(suite_file: Path) -> Path:
     cells = [cell for cell in grid(suite, repeats=1) if cell.k == min(suite.arms[cell.arm].depths)]
     try:
         if failed := Sweep(suite, suite_file.parent, folder, cells).run():
-            raise BenchError(f"{failed} cells of the calibration failed; the lines above say why")
+            raise BenchError(f"{failed} cells of the calibration failed; the lines above give the reasons")
     except KeyboardInterrupt:
         raise BenchError("interrupted; the same command goes on where it stopped") from None
     return folder
@@ -95,7 +95,7 @@ def _plan_results(
     pairs = list(dict.fromkeys((p.arm, p.dataset) for p in measured if p.k and p.arm in (arms or [p.arm])))
     if not pairs:
         named = ", ".join(dict.fromkeys(p.arm for p in measured)) or "none"
-        raise BenchError(f"{results}: no cells of an arm that speculates and was asked for; whole arms here: {named}")
+        raise BenchError(f"{results}: no cells of an arm to plan, one that speculates; arms with cells: {named}")
     fits = []
     wanted = sorted(depths or {p.k for p in measured if p.k})
     for arm, dataset in pairs:

@@ -98,12 +98,12 @@ def non_negative(columns: Iterable[ArrayLike], wanted: ArrayLike, weights: Array
     """Weighted least squares with coefficients that are not negative, for a handful of columns: the best of the
     solutions with some of them held at zero."""
     matrix = np.transpose(list(columns)) * np.asarray(weights)[:, None]
-    values = np.asarray(wanted) * weights
+    scaled = np.asarray(wanted) * weights
     best, best_error = np.zeros(matrix.shape[1]), np.inf
     for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
         free, solution = np.array(chosen), np.zeros(matrix.shape[1])
-        solution[free] = np.linalg.lstsq(matrix[:, free], values)[0]
-        error = float(np.sum((matrix @ solution - values) ** 2))
+        solution[free] = np.linalg.lstsq(matrix[:, free], scaled)[0]
+        error = float(np.sum((matrix @ solution - scaled) ** 2))
         if solution.min() >= 0 and error < best_error - 1e-15:
             best, best_error = solution, error
     return tuple(best.tolist())

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
-class ProfileError(ValueError):
-    """A profile that cannot be; the message names what is wrong."""
+from peagle_vllm.bench import BenchError
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Profile:
 def from_alpha(alpha: float) -> Profile:
     """The textbook's profile: every position is accepted with the same probability."""
     if not 0 <= alpha <= 1:
-        raise ProfileError(f"alpha={alpha:g}: a probability lies in 0..1")
+        raise BenchError(f"alpha={alpha:g}: a probability lies in 0..1")
     return Profile({1: (alpha,)}, alpha)
 
 
@@ -58,13 +56,13 @@ def from_shares(by_k: Mapping[int, Sequence[float]]) -> Profile:
     """Measured shares by depth. Beyond them each position keeps the mean conditional rate of positions 2..K (the first
     position is another task: it sees a real token and hidden state)."""
     if not by_k:
-        raise ProfileError("an acceptance profile needs at least one share")
+        raise BenchError("an acceptance profile needs at least one share")
     checked = {}
     for k, shares in by_k.items():
         if len(shares) != k or not shares:
-            raise ProfileError(f"K={k} needs {k} shares, got {len(shares)}")
+            raise BenchError(f"K={k} needs {k} shares, got {len(shares)}")
         if any(not 0 <= s <= 1 for s in shares) or any(b > a + 1e-9 for a, b in itertools.pairwise(shares)):
-            raise ProfileError(f"shares accepted at positions 1..{k} lie in 0..1 and never rise; got {list(shares)}")
+            raise BenchError(f"shares accepted at positions 1..{k} lie in 0..1 and never rise; got {list(shares)}")
         checked[k] = tuple(shares)
     last = checked[max(checked)]
     if len(last) == 1 or not last[0]:
@@ -80,9 +78,9 @@ def from_lengths(lengths: Mapping[int, float]) -> Profile:
     """
     for k, value in lengths.items():
         if not 1 <= value <= k + 1:
-            raise ProfileError(f"AL {value:g} at K={k} lies outside 1..{k + 1}")
+            raise BenchError(f"AL {value:g} at K={k} lies outside 1..{k + 1}")
     if not lengths:
-        raise ProfileError("no acceptance length was given")
+        raise BenchError("no acceptance length was given")
     ratio, by_k = _decay(lengths), {}
     for k in range(1, max(lengths) + 1):
         exact = k if k in lengths else min(lengths)
@@ -109,7 +107,7 @@ def parse(text: str) -> Profile:
     """``alpha=0.7``, ``0.74,0.56,0.42`` (shares at positions 1, 2, 3), or ``al:3=2.87,7=3.70``.
 
     Raises:
-        ProfileError: it is none of them.
+        BenchError: it is none of them.
     """
     try:
         if text.startswith("alpha="):
@@ -118,8 +116,6 @@ def parse(text: str) -> Profile:
             pairs = [part.split("=") for part in text.removeprefix("al:").split(",")]
             return from_lengths({int(k): float(value) for k, value in pairs})
         shares = [float(part) for part in text.split(",")]
-    except ProfileError:
-        raise
     except ValueError:
-        raise ProfileError(f"{text!r} is no profile: say alpha=0.7, or 0.74,0.56,0.42, or al:3=2.87,7=3.70") from None
+        raise BenchError(f"{text!r} is no profile: give alpha=0.7, or 0.74,0.56,0.42, or al:3=2.87,7=3.70") from None
     return from_shares({len(shares): shares})
