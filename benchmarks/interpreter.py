@@ -1,6 +1,6 @@
-"""Model Runner V2 on a CPU: Triton's interpreter stands in for a GPU.
+"""Model Runner V2 on a CPU: Triton's interpreter in place of a GPU.
 
-Everything here waits for a Triton CPU backend in the environment; then it can go.
+To be deleted when the environment has a Triton CPU backend.
 """
 
 import sys
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class _NoDriver:
-    """vLLM only asks whether Triton has a "cpu" backend with a driver."""
+    """vLLM checks no more than that Triton has a "cpu" backend with a driver."""
 
     driver = None
 

@@ -15,7 +15,7 @@ from benchmarks import arms
 from benchmarks.gpu_day.page import page
 from benchmarks.gpu_day.parts import all_parts
 from benchmarks.gpu_day.running import read, run_parts
-from benchmarks.models import TARGETS
+from benchmarks.shapes import TARGETS
 
 PAGE = "gpu-day.txt"
 
@@ -39,7 +39,7 @@ def main() -> int:
     if args.report:
         print(page(every, read(args.out)))
         return 0
-    for key in arms.FORGOTTEN:
+    for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
 
     def write_page(known: dict) -> None:

@@ -4,15 +4,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from benchmarks.batches import MASK_TOKEN, Case, Request, build, moved
 from peagle_kernels import prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
-from tests.kernels.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, Request, build, cases, moved
+from tests.kernels.batches import KERNEL_DEVICE, POISON, cases
 
 
 def run(fn, case: Case):
     """The buffers that ``fn`` filled where it runs, on the CPU."""
     device = KERNEL_DEVICE if fn is prepare_inputs_triton else "cpu"
-    out = moved(case.poisoned_buffers(), device)
+    out = moved(case.buffers(extra=5, fill=POISON), device)
     fn(*moved((case.target, case.aux, case.groups), device), case.layout, case.step, out)
     return moved(out, "cpu")
 
