@@ -119,7 +119,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> None:
-    """Write a result file, whole or not at all: what it is (the script's first line), and the report. None: nowhere."""
+    """Write a result file, whole or not at all: what it is (the script's first line), and the report. None: no file."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -161,11 +161,11 @@ def assemble(compiled: Any, arch: int) -> Assembled:
 
 def access_widths(sass: str) -> tuple[dict[str, int], dict[str, int]]:
     """Global loads and global stores in this machine code: how many of each width in bits, the widest first."""
-    seen: dict[str, Counter[int]] = {"LDG": Counter(), "STG": Counter()}
+    counts: dict[str, Counter[int]] = {"LDG": Counter(), "STG": Counter()}
     for kind, words in GLOBAL_ACCESS.findall(sass):
         width = ACCESS_WIDTH.search(words)
-        seen[kind][int(width[1]) if width else 32] += 1
-    loads, stores = ({str(bits): n for bits, n in sorted(c.items(), reverse=True)} for c in seen.values())
+        counts[kind][int(width[1]) if width else 32] += 1
+    loads, stores = ({str(bits): n for bits, n in sorted(c.items(), reverse=True)} for c in counts.values())
     return loads, stores
 
 

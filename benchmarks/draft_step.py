@@ -90,8 +90,8 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
         us = {"of the floor": cell["floor_us"]}
         if stock := by.get(("stock V1", head, k, batch)):
             us["of stock V1"] = stock["device_us"]["median"]
-        for what, at, aim in AIMS:
-            if at == batch and what in us:
+        for what, aim_batch, aim in AIMS:
+            if aim_batch == batch and what in us:
                 value = cell["device_us"]["median"] / us[what]
                 found.append(where | {"what": what, "value": value, "aim": aim, "met": value <= aim})
         launches = {kind: cell["launches"][kind] for kind in ("kernel_launches", "graph_launches")}

@@ -1,8 +1,8 @@
 """Host time of a draft step on V2, P-EAGLE's against EAGLE-3's: ``python -m benchmarks.host_time [--out FILE]``.
 
 Times ``propose()`` of both live speculators on the tiny models, in turns in one process and on decode batches of equal
-shape, without what is a GPU's work: Triton launches and graph replays do nothing (``stand_ins``), both
-find FULL graphs for every batch. Needs no GPU, and says nothing about one's time.
+shape, without a GPU's share of the work: Triton launches and graph replays do nothing (``stand_ins``), and both find
+FULL graphs for every batch. Needs no GPU, and measures none of a GPU's time.
 
 Outside its graphs EAGLE-3 concatenates and projects the captured hidden states and copies inputs. A GPU's host only
 launches that, a CPU computes it. So it is timed twice: as it is, and with hidden states one element wide, where little

@@ -56,7 +56,7 @@ def _give_libdevice_log1p() -> None:
 
 
 def _patch_language_once_a_launch() -> None:
-    """Only speed: the interpreter patches triton.language again at each call of a device function."""
+    """For speed alone: the interpreter patches triton.language again at each call of a device function."""
     from triton.runtime import interpreter
 
     patch_lang, languages = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)

@@ -17,7 +17,7 @@ NUM_AUX = 3  # captured hidden states
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes of a decoder-only model."""
+    """Shapes of a decoder-only model; whatever else a config.json says changes no time."""
 
     hidden: int
     intermediate: int
@@ -40,13 +40,6 @@ class Model:
             "num_hidden_layers": self.layers,
             "vocab_size": self.vocab,
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 150000.0,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
             "dtype": "bfloat16",
         }
 
@@ -143,35 +136,20 @@ TINY_HEADS = {
 
 # For whole engines: the published model, the same without quantized experts, and a dense one of its width and depth.
 DENSE = replace(GPT_OSS, intermediate=4 * GPT_OSS.hidden, layers=24)
-PUBLISHED_BF16: dict[str, Any] = DENSE.config() | {
+# The rest of the published config.json (RoPE scaling, sliding windows, SwiGLU's limit) is GptOssConfig's own default.
+PUBLISHED_BF16: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
-    "intermediate_size": GPT_OSS.hidden,
+    "num_hidden_layers": DENSE.layers,
     "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * (DENSE.layers // 2),
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "original_max_position_embeddings": 4096,
-        "truncate": False,
-    },
     "attention_bias": True,
-    "swiglu_limit": 7.0,
+    "dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
     "pad_token_id": 1,
 }
-QUANTIZATION = {
-    "quant_method": "mxfp4",
-    "modules_to_not_convert": [
-        "model.layers.*.self_attn",
-        "model.layers.*.mlp.router",
-        "model.embed_tokens",
-        "lm_head",
-    ],
-}
+NOT_QUANTIZED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+QUANTIZATION = {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED}
 TARGETS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": PUBLISHED_BF16 | {"quantization_config": QUANTIZATION},
     "gpt-oss-20b-bf16": PUBLISHED_BF16,

@@ -95,11 +95,8 @@ def scheduler(vllm_config: Any) -> Any:
 
 def acceptance_rate(length: float, k: int) -> float:
     """The rate of each of k drafts, given the one before, at which 1 + accepted is ``length`` on average."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        rate = (low + high) / 2
-        low, high = (rate, high) if sum(rate**i for i in range(1, k + 1)) < length - 1 else (low, rate)
-    return low
+    roots = np.roots([1.0] * k + [1 - length])  # of rate + rate^2 + ... + rate^k = length - 1
+    return float(max(root.real for root in roots if abs(root.imag) < 1e-9))
 
 
 def steps(vllm_config: Any, requests_a_step: float, count: int, seed: int) -> Iterator[np.ndarray]:

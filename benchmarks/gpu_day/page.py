@@ -95,13 +95,11 @@ def draft_steps(entries: dict[str, Entry], copy_bandwidth: float | None) -> str:
             over = {what: us[OURS] / value for what, value in against.items() if value}
         judged = (
             f"{what} aim <= {aim:g}: {verdict(over[what] <= aim)}"
-            for what, at, aim in draft_step.AIMS
-            if at == batch and what in over and HAS_GPU
+            for what, aim_batch, aim in draft_step.AIMS
+            if aim_batch == batch and what in over and HAS_GPU
         )
         times = (f"{us[arm]:.1f}" if arm in us else "-" for arm in DRAFT_ARMS)
-        ratios = (
-            f"{over[what]:.2f}x" if what in over else "-" for what in ("of stock V1", "of EAGLE-3", "of the floor")
-        )
+        ratios = (f"{over[what]:.2f}x" if what in over else "-" for what in OVER)
         rows.append((k, batch, *times, *ratios, as_text(mine and mine["launches"]), ", ".join(judged)))
     columns = ("K", "B", *DRAFT_ARMS, *(f"ours {what}" for what in OVER), "launches", "")
     return table(columns, rows) if rows else ""

@@ -44,7 +44,6 @@ def run_parts(
     folder: Path,
     seconds: float = math.inf,
     retry: bool = False,
-    note: Callable[[str], None] = print,
     after_each: Callable[[dict[str, Entry]], None] = lambda known: None,
 ) -> dict[str, Entry]:
     """Run the parts that are neither done nor failed. A part whose command has changed is a new part.
@@ -68,7 +67,9 @@ def run_parts(
         after_each(known)
         if entry["state"] != "running":
             took = f" in {entry['seconds']:.0f} s" if "seconds" in entry else ""
-            note(f"{part.name}: {entry['state']}{took}" + (f": {entry['error']}" if "error" in entry else ""))
+            print(
+                f"{part.name}: {entry['state']}{took}" + (f": {entry['error']}" if "error" in entry else ""), flush=True
+            )
 
     for part in parts:
         past = known.get(part.name, {})
@@ -84,9 +85,9 @@ def run_parts(
         elif tries > TRIES:
             keep(part, past | {"state": "failed", "error": f"cut off {TRIES} times"})
         elif left < part.limit / 2:
-            note(f"{part.name}: waits for the next slice")
+            print(f"{part.name}: waits for the next slice", flush=True)
         else:
-            note(f"{part.name} ...")
+            print(f"{part.name} ...", flush=True)
             keep(part, {"state": "running", "tries": tries})
             keep(part, {"tries": tries} | run(part, folder, left))
     return known

@@ -54,7 +54,7 @@ def run(name: str, work: Path, out: Path) -> None:
     with log.open("w") as written:
         done = subprocess.run(command, stdout=written, stderr=written, env={**os.environ, **ENVIRONMENT}, check=False)
     if done.returncode:
-        raise SystemExit(f"stage {name} failed, its log says:\n{log.read_text()[-3000:]}")
+        raise SystemExit(f"stage {name} failed, its log ends:\n{log.read_text()[-3000:]}")
     minutes = round((time.time() - began) / 60, 1)
     figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": minutes}, indent=2))
     if (work / name).is_dir():

@@ -60,5 +60,5 @@ def test_runs_on_a_tiny_head(tmp_path):
     assert (only["arm"], only["k"], only["batch"]) == ("plugin V1", 3, 2)
     for column in ("device_us", "idle_us", "host_us"):
         assert is_summary(only[column], 2)
-    assert only["launches"]["operations"] > 0  # how few, test_dispatches says: here the twins run, not the kernels
+    assert only["launches"]["operations"] > 0  # test_dispatches bounds them: here the twins run, not the kernels
     assert only["bytes"] > 0

@@ -13,7 +13,7 @@ def cell(arm: str, c: int, *speeds: float) -> dict:
 
 
 def test_passes_are_summed_up_and_judged():
-    seen = [
+    passes = [
         cell("EAGLE-3 K=3", 1, 90.0, 100.0),
         cell("EAGLE-3 K=7", 1, 80.0),
         cell("stock P-EAGLE K=7, V1", 1, 150.0),
@@ -21,7 +21,7 @@ def test_passes_are_summed_up_and_judged():
         cell(engine.OURS, 1, 180.0, 182.0),
         cell("EAGLE-3 K=3", 1, 110.0),
     ]
-    cells = engine.summed_up(seen)
+    cells = engine.summed_up(passes)
     assert len(cells) == 4
     ours = next(c for c in cells if c["arm"] == engine.OURS)
     assert is_summary(ours["tokens_per_second"], 3)

@@ -11,7 +11,7 @@ from benchmarks import arms, engines, probe, timing
 from benchmarks.launches import as_text, count
 
 
-def test_an_arm_runs_in_a_process_of_its_own_and_says_why_it_failed(monkeypatch):
+def test_an_arm_runs_in_a_process_of_its_own_and_names_its_error(monkeypatch):
     """Arguments and result travel as JSON; nothing of another arm's environment is inherited."""
     monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -55,7 +55,7 @@ def test_launches_are_told_apart_by_their_names():
 
 
 class FakeCuda:
-    """Stands for ``torch.cuda``: notes the order of what is queued."""
+    """In place of ``torch.cuda``: notes the order of what is queued."""
 
     def __init__(self):
         self.log: list[str] = []
