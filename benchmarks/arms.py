@@ -100,10 +100,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Aligned text: the first column to the left, the others to the right."""
     lines = [[str(cell) for cell in row] for row in (columns, *rows)]
     first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-    return "\n".join(
-        "  ".join([line[0].ljust(first), *(cell.rjust(width) for cell, width in zip(line[1:], widths, strict=True))])
-        for line in lines
-    )
+    return "\n".join("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], widths)]).rstrip() for line in lines)
 
 
 def measured_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
