@@ -7,22 +7,16 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 def results_table(results: dict) -> str:
     """Markdown: one row an arm, acceptance per draft position in its last column."""
-    lines = ["| target | head | K | AL | tokens/s, batch 1 | acceptance per position |", "|---|---|---|---|---|---|"]
+    lines = ["| target | head | K | AL | acceptance per position |", "|---|---|---|---|---|"]
     for row in results["arms"]:
         per_position = " ".join(f"{share:.2f}" for share in row.get("acceptance", []))
         lines.append(
-            f"| {row['target']} | {row['head'] or 'none'} | {row['k'] or ''} | {row['al']:.2f} "
-            f"| {row['tokens_per_second']:.0f} | {per_position} |"
+            f"| {row['target']} | {row['head'] or 'none'} | {row['k'] or ''} | {row['al']:.2f} | {per_position} |"
         )
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     protocol = results["protocol"]
-    lines += [
-        "",
-        f"{protocol['prompts']} held-out chat prompts, at most {protocol['max_tokens']} tokens each, greedy, "
-        f"{protocol['dtype']}, one thread; {versions}. Tokens per second are those of single requests "
-        f"({protocol['timed_prompts']} of the prompts) and for information only: they depend on the machine.",
-        protocol["timing_note"],
-    ]
+    setting = f"at most {protocol['max_tokens']} tokens each, greedy, {protocol['dtype']}, one thread; {versions}."
+    lines += ["", f"{protocol['prompts']} held-out chat prompts, {setting}"]
     return "\n".join(lines)
 
 
