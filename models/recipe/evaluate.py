@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from corpus import corpus_figures
-from plan import SEED, STAGES
+from plan import SEED, STAGES, budget
 from prompts import write_prompts
 from table import write_table
 from tqdm import tqdm
@@ -25,8 +25,11 @@ from benchmarks.heldout import measure
 PROMPTS, MAX_TOKENS, BATCH = 48, 96, 16
 ARMS = [
     ("tiny-llama", None, 0),
-    *(("tiny-llama", "tiny-llama-eagle3", k) for k in (3, 5)),
-    *(("tiny-llama", head, k) for head in ("tiny-llama-peagle", "tiny-llama-peagle-d2t") for k in (3, 5, 7)),
+    *(
+        ("tiny-llama", f"tiny-llama-{head}", k)
+        for head in ("eagle3", "eagle3-4l", "peagle", "peagle-d2t")
+        for k in (3, 5, 7)
+    ),
     ("tiny-qwen3", None, 0),
     *(("tiny-qwen3", "tiny-qwen3-peagle", k) for k in (5, 7)),
 ]
@@ -50,17 +53,19 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
     return row | ({"acceptance": [round(share, 3) for share in found["acceptance"]]} if head else {})
 
 
-def training_figures(work: Path, old: dict) -> dict:
+def training_figures(models: Path, work: Path, old: dict) -> dict:
     """The figures that each stage of the recipe reported; stages not rebuilt keep their old ones."""
     figures = dict(old.get("training", {}))
     for name, stage in STAGES.items():
         if (work / f"{name}.json").exists():
             figures[name] = {**stage.options, **json.loads((work / f"{name}.json").read_text())}
+        elif stage.does == "head" and name in figures and (work / f"{stage.needs[0]}.pt").exists():
+            figures[name] |= budget(name, models, work)  # trained before its operations were counted
     return figures
 
 
-def save(rows: dict, work: Path, models: Path, old: dict) -> None:
-    """Write RESULTS.json and the README's table with the arms measured so far."""
+def save(rows: dict, training: dict, models: Path) -> None:
+    """Write RESULTS.json and the README's tables with the arms measured so far."""
     results = {
         "protocol": {
             "prompts": PROMPTS,
@@ -76,7 +81,7 @@ def save(rows: dict, work: Path, models: Path, old: dict) -> None:
         },
         "corpus": corpus_figures(SEED),
         "arms": [rows[key] for key in ((arm[1] or arm[0], arm[2]) for arm in ARMS) if key in rows],
-        "training": training_figures(work, old),
+        "training": training,
     }
     (models / "RESULTS.json").write_text(json.dumps(results, indent=1) + "\n")
     write_table(results, models)
@@ -92,9 +97,10 @@ def main() -> None:
     write_prompts(args.models / "tiny-llama", args.models / "prompts/heldout.jsonl", SEED)
     old = json.loads(results_file.read_text()) if results_file.exists() else {}
     rows = {(row["head"] or row["target"], row["k"]): row for row in old.get("arms", [])}
+    training = training_figures(args.models, args.work or args.models / ".build", old)
     for arm in tqdm([arm for arm in ARMS if args.only in (None, arm[1] or arm[0])], unit="arm"):
         rows[arm[1] or arm[0], arm[2]] = run_arm(*arm, args.models)
-        save(rows, args.work or args.models / ".build", args.models, old)
+        save(rows, training, args.models)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,21 @@ def results_table(results: dict) -> str:
     return "\n".join(lines)
 
 
+def budget_table(results: dict) -> str:
+    """Markdown: what training each head took."""
+    lines = ["| head | layers | trained depth | parameters | exchanges seen | TFLOP | learning rate |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, row in results["training"].items():
+        if "mflop_an_exchange" in row:
+            tflop = row["exchanges_seen"] * row["mflop_an_exchange"] / 1e6
+            rate = row.get("muon_lr", 0.01)
+            lines.append(
+                f"| {name} | {row['layers']} | {row['trained_depth']} | {row['parameters']:,} "
+                f"| {row['exchanges_seen']:,} | {tflop:.1f} | {rate} |"
+            )
+    return "\n".join(lines)
+
+
 def sizes_table(models: Path) -> str:
     """Markdown: size of every safetensors file."""
     files = sorted(models.glob("tiny-*/model.safetensors"))
@@ -36,4 +51,6 @@ def write_table(results: dict, models: Path) -> None:
         return
     head, rest = readme.read_text().split(BEGIN)
     tail = rest.split(END)[1]
-    readme.write_text(f"{head}{BEGIN}\n{results_table(results)}\n\n{sizes_table(models)}\n{END}{tail}")
+    readme.write_text(
+        f"{head}{BEGIN}\n{results_table(results)}\n\n{budget_table(results)}\n\n{sizes_table(models)}\n{END}{tail}"
+    )
