@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.seams.fingerprint import load_recorded
-from peagle_vllm.seams.version import NotVllmError, minor_of, read
+from peagle_vllm.seams.version import NotVllmError, VllmInstall, read
 from tests.seams.trees import fake, installed, next_release
 
 
@@ -75,7 +75,7 @@ def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -
     ],
 )
 def test_minor_version(version: str, minor: str) -> None:
-    assert minor_of(version) == minor
+    assert VllmInstall(Path(), version, "vllm").minor == minor
 
 
 def test_the_installed_vllm_is_found_as_it_names_itself() -> None:

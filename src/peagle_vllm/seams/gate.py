@@ -4,7 +4,7 @@ import functools
 import logging
 from types import ModuleType
 
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 from peagle_vllm.serving import is_peagle
 
@@ -19,11 +19,6 @@ SEAM = Seam(
     waits_for="a P-EAGLE speculator in vLLM's Model Runner V2",
     delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
     obsolete_if_missing=REFUSAL,
-    touches=(
-        Touch("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features", "wrapped"),
-        Touch("vllm.config.parallel", "ParallelConfig.worker_cls", "called", "signature"),
-        Touch("vllm.platforms", "current_platform", "called"),
-    ),
 )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
@@ -17,18 +17,13 @@ SEAM = Seam(
     "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere.",
     waits_for="vLLM reading these dialects",
     delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts right in stock vLLM",
-    touches=(
-        Touch("vllm.config.speculative", "SpeculativeConfig.compose_draft_hf_overrides", "wrapped"),
-        # How vLLM reads a head's config, which heads/config.py repeats.
-        Touch("vllm.transformers_utils.configs.eagle", "EAGLEConfig.__init__", "called"),
-        *touches("vllm.transformers_utils.configs.speculators.algos", "called", "update_eagle3", "update_peagle"),
-        *touches(
-            "vllm.transformers_utils.configs.speculators.base",
-            "called",
-            "extract_transformers_pre_trained_config",
-            of="SpeculatorsConfig",
+    also={  # how vLLM reads a head's config, which heads/config.py repeats
+        "vllm.transformers_utils.configs.eagle": ("EAGLEConfig.__init__",),
+        "vllm.transformers_utils.configs.speculators.algos": ("update_eagle3", "update_peagle"),
+        "vllm.transformers_utils.configs.speculators.base": (
+            "SpeculatorsConfig.extract_transformers_pre_trained_config",
         ),
-    ),
+    },
 )
 
 Override = Callable[[Any], Any]

@@ -12,7 +12,7 @@ from peagle_vllm.heads.files import HeadError, locate, one_line
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
 from peagle_vllm.seams import head_config
-from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform
 
@@ -31,58 +31,14 @@ SEAM = Seam(
     "about something else.",
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
-    touches=(
-        Touch("vllm.config.speculative", "SpeculativeConfig.__post_init__", "wrapped", "signature"),
-        Touch("vllm.config.vllm", "VllmConfig.__post_init__", "wrapped", "signature"),
-        Touch("vllm.engine.arg_utils", "EngineArgs.create_speculative_config", "wrapped", "signature"),
-        *touches(
-            "vllm.engine.arg_utils",
-            "called",
-            "speculative_config",
-            "spec_method",
-            "spec_tokens",
-            of="EngineArgs",
-            what="signature",
+    also={
+        "vllm.config.parallel": (  # read by name, in a loop
+            "ParallelConfig.prefill_context_parallel_size",
+            "ParallelConfig.decode_context_parallel_size",
         ),
-        *touches(
-            "vllm.config.vllm", "called", "parallel_config", "speculative_config", of="VllmConfig", what="signature"
-        ),
-        *touches(
-            "vllm.config.speculative",
-            "called",
-            "method",
-            "model",
-            "revision",
-            "parallel_drafting",
-            "num_speculative_tokens",
-            "num_speculative_tokens_per_batch_size",
-            "enable_adaptive_verification",
-            "draft_model_config",
-            "target_model_config",
-            of="SpeculativeConfig",
-            what="signature",
-        ),
-        *touches(
-            "vllm.config.model",
-            "called",
-            "model",
-            "hf_config",
-            "get_hidden_size",
-            "get_vocab_size",
-            "get_total_num_hidden_layers",
-            of="ModelConfig",
-            what="signature",
-        ),
-        *touches(
-            "vllm.config.parallel",
-            "called",
-            "prefill_context_parallel_size",
-            "decode_context_parallel_size",
-            of="ParallelConfig",
-            what="signature",
-        ),
-        Touch("vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils", "get_eagle3_aux_layers_from_config", "called"),
-    ),
+        # Reads the aux layers that _name_aux_layers sets.
+        "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
+    },
 )
 
 
@@ -90,17 +46,7 @@ def refuse(line: str) -> RefusedError:
     return RefusedError(f"P-EAGLE refused: {line}")
 
 
-def install(module: ModuleType) -> None:
-    """Wrap what ``module`` defines: the arguments, the speculative config, or the whole config."""
-    installers = {
-        "vllm.engine.arg_utils": _install_arguments,
-        "vllm.config.speculative": _install_speculative,
-        "vllm.config.vllm": _install_whole,
-    }
-    installers[module.__name__](module)
-
-
-def _install_arguments(module: ModuleType) -> None:
+def install_arguments(module: ModuleType) -> None:
     def make(original):
         def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
             given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
@@ -126,7 +72,7 @@ def _check_quantization_is_known(speculative_config: type) -> None:
         raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
 
 
-def _install_speculative(module: ModuleType) -> None:
+def install_speculative(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
             if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
@@ -150,7 +96,7 @@ def _install_speculative(module: ModuleType) -> None:
     wrap(module.SpeculativeConfig, "__post_init__", make)
 
 
-def _install_whole(module: ModuleType) -> None:
+def install_whole(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)

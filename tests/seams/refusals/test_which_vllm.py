@@ -1,4 +1,4 @@
-"""Which vLLM is served: any whose touched definitions are as recorded, and one whose user says that they may differ."""
+"""Which vLLM is served: any whose definitions are as recorded, and one whose user accepts that they differ."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.seams.ledger import Touch
+from peagle_vllm.seams.ledger import Definition
 from tests.seams.refusals.configuring import configure, refusal, said
 
 pytestmark = pytest.mark.arm("plugin-v1")
@@ -41,12 +41,11 @@ def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM that differs from every recorded one at two seams."""
     from peagle_vllm.seams import fingerprint
 
-    away = (".eagle:EagleProposer:body", "_expand_kernel_impl:body")
-    recorded = {
-        minor: {tree: {key: "0" * 16 if key.endswith(away) else digest for key, digest in digests.items()}
-                for tree, digests in trees.items()}
-        for minor, trees in fingerprint.load_recorded().items()
-    }  # fmt: skip
+    recorded = fingerprint.load_recorded()
+    for build in (build for builds in recorded.values() for build in builds.values()):
+        for seam, name in (("proposer", ".eagle:EagleProposer "), ("cpu-sampling", ":_expand_kernel_impl ")):
+            (key,) = (key for key in build[seam] if name in key)
+            build[seam][key] = "0" * 16  # type: ignore[index]
     monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
 
 
@@ -87,8 +86,8 @@ def test_to_accept_what_is_no_seam(target: Path, head: Path, monkeypatch: pytest
 def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from peagle_vllm.seams.source import Source
 
-    def digest(self: Source, touch: Touch) -> str | None:
-        return None if touch.qualname.endswith("_input_fits_in_drafter") else whole(self, touch)
+    def digest(self: Source, definition: Definition) -> str | None:
+        return None if definition.qualname.endswith("_input_fits_in_drafter") else whole(self, definition)
 
     whole = Source.digest
     monkeypatch.setattr(Source, "digest", digest)
@@ -105,5 +104,5 @@ def test_a_seam_that_does_not_fit_leaves_vllm_alone(warnings_heard: pytest.LogCa
     import peagle_vllm.seams as seams
 
     moved = ModuleType("vllm.v1.worker.gpu_model_runner")
-    seams._install("drafter_limit", moved)
+    seams._install("drafter_limit.install", moved)
     assert "the seam drafter-limit does not fit this vLLM" in warnings_heard.text
