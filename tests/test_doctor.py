@@ -118,9 +118,9 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
 def test_its_runner_is_the_one_vllm_takes() -> None:
     """vLLM's own flag, read in a process of its own, decides as doctor says."""
     code = "from vllm.triton_utils import HAS_TRITON; print('HAS_TRITON', HAS_TRITON)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     runner = decide_runner(read_environment(installed()), report())
-    assert runner.name == ("V2" if "HAS_TRITON True" in told else "V1")
+    assert runner.name == ("V2" if "HAS_TRITON True" in ran.stdout else "V1")
 
 
 @pytest.mark.parametrize("entry_point", [True, False])
@@ -168,7 +168,7 @@ def test_a_gate_that_is_gone_is_not_needed(tmp_path: Path) -> None:
     assert re.search(r"gate +V2 +\d+ +not needed", ran.output)
 
 
-def test_a_nightly_is_told_by_what_it_looks_like(tmp_path: Path) -> None:
+def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
     root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+gabc"\n')
     ran = doctor("--vllm", root)

@@ -143,7 +143,7 @@ class Finder:
             if isinstance(child, ast.ClassDef):
                 yield from self._scopes(outer, child, Class(outer.module, child))
             elif isinstance(child, ast.FunctionDef):
-                known = Inference.of_self(owner, child) if owner else {}
+                known = dict(Scope.of_method(owner, child).known) if owner and not outer.owner else {}
                 hooked = {
                     Module(module)
                     for module, names in HOOKS.items()
@@ -153,19 +153,17 @@ class Finder:
                     known = {child.args.args[0].arg: frozenset(hooked)}
                 scope = Scope(outer.module, child, owner, outer, known)
                 yield scope
-                yield from self._scopes(scope, child)
+                yield from self._scopes(scope, child, owner)
             else:
                 yield from self._scopes(outer, child, owner)
 
     def _pass_arguments(self, call: ast.Call, scope: Scope, function: Scope) -> None:
         """Type the parameters of a function of the same file, where nothing else does, by what it is called with."""
         assert isinstance(function.node, ast.FunctionDef)
-        names = [arg.arg for arg in function.node.args.args]
-        given = [*zip(names, call.args, strict=False), *((word.arg, word.value) for word in call.keywords if word.arg)]
-        for name, value in given:
+        for arg, value in zip(function.node.args.args, call.args, strict=False):
             types = self.inference.of(value, scope)
-            if types and (name in function.known or not self.inference.of(ast.Name(name, ast.Load()), function)):
-                function.known[name] = function.known.get(name, NOTHING) | types
+            if types and (arg.arg in function.known or not self.inference.of(ast.Name(arg.arg), function)):
+                function.known[arg.arg] = function.known.get(arg.arg, NOTHING) | types
 
     def _wrap(self, call: ast.Call, scope: Scope, functions: Mapping[str, Scope]) -> None:
         owner, name, _ = call.args
@@ -191,13 +189,12 @@ class Finder:
             return
         self._use(above[0].module, above[0].node.name, "replaced")
         scope = Scope(cls.module, cls.node)
-        defined = {method.name for method in cls.methods} | set(_stored_on_self(cls.node))
-        for name in sorted(defined):
-            self.inference.member(Instance(cls, above=True), name, scope, "replaced")
         overridden = {method.name for method in cls.methods}
+        for name in overridden | _of_self(cls.node, ast.Store):
+            self.inference.member(Instance(cls, above=True), name, scope, "replaced")
         for base in above:
             for method in base.methods:
-                if method.name not in overridden and overridden & set(_read_of_self(method)):
+                if method.name not in overridden and overridden & _of_self(method, ast.Load):
                     self._use(base.module, f"{base.node.name}.{method.name}", "inherited")
 
 
@@ -217,15 +214,7 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
                     yield from _own_nodes(child)
 
 
-def _read_of_self(node: ast.AST) -> Iterator[str]:
-    for item in ast.walk(node):
-        match item:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Load()):
-                yield name
-
-
-def _stored_on_self(node: ast.AST) -> Iterator[str]:
-    for item in ast.walk(node):
-        match item:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                yield name
+def _of_self(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """Names of the attributes of ``self`` that are read, or set."""
+    attributes = (item for item in ast.walk(node) if isinstance(item, ast.Attribute) and isinstance(item.ctx, context))
+    return {item.attr for item in attributes if isinstance(item.value, ast.Name) and item.value.id == "self"}

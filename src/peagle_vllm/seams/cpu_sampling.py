@@ -12,7 +12,7 @@ SEAM = Seam(
     why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
     "temperatures, top-k and top-p never reach the verified rows.",
     waits_for="_expand_kernel_impl writing into the tensor it was given",
-    delete_when="vLLM's CPU build samples right at temperature > 0 with speculation (tests/sampling shows it)",
+    delete_when="vLLM's CPU build samples correctly at temperature > 0 with speculation (tests/sampling shows it)",
 )
 
 

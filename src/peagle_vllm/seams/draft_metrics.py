@@ -1,4 +1,4 @@
-"""What workers count of their draft steps reaches ``/metrics``, the log and ``LLM.get_metrics()``."""
+"""Brings the draft steps that workers count to ``/metrics``, the log and ``LLM.get_metrics()``."""
 
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ SEAM = Seam(
             "vllm.v1.worker.gpu.async_utils:AsyncOutput",
             "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput",
         ),
-        "each": ("vllm.v1.engine:EngineCoreOutputs",),
+        "outputs": ("vllm.v1.engine:EngineCoreOutputs",),
     },
     also={
         "vllm.v1.metrics.stats": ("SchedulerStats.num_kv_fetch_reqs_by_stage",),  # draft_stats.CARRIER

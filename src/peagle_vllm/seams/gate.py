@@ -1,4 +1,4 @@
-"""Model Runner V2 refuses P-EAGLE; this lets it through."""
+"""Takes P-EAGLE off the list of what Model Runner V2 does not support."""
 
 import functools
 import logging
@@ -31,7 +31,7 @@ def install(module: ModuleType) -> None:
             # "auto" until one of vLLM's platforms has put its own worker there.
             worker = str(self.parallel_config.worker_cls)
             if worker.partition(".")[0] not in ("auto", "vllm"):
-                _say_closed(worker)
+                _warn_of_foreign_worker(worker)
                 return unsupported
             return [feature for feature in unsupported if feature != REFUSAL]
 
@@ -41,5 +41,5 @@ def install(module: ModuleType) -> None:
 
 
 @functools.cache
-def _say_closed(worker: str) -> None:
+def _warn_of_foreign_worker(worker: str) -> None:
     logger.warning("P-EAGLE stays off Model Runner V2: the worker class %s may have a runner of its own", worker)

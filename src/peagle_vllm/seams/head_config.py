@@ -1,4 +1,4 @@
-"""What a head's config says in words that vLLM does not read, said again in words that it does."""
+"""Gives vLLM the fields of a head's config that it does not read in the head's own dialect."""
 
 import contextvars
 import functools
@@ -16,7 +16,7 @@ SEAM = Seam(
     why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
     "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere.",
     waits_for="vLLM reading these dialects",
-    delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts right in stock vLLM",
+    delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
     also={  # how vLLM reads a head's config, which heads/config.py repeats
         "vllm.transformers_utils.configs.eagle": ("EAGLEConfig.__init__",),
         "vllm.transformers_utils.configs.speculators.algos": ("update_eagle3", "update_peagle"),

@@ -1,4 +1,4 @@
-"""Tensors under another dialect's names, and an identity map of draft to target ids in a full-vocabulary head."""
+"""Loads heads that name their tensors otherwise or carry a d2t without need, and refuses weights with NaN or Inf."""
 
 from types import ModuleType
 
@@ -25,7 +25,8 @@ SEAM = Seam(
     name="head-weights",
     runner="both",
     why="AWS's heads carry d2t although their draft vocabulary is the target's; vLLM then builds no parameter for it "
-    "and fails on the tensor. NeMo puts model. before its tensors' names. And NaN or Inf is served in silence.",
+    "and fails when it loads the tensor. NeMo puts model. before its tensors' names. And vLLM serves NaN or Inf "
+    "in weights without an error.",
     waits_for="vLLM's EAGLE-3 classes skipping d2t where they have no draft_id_to_target_id, and taking NeMo's names",
     delete_when="the AWS and NeMo heads of tests/heads/writers.py load in stock vLLM",
 )

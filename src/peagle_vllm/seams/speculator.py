@@ -1,4 +1,4 @@
-"""Model Runner V2 builds its speculator in ``init_speculator``, which has no registry."""
+"""Model Runner V2 builds its speculator in ``init_speculator``, which has no registry: P-EAGLE's is built there."""
 
 from types import ModuleType
 
@@ -12,7 +12,7 @@ SEAM = Seam(
     runner="V2",
     why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
     waits_for="a speculator registry in vLLM, or ParallelEagleSpeculator merged there",
-    delete_when="init_speculator can be told of a speculator class",
+    delete_when="init_speculator takes a speculator class from a plugin",
     types={
         "model": HEAD_TYPES,
         "builder": ("vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder",),
@@ -58,7 +58,6 @@ SEAM = Seam(
             "AttentionMetadataBuilder.supports_draft_decode_metadata_update",
             "AttentionMetadataBuilder.update_draft_decode_metadata",
         ),
-        "vllm.v1.worker.gpu.attn_utils": ("AttentionCGSupportInfo",),
     },
 )
 

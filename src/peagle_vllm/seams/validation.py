@@ -27,8 +27,8 @@ MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM 
 SEAM = Seam(
     name="validation",
     runner="both",
-    why="vLLM serves heads with a zero, NaN or misread mask_hidden in silence, and stops at others with an error "
-    "about something else.",
+    why="vLLM serves heads with a zero, NaN or misread mask_hidden without an error, and refuses others with an "
+    "error about something else.",
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     also={
@@ -67,7 +67,7 @@ def install_arguments(module: ModuleType) -> None:
 
 
 def _check_quantization_is_known(speculative_config: type) -> None:
-    """vLLM 0.32 would only say that it knows no such key."""
+    """vLLM 0.32 would refuse it as an unknown key, and not say which version has it."""
     if not hasattr(speculative_config, QUANTIZATION):
         raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
 
@@ -76,9 +76,9 @@ def install_speculative(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
             if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
-                # Before vLLM reads the head, because its own errors name something else.
+                # Before vLLM reads the head, because its own errors are about something else.
                 if self.method is None and _carries_mask_hidden(self):
-                    self.method = "eagle3"  # the one method for such a head; vLLM would go by its name
+                    self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
                 if is_peagle_spec(self):
                     _check_head(self.model, self)
                     _read_config(original, self, *args, **kwargs)
@@ -88,7 +88,7 @@ def install_speculative(module: ModuleType) -> None:
             if self.draft_model_config is None or self.target_model_config is None or not self.parallel_drafting:
                 return
             if is_peagle_spec(self):
-                _check_head(self.draft_model_config.model, self)  # where vLLM found the method by itself
+                _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
                 _name_aux_layers(self)
 
         return __post_init__
@@ -108,7 +108,7 @@ def install_whole(module: ModuleType) -> None:
 
 
 def _check_whole(vllm_config: "VllmConfig") -> None:
-    """What only the whole configuration shows. Configurations without EAGLE-3 pass untouched."""
+    """Checks that need the whole configuration. Configurations without EAGLE-3 are left alone."""
     spec = vllm_config.speculative_config
     if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
         return
@@ -146,7 +146,7 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
-    """From what vLLM has loaded anyway: plain EAGLE-3 costs no file and no request to the hub."""
+    """Reads only what vLLM has loaded anyway, so that plain EAGLE-3 needs no further file or request to the hub."""
     draft = spec.draft_model_config
     named = [key for key in MASK_TOKEN_KEYS if getattr(draft.hf_config, key, None) is not None]
     if named:

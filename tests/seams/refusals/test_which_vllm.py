@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.seams.ledger import Definition
-from tests.seams.refusals.configuring import configure, refusal, said
+from tests.seams.refusals.configuring import configure, refusal, warnings_with
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
@@ -63,14 +63,14 @@ def test_a_moved_seam(target: Path, head: Path):
 
 @pytest.mark.usefixtures("moved")
 def test_a_moved_seam_is_let_in_by_name(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warnings_heard: pytest.LogCaptureFixture
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warning_log: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "proposer")
     assert "at the seam cpu-sampling;" in refusal(target, head)
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, proposer,gate")
     for _ in range(2):
         assert configure(target, head).speculative_config.parallel_drafting
-    (warning,) = said(warnings_heard, "PEAGLE_VLLM_ACCEPT")
+    (warning,) = warnings_with(warning_log, "PEAGLE_VLLM_ACCEPT")
     assert "at the seams proposer, cpu-sampling" in warning and "gate" not in warning
 
 
@@ -97,7 +97,7 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
     assert line.endswith("GPUModelRunner._input_fits_in_drafter is gone, so PEAGLE_VLLM_ACCEPT does not help")
 
 
-def test_a_seam_that_does_not_fit_leaves_vllm_alone(warnings_heard: pytest.LogCaptureFixture):
+def test_a_seam_that_does_not_fit_leaves_vllm_alone(warning_log: pytest.LogCaptureFixture):
     """A vLLM without what a seam wraps: the import goes on, and says so."""
     from types import ModuleType
 
@@ -105,4 +105,4 @@ def test_a_seam_that_does_not_fit_leaves_vllm_alone(warnings_heard: pytest.LogCa
 
     moved = ModuleType("vllm.v1.worker.gpu_model_runner")
     seams._install("drafter_limit.install", moved)
-    assert "the seam drafter-limit does not fit this vLLM" in warnings_heard.text
+    assert "the seam drafter-limit does not fit this vLLM" in warning_log.text
