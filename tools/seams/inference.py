@@ -7,58 +7,10 @@ function makes of it: what matters is whose attributes are read in the end.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 
 from peagle_vllm.seams.source import Source
-
-
-@dataclass(frozen=True)
-class Module:
-    name: str
-
-
-@dataclass(frozen=True)
-class Class:
-    module: str
-    node: ast.ClassDef
-
-    @property
-    def methods(self) -> list[ast.FunctionDef]:
-        return [item for item in self.node.body if isinstance(item, ast.FunctionDef)]
-
-
-@dataclass(frozen=True)
-class Instance:
-    of: Class
-    above: bool = False  # super(): members are looked up from the class above on
-
-
-@dataclass(frozen=True)
-class Function:
-    module: str
-    node: ast.FunctionDef
-
-
-Type = Module | Class | Instance | Function
-Types = frozenset[Type]
-NOTHING: Types = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Scope:
-    """A function or a module, the class that it is in, and types of names that nothing in it tells."""
-
-    module: str
-    node: ast.AST
-    owner: Class | None = None
-    outer: "Scope | None" = None
-    known: dict[str, Types] = field(default_factory=dict)
-
-    @classmethod
-    def of_method(cls, owner: Class, method: ast.FunctionDef, outer: "Scope | None" = None) -> "Scope":
-        known = {arg.arg: frozenset({Instance(owner)}) for arg in method.args.args[:1]}
-        return cls(owner.module, method, owner, outer, known)
+from tools.seams.types import NOTHING, Class, Function, Instance, Module, Scope, Types, bindings_of, pairs
 
 
 class Inference:
@@ -187,7 +139,7 @@ class Inference:
         while within and isinstance(within.node, ast.FunctionDef):
             if name in within.known:
                 return within.known[name]
-            bindings = _bindings(within.node)
+            bindings = bindings_of(within.node)
             if name in bindings:
                 return self._once((id(within.node), name), bindings[name], within)
             within = within.outer
@@ -257,7 +209,7 @@ class Inference:
         method = next((each for each in owner.methods if any(node is inner for inner in ast.walk(each))), None)
         if method is None or not isinstance(node, ast.Assign):
             return NOTHING
-        values = [("value", value) for target, value in _pairs(node.targets[0], node.value) if _attr(target) == name]
+        values = [("value", value) for target, value in pairs(node.targets[0], node.value) if _attr(target) == name]
         return self._once((id(node), name), values, Scope.of_method(owner, method))
 
     def _result(self, types: Types, scope: Scope) -> Types:
@@ -285,40 +237,3 @@ def _union(parts: Iterable[Types]) -> Types:
 
 def _attr(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """``a, b = x, y`` as (a, x), (b, y), and ``a, b = x`` as (a, x), (b, x)."""
-    if not isinstance(target, ast.Tuple):
-        yield target, value
-    elif isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
-        yield from zip(target.elts, value.elts, strict=True)
-    else:
-        yield from ((each, value) for each in target.elts)
-
-
-@cache
-def _bindings(function: ast.FunctionDef) -> dict[str, list[tuple[str, ast.AST]]]:
-    """What binds each name in a function: (how, node). Names of comprehensions count as the function's."""
-    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-    bound = {arg.arg: [("annotation", arg.annotation)] if arg.annotation else [] for arg in arguments}
-    for node in ast.walk(function):
-        match node:
-            case ast.Assign(targets=[target], value=value) | ast.NamedExpr(target=target, value=value):
-                new = [(each, "value", own) for each, own in _pairs(target, value)]
-            case ast.For(target=target, iter=values) | ast.comprehension(target=target, iter=values):
-                new = [(each, "value", own) for each, own in _pairs(target, values)]
-            case ast.AnnAssign(target=target, annotation=annotation):
-                new = [(target, "annotation", annotation)]
-            case ast.Call(func=ast.Name(id="isinstance"), args=[target, kind]):
-                new = [(target, "isinstance", kind)]
-            case ast.ImportFrom(names=aliases):
-                new = [(ast.Name(alias.asname or alias.name), "statement", node) for alias in aliases]
-            case ast.FunctionDef(name=name) if node is not function:
-                new = [(ast.Name(name), "statement", node)]
-            case _:
-                continue
-        for target, how, value in new:
-            if isinstance(target, ast.Name):
-                bound.setdefault(target.id, []).append((how, value))
-    return bound

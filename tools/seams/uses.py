@@ -18,7 +18,8 @@ from pathlib import Path
 from peagle_vllm.seams import HOOKS
 from peagle_vllm.seams.ledger import HOWS, Definition, How, Seam, What
 from peagle_vllm.seams.source import Source
-from tools.seams.inference import NOTHING, Class, Inference, Instance, Module, Scope
+from tools.seams.inference import Inference
+from tools.seams.types import NOTHING, Class, Instance, Module, Scope
 
 OURS = Source(Path(__file__).parents[2] / "src")
 # What vLLM documents, or cannot take away without every plugin noticing.
