@@ -81,13 +81,13 @@ def test_minor_version(version: str, minor: str) -> None:
 def test_the_installed_vllm_is_found_as_it_names_itself() -> None:
     install = installed()
     assert importlib.metadata.version(install.distribution).partition("+")[0] == install.version.partition("+")[0]
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').origin)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
+    assert ran.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
 
 
 def test_the_next_release_is_another_recorded_one() -> None:

@@ -1,4 +1,4 @@
-"""Every place where vLLM is touched, one file a seam. ``docs/seams.md`` is the ledger.
+"""Every place where this package changes vLLM, one file a seam. ``docs/seams.md`` is the ledger.
 
 Seams are installed by post-import hooks, so loading the plugin imports no vLLM module, and each
 passes every configuration that is not P-EAGLE on to the original.

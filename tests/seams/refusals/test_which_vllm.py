@@ -14,7 +14,7 @@ pytestmark = pytest.mark.arm("plugin-v1")
 
 @pytest.fixture
 def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process of its own, what is said and checked once a start is said and checked again."""
+    """As in a process of its own, what is logged and checked once a start is logged and checked again."""
     import peagle_vllm.seams as seams
 
     monkeypatch.delenv("PEAGLE_VLLM_ACCEPT", raising=False)
