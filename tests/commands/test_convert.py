@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
+from peagle_vllm.heads.convert import new_folder
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.writer import new_folder
 from tests.commands.running import only_line, run
 from tests.heads import published, writers
 from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed

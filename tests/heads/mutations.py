@@ -206,7 +206,7 @@ def _of_files() -> Iterator[Mutation]:
         3,
         None,
     ):
-        yield Mutation(f"index names {target!r}", ("weight_map", "is missing"), damage=_index({"fc.weight": target}))
+        yield Mutation(f"index names {target!r}", ("weight_map", "it is missing"), damage=_index({"fc.weight": target}))
     for content in ({}, [], "x", None):
         yield Mutation(f"weight_map {content!r}", ("weight_map",), damage=_index(content))
     yield Mutation("index promises more", ("lacks more",), damage=_index({"more": WEIGHTS}))

@@ -110,7 +110,7 @@ REFUSED = {
     "no fc": (drop("fc.weight"), "fc is missing", AGAIN),
     "no norm": (
         drop("norm.weight", "layers.1.mlp.up_proj.weight"),
-        "layers.1.mlp.up_proj is missing and 1 more",
+        "norm is missing (and 1 more)",
         AGAIN,
     ),
     "a layer less": (layer_setting(num_hidden_layers=3), "num_hidden_layers is 3, the weights hold 2", "correct it"),
@@ -167,7 +167,7 @@ REFUSED = {
         reduced(
             lambda head: (put("d2t", lambda t: torch.arange(len(t)) // 8 + torch.arange(len(t)))(head), small(head))
         ),
-        "d2t could be offsets or target ids, and no t2d tells which",
+        "d2t could be offsets or target ids, and no t2d shows which",
         "store it as offsets",
     ),
     "t2d of another size": (

@@ -35,7 +35,8 @@ def hub_of(head, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     files: dict[str, SimpleNamespace] = {}
     for info in saved.tensors.values():
         file = files.setdefault(info.file, SimpleNamespace(tensors={}))
-        file.tensors[info.name] = SimpleNamespace(shape=list(info.shape), dtype=info.dtype)
+        offsets = (info.offset, info.offset + info.num_bytes)
+        file.tensors[info.name] = SimpleNamespace(shape=list(info.shape), dtype=info.dtype, data_offsets=offsets)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
         huggingface_hub, "get_safetensors_metadata", lambda *a, **k: SimpleNamespace(files_metadata=files)
