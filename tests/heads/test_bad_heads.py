@@ -115,11 +115,11 @@ REFUSED = {
     ),
     "a layer less": (layer_setting(num_hidden_layers=3), "num_hidden_layers is 3, the weights hold 2", "correct it"),
     "a layer more": (layer_setting(num_hidden_layers=1), "num_hidden_layers is 1, the weights hold 2", "correct it"),
-    "lost norm": (add_input_norm, 'input_norm is in the weights, vLLM sees no "norm_before_fc"', "true there"),
+    "lost norm": (add_input_norm, 'input_norm is in the weights, but vLLM finds no "norm_before_fc"', "true there"),
     "norm without weights": (setting(norm_before_fc=True), "norm_before_fc is set, the weights hold no", AGAIN),
     "fc_norm nowhere named": (
         lambda head: (fc_norm(head), head.layer_config.pop("fc_norm")),
-        'fc_norm is in the weights, vLLM sees no "fc_norm": transformer_layer_config of {}/config.json',
+        'fc_norm is in the weights, but vLLM finds no "fc_norm": transformer_layer_config of {}/config.json',
         'add "fc_norm": true there',
     ),
     "lm_head rows": (

@@ -52,7 +52,7 @@ class VllmMeasure:
         return read_engine(llm).since(before)
 
     def prompt_ids(self, setup: Setup) -> list[list[int]]:
-        """Token ids of every prompt, as the setup wants them."""
+        """Token ids of every prompt under this setup."""
         prompts = []
         for messages in self.conversations:
             if setup.chat_template:

@@ -57,7 +57,7 @@ def interventions(
             "chat template",
             "prompts through the chat template",
             replace(setup, chat_template=True),
-            "ask through the chat API, or apply the chat template to prompts before they are sent",
+            "use the chat API, or apply the chat template to prompts before they are sent",
         )
     for layers in _aux_layers(setup, target.num_layers):
         yield Intervention(

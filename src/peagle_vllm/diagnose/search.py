@@ -11,7 +11,7 @@ from peagle_vllm.diagnose.interventions import Intervention, Setup
 # models/ lie at 0.67 to 0.81.
 USUAL = (0.62, 0.86)
 LOW = 0.55  # below this it looks wrong
-FEW = 30  # drafts; fewer tell nothing
+FEW = 30  # drafts; fewer are not judged
 LEAST_GAIN = 0.15  # of the acceptance length; a smaller one may be chance
 MOST_CAUSES = 3
 

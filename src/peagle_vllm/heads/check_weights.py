@@ -4,16 +4,16 @@ Stock vLLM loads most of these heads all the same: a missing tensor keeps its ra
 place may be dropped, and nothing but a low acceptance shows it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from peagle_vllm.heads.files import FLOATS, is_finite, read_pieces
-from peagle_vllm.heads.head import Head, read_map
+from peagle_vllm.heads.head import AGAIN, Head, read_map
 
 if TYPE_CHECKING:
     import numpy as np
 
-SOURCE_AGAIN = "take the head's weights from their source again"
+SIZES_OR_AGAIN = f"correct the sizes in config.json, or {AGAIN}"
 # The shape of each module's weight in a decoder layer, in the sizes of ``expected_shapes``.
 LAYER: dict[str, tuple[str, ...]] = {
     "hidden_norm": ("hidden",),
@@ -44,7 +44,7 @@ def check_layers(head: Head) -> Iterator[str]:
     if len(numbers) != head.num_layers or numbers != {str(i) for i in range(len(numbers))}:
         yield (
             f"num_hidden_layers is {head.num_layers}, the weights hold {len(numbers)} layers: {head.config_file}; "
-            "correct it, or take the head from its source again"
+            f"correct it, or {AGAIN}"
         )
         return
     optional = {"hidden_norm", *FUSED.values(), *(() if head.family == "qwen3" else QWEN3_ONLY)}
@@ -53,8 +53,7 @@ def check_layers(head: Head) -> Iterator[str]:
         for module in (module for module in LAYER if module not in optional):
             if not head.has(f"{layer}.{module}") and not head.has(f"{layer}.{FUSED.get(module, module)}"):
                 missing.append(f"{layer}.{module}")
-    if missing:
-        yield f"{missing[0]} is missing{_and_more(missing)}: {head.file_of('fc.weight')}; {SOURCE_AGAIN}"
+    yield from _first_of(head, missing, lambda name: "is missing", AGAIN)
 
 
 def check_fc(head: Head) -> Iterator[str]:
@@ -80,8 +79,7 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
     file, info = head.file_of("mask_hidden"), head.tensors.get("mask_hidden")
     if info is None:
         yield (
-            f'mask_hidden is missing: {file}; {SOURCE_AGAIN}, or remove "parallel_drafting": true from the '
-            "speculative config"
+            f'mask_hidden is missing: {file}; {AGAIN}, or remove "parallel_drafting": true from the speculative config'
         )
         return
     width, count, hidden_size = info.num_elements, head.aux_needed, head.target_hidden_size
@@ -96,7 +94,7 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
         vector = head.mask_hidden()
         fault = None if vector is None else value_fault(vector)
         if fault:
-            yield f"{fault}: {file}; {SOURCE_AGAIN}, or train mask_hidden"
+            yield f"{fault}: {file}; {AGAIN}, or train mask_hidden"
 
 
 def value_fault(mask_hidden: "np.ndarray") -> str | None:
@@ -115,9 +113,9 @@ def check_norms(head: Head) -> Iterator[str]:
         ("fc_norm", "fc_norm", head.layer_place),
     ):
         if head.has(module) and not head.norms[key]:
-            yield f'{module} is in the weights, vLLM sees no "{key}": {place}; add "{key}": true there'
+            yield f'{module} is in the weights, but vLLM finds no "{key}": {place}; add "{key}": true there'
         if head.norms[key] and not head.has(module):
-            yield f"{key} is set, the weights hold no {module}: {head.file_of('fc.weight')}; {SOURCE_AGAIN}"
+            yield f"{key} is set, the weights hold no {module}: {head.file_of('fc.weight')}; {AGAIN}"
 
 
 def check_vocabulary(head: Head) -> Iterator[str]:
@@ -139,7 +137,7 @@ def check_vocabulary(head: Head) -> Iterator[str]:
     if head.is_reduced and not head.has("lm_head"):
         yield (
             f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}: "
-            f"{head.file_of('lm_head')}; {SOURCE_AGAIN}"
+            f"{head.file_of('lm_head')}; {AGAIN}"
         )
     if fault := read_map(head).fault:
         yield fault
@@ -183,63 +181,52 @@ def _has_bias(head: Head, module: str) -> bool:
 
 
 def check_shapes(head: Head) -> Iterator[str]:
-    """One line for each kind of fault; it names the first tensor and counts the others."""
-    expected, tensors = expected_shapes(head), head.tensors
-    checked_elsewhere = ("d2t", "t2d", "mask_hidden")
-    odd = sorted(name for name in tensors if name not in expected and name not in checked_elsewhere)
+    """One line for each kind of fault."""
+    expected, tensors = expected_shapes(head), dict(sorted(head.tensors.items()))
+    elsewhere = ("d2t", "t2d", "mask_hidden")  # have checks of their own
+    odd = [name for name in tensors if name not in expected and name not in elsewhere]
     odd = [name for name in odd if not name.endswith("rotary_emb.inv_freq")]
-    if odd:
-        yield (
-            f"{tensors[odd[0]].name} is no tensor that vLLM's {head.family} P-EAGLE class has{_and_more(odd)}: "
-            f"{head.file_of(odd[0])}; remove it, or correct config.json"
-        )
-    known = {name: info for name, info in sorted(tensors.items()) if name in expected}
+    what = f"is no tensor that vLLM's {head.family} P-EAGLE class has"
+    yield from _first_of(head, odd, lambda name: what, "remove it, or correct config.json")
+    known = {name: info for name, info in tensors.items() if name in expected}
     wrong = [name for name, info in known.items() if info.shape != expected[name] and name != "fc.weight"]
     # ``check_vocabulary`` names the field behind a wrong number of these rows.
     vocabularies = ("lm_head.weight", "embed_tokens.weight")
     wrong = [n for n in wrong if n not in vocabularies or known[n].shape[:1] == expected[n][:1]]
-    if wrong:
-        yield (
-            f"{wrong[0]} is {list(known[wrong[0]].shape)}, needs {list(expected[wrong[0]])}{_and_more(wrong)}: "
-            f"{head.file_of(wrong[0])}; correct the sizes in config.json, or take the weights from their source again"
-        )
+    yield from _first_of(
+        head, wrong, lambda name: f"is {list(known[name].shape)}, needs {list(expected[name])}", SIZES_OR_AGAIN
+    )
     no_float = [name for name, info in known.items() if info.dtype not in FLOATS]
-    if no_float:
-        yield (
-            f"{no_float[0]} is stored as {known[no_float[0]].dtype}, needs one of {', '.join(FLOATS)}"
-            f"{_and_more(no_float)}: {head.file_of(no_float[0])}; save it as BF16"
-        )
-    biases = (name for name in expected if name.endswith(".bias"))
-    lost = sorted(name for name in biases if name not in tensors and f"{name[:-4]}weight" in tensors)
-    if lost:
-        yield (
-            f"{lost[0]} is missing, and config.json promises biases{_and_more(lost)}: {head.file_of(lost[0])}; "
-            "correct attention_bias and mlp_bias, or take the weights from their source again"
-        )
+    floats = ", ".join(FLOATS)
+    yield from _first_of(
+        head, no_float, lambda name: f"is stored as {known[name].dtype}, needs one of {floats}", "save it as BF16"
+    )
+    biases = sorted(name for name in expected if name.endswith(".bias") and name not in tensors)
+    lost = [name for name in biases if f"{name[:-4]}weight" in tensors]
+    what_lost = "is missing, and config.json promises biases"
+    yield from _first_of(head, lost, lambda name: what_lost, f"correct attention_bias and mlp_bias, or {AGAIN}")
 
 
 def check_finite(head: Head) -> Iterator[str]:
-    """Reads every number once: one line that names the first tensor with NaN or Inf and counts the others.
-
-    Not ``mask_hidden``, which ``check_mask_hidden`` reads.
-    """
-    folder = head.folder
-    if folder is None:
-        return
-    broken = [
-        name
-        for name, info in sorted(head.tensors.items())
-        if name != "mask_hidden" and not all(is_finite(raw, info.dtype) for raw in read_pieces(folder, info))
-    ]
-    if broken:
-        yield not_finite(head, broken)
+    """Read every number once, and look for NaN and Inf. Not ``mask_hidden``, which ``check_mask_hidden`` reads."""
+    broken = [name for name in sorted(head.tensors) if name != "mask_hidden" and not _is_finite(head, name)]
+    return not_finite(head, broken)
 
 
-def not_finite(head: Head, names: Sequence[str]) -> str:
+def not_finite(head: Head, names: Sequence[str]) -> Iterator[str]:
     """The line for tensors with NaN or Inf."""
-    named = head.tensors[names[0]].name
-    return f"{named} holds NaN or Inf{_and_more(names)}: {head.file_of(names[0])}; {SOURCE_AGAIN}"
+    return _first_of(head, names, lambda name: "holds NaN or Inf", AGAIN)
 
 
-def _and_more(names: Sequence[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+def _is_finite(head: Head, name: str) -> bool:
+    info = head.tensors[name]
+    return head.folder is None or all(is_finite(raw, info.dtype) for raw in read_pieces(head.folder, info))
+
+
+def _first_of(head: Head, names: Sequence[str], what: Callable[[str], str], mend: str) -> Iterator[str]:
+    """A line that names the first tensor or module with a fault and counts the others; none without names."""
+    if names:
+        name = names[0]
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        in_file = head.tensors[name].name if name in head.tensors else name
+        yield f"{in_file} {what(name)}{more}: {head.file_of(name)}; {mend}"

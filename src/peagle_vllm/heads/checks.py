@@ -1,6 +1,6 @@
 """Every check of a head, in one walk: alone (``check_head``), for a target (``check_pair``), for a tool (``check``).
 
-No weight is loaded for them; ``serving.check_loaded_head`` sees what only the loaded head shows.
+No weight is loaded for them; ``serving.check_loaded_head`` checks what only the loaded head shows.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from peagle_vllm.heads.check_weights import (
 )
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.files import HeadError, as_line, shown
-from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.head import AGAIN, Head
 from peagle_vllm.heads.target import Target, Token
 
 THIS_TARGET = "use the head that was trained for this target"
@@ -124,8 +124,7 @@ def _sizes(head: Head, target: Target) -> Iterator[str]:
         if not head.has(module):
             yield (
                 f"{module} is missing, and that of {target.name} is {target.hidden_size} wide where the head's "
-                f"hidden_size is {head.hidden_size}: {head.file_of(module)}; take the head's weights from their source "
-                "again"
+                f"hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
             )
 
 

@@ -7,12 +7,12 @@ import fcntl
 import glob
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from peagle_vllm.heads.check_weights import not_finite
@@ -26,13 +26,13 @@ Format = Literal["vllm", "speculators"]
 MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 # transformers fills these in for a flat config; a speculators config must state them.
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
-PARTIAL = ".partial"
 DEFAULT_POSITIONS = {"qwen3": 32768}
 OWN_FIELDS = (  # of a head, beside the layers'
     *("draft_vocab_size", AUX_KEY, "eagle_config", "fc_norm", "mask_token_id", "norm_before_fc"),
     *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
     "target_hidden_size",
 )
+PARTIAL = ".partial"
 OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
 
 
@@ -87,7 +87,7 @@ def _pieces(head: Head, name: str, on_write: Callable[[int], object]) -> Iterato
     info = head.tensors[name]
     for raw in read_pieces(head.folder, info):
         if not is_finite(raw, info.dtype):
-            raise HeadError(not_finite(head, [name]))
+            raise HeadError(*not_finite(head, [name]))
         on_write(len(raw))
         yield raw
 
@@ -192,26 +192,44 @@ def new_folder(out: Path) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise HeadError(f"{out.parent} is no folder; make it first")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
-        with suppress(OSError), _opened(left) as descriptor:
-            _lock(descriptor)  # fails where a process still writes there
+        with suppress(OSError), _locked(left):  # a process that still writes there holds the lock
             shutil.rmtree(left, ignore_errors=True)
-    work = out.parent / f".{out.name}.{secrets.token_hex(4)}{PARTIAL}"
     try:
-        work.mkdir()
-        with _opened(work) as descriptor:
-            _lock(descriptor)
+        with (
+            TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent, ignore_cleanup_errors=True) as private,
+            _locked(Path(private)),
+        ):
+            work = Path(private) / "head"  # TemporaryDirectory itself is closed to other users
+            work.mkdir()
             yield work
             for path in (*work.iterdir(), work):
                 _sync(path)
             if os.path.lexists(out):
                 raise HeadError(f"{out} has appeared meanwhile; nothing is overwritten")
             work.rename(out)
-        _sync(out.parent)
+            _sync(out.parent)
     except OSError as error:
         reason = one_line(error.strerror or error)
         raise HeadError(f"{out} cannot be written ({reason}); nothing is left of it") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process at the latest. OSError where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -237,23 +255,3 @@ def write_safetensors(path: Path, tensors: Mapping[TensorInfo, Iterable[bytes]])
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for info in ordered:
             file.writelines(tensors[info])
-
-
-def _sync(path: Path) -> None:
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    """Lock it for this process, until that ends or closes it. OSError where another process has the lock."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,6 +26,8 @@ from peagle_vllm.heads.files import (
 if TYPE_CHECKING:
     import numpy as np
 
+AGAIN = "take the head's weights from their source again"
+
 
 @dataclass(frozen=True)
 class Head:
@@ -118,7 +120,7 @@ class Head:
     def array(self, tensor: str) -> "np.ndarray | None":
         """A tensor's numbers (bf16 as float32); None when they are not on this machine, or scaled (fp8).
 
-        safetensors' NumPy reader knows no bf16, and importing torch for one vector would take seconds.
+        safetensors' NumPy reader has no bf16, and importing torch for one vector would take seconds.
 
         Raises:
             HeadError: the file cannot be read.
@@ -212,13 +214,12 @@ def read_map(head: Head) -> VocabularyMap:
         if not head.is_reduced:
             return VocabularyMap("none")
         sizes = f"draft_vocab_size {rows} is below vocab_size {full}"
-        again = "take the head's weights from their source again"
-        return VocabularyMap("none", fault=f"d2t is missing, and {sizes}: {file}; {again}")
+        return VocabularyMap("none", fault=f"d2t is missing, and {sizes}: {file}; {AGAIN}")
     form: Literal["unclear", "identity"] = "unclear" if head.is_reduced else "identity"
     if info.shape != (rows,) or info.dtype not in INTEGERS:
-        stored = f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]"
-        mend = 'correct "draft_vocab_size" in config.json, or take the weights from their source again'
-        return VocabularyMap(form, fault=f"{stored}: {file}; {mend}")
+        what = f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]"
+        mend = f'correct "draft_vocab_size" in config.json, or {AGAIN}'
+        return VocabularyMap(form, fault=f"{what}: {file}; {mend}")
     d2t = head.array("d2t")
     if d2t is None:
         return VocabularyMap(None if head.is_reduced else form)

@@ -38,7 +38,7 @@ FIELDS = {
     "mask_token": "object: `id`, `key` (its field), `text` and `kind` in the target's tokenizer (`special`, `in use`, "
     "`ordinary`, `unused`); null where unknown",
     "mask_hidden": "object: `shape`, `dtype`, `norm` (Euclidean); null where it is missing",
-    "trained_depth": "tokens drafted ahead in training; null where the config does not tell",
+    "trained_depth": "tokens drafted ahead in training; null where the config does not name it",
     "norms": "object of flags: `norm_before_residual`, `norm_before_fc`, `fc_norm`",
     "sliding_window": "object: `size` (tokens), `layers` (how many have it); null without one",
     "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
@@ -165,7 +165,7 @@ def show(console: Console, data: dict[str, Any]) -> None:
 def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "head", data["head"]
     yield "dialect", DIALECTS[data["dialect"]]
-    yield "served as", f"{data['architecture'] or 'nothing that vLLM knows'} ({data['family'] or 'no P-EAGLE class'})"
+    yield "served as", f"{data['architecture'] or 'nothing in vLLM'} ({data['family'] or 'no P-EAGLE class'})"
     window = data["sliding_window"]
     windowed = f", {window['layers']} of them see the last {window['size']} tokens" if window else ""
     yield "layers", f"{data['layers']}{windowed}"

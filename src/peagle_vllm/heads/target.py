@@ -65,7 +65,7 @@ def read_tokens(model: str) -> dict[int, Token]:
     except (AttributeError, IndexError, KeyError, TypeError):
         return {}
     template = str(_json_or_empty(model, "tokenizer_config.json").get("chat_template", ""))
-    with suppress(HeadError, OSError, ValueError):  # the other place that transformers knows
+    with suppress(HeadError, OSError, ValueError):  # transformers reads it from either file
         template += _path(model, "chat_template.jinja").read_text(encoding="utf-8")
     ends: list[Any] = []
     for file in ("config.json", "generation_config.json"):
