@@ -226,7 +226,7 @@ def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: P
     head, out = published.write_head(tmp_path / "head"), tmp_path / "out"
     process = start(head, out)
     limit = time.monotonic() + 60
-    while not any(path.stat().st_size > 1 << 20 for part in partials(tmp_path) for path in part.iterdir()):
+    while not any(path.stat().st_size > 1 << 20 for part in partials(tmp_path) for path in part.rglob("*")):
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.005)
     process.send_signal(how)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.head import Head
@@ -51,40 +51,28 @@ def interventions(
         has_template: whether the tokenizer has a chat template.
         longest_prompt: in tokens.
     """
-    config = head.config_file
+
+    def change(kind: Kind, text: str, mend: str, **fields: Any) -> Intervention:
+        return Intervention(kind, text, replace(setup, **fields), mend)
+
     if not setup.chat_template and has_template:
-        yield Intervention(
-            "chat template",
-            "prompts through the chat template",
-            replace(setup, chat_template=True),
-            "use the chat API, or apply the chat template to prompts before they are sent",
-        )
+        mend = "use the chat API, or apply the chat template to prompts before they are sent"
+        yield change("chat template", "prompts through the chat template", mend, chat_template=True)
     for layers in _aux_layers(setup, target.num_layers):
-        yield Intervention(
-            "aux layers",
-            f"aux layers {list(layers)} for {list(setup.aux_layers)}",
-            replace(setup, aux_layers=layers),
-            f'set "{AUX_KEY}" to {list(layers)}: {config}',
-        )
-    for token_id, text in list(_mask_tokens(setup, head, special_tokens).items())[:MOST_MASK_TOKENS]:
-        yield Intervention(
-            "mask token",
-            f"mask token {token_id}{f' ({text})' if text else ''} for {setup.mask_token_id}",
-            replace(setup, mask_token_id=token_id),
-            f'set "mask_token_id" to {token_id}: {config}',
-        )
+        text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"
+        mend = f'set "{AUX_KEY}" to {list(layers)}: {head.config_file}'
+        yield change("aux layers", text, mend, aux_layers=layers)
+    for token_id, name in list(_mask_tokens(setup, head, special_tokens).items())[:MOST_MASK_TOKENS]:
+        text = f"mask token {token_id}{f' ({name})' if name else ''} for {setup.mask_token_id}"
+        mend = f'set "mask_token_id" to {token_id}: {head.config_file}'
+        yield change("mask token", text, mend, mask_token_id=token_id)
     smaller = min(head.trained_depth or setup.k, (setup.k + 1) // 2)
     if smaller < setup.k:
-        yield Intervention(
-            "K", f"K = {smaller} for {setup.k}", replace(setup, k=smaller), f"set num_speculative_tokens to {smaller}"
-        )
+        yield change("K", f"K = {smaller} for {setup.k}", f"set num_speculative_tokens to {smaller}", k=smaller)
     if setup.prompt_tokens is None and longest_prompt > LONG_PROMPT:
-        yield Intervention(
-            "prompt length",
-            f"only the last {SHORT_PROMPT} tokens of each prompt",
-            replace(setup, prompt_tokens=SHORT_PROMPT),
-            "use a head that was trained on prompts as long as these",
-        )
+        text = f"only the last {SHORT_PROMPT} tokens of each prompt"
+        mend = "use a head that was trained on prompts as long as these"
+        yield change("prompt length", text, mend, prompt_tokens=SHORT_PROMPT)
 
 
 def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:

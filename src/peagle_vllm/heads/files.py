@@ -87,21 +87,15 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
         if isinstance(cached, str) and _has_weights(Path(cached).parent):
             return Path(cached).parent
         if constants.HF_HUB_OFFLINE:
-            raise NotFoundError(
-                f"{model} is no folder and not in the hub's cache, and HF_HUB_OFFLINE is set; name a folder, or unset "
-                "it"
-            )
-        files = hub.get_safetensors_metadata(model, revision=revision).files_metadata
+            where = "is no folder and not in the hub's cache, and HF_HUB_OFFLINE is set"
+            raise NotFoundError(f"{model} {where}; name a folder, or unset it")
+        tensors = {}
+        for file, header in hub.get_safetensors_metadata(model, revision=revision).files_metadata.items():
+            for name, info in header.tensors.items():
+                begin, end = info.data_offsets
+                tensors[name] = TensorInfo(name, tuple(info.shape), info.dtype, file, end - begin)
         config = read_json(Path(hub.hf_hub_download(model, "config.json", revision=revision)))
-        return RemoteHead(
-            model,
-            config,
-            {
-                name: TensorInfo(name, tuple(info.shape), info.dtype, file, info.data_offsets[1] - info.data_offsets[0])
-                for file, header in files.items()
-                for name, info in header.tensors.items()
-            },
-        )
+        return RemoteHead(model, config, tensors)
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds
