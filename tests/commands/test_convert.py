@@ -176,7 +176,7 @@ def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "empty").mkdir()
     for out in (head, tmp_path / "empty", tmp_path / "dangling", head / "config.json", tmp_path):
         assert "exists; name a folder that does not" in only_line(run(monkeypatch, "convert", head, out))
-    assert "is no folder; make it first" in only_line(run(monkeypatch, "convert", head, tmp_path / "a" / "b"))
+    assert "is not a folder; make it first" in only_line(run(monkeypatch, "convert", head, tmp_path / "a" / "b"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "empty", "head"]
 
 

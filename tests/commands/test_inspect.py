@@ -167,14 +167,14 @@ def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    assert "no/where is no folder" in only_line(run(monkeypatch, "inspect", "no/where"))
-    assert "no/where is no folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", "no/where"))
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = writers.speculators().save(tmp_path / "head")
     (folder / "config.json").write_text("{")
-    assert "config.json is no JSON" in only_line(run(monkeypatch, "inspect", folder))
+    assert "config.json is not valid JSON" in only_line(run(monkeypatch, "inspect", folder))
 
 
 @pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["diagnose"], ["doctor"]])

@@ -124,7 +124,7 @@ def test_the_likely_mask_token_comes_first():
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("{", ":2 is no JSON"),
+        ("{", ":2 is not valid JSON"),
         ('{"text": "x"}', ':2 holds neither "prompt" nor "messages"'),
         ('{"messages": []}', ":2 holds neither"),
         ('{"messages": [{"role": "user"}]}', ":2 holds neither"),

@@ -185,7 +185,7 @@ def _of_files() -> Iterator[Mutation]:
         yield Mutation(f"weight_map {content!r}", ("weight_map",), damage=partial(_write_index, weight_map=content))
     promising = partial(_write_index, weight_map={"more": WEIGHTS})
     yield Mutation("index promises more", ("lacks more",), damage=promising)
-    yield Mutation("index is no JSON", ("index.json",), damage=lambda folder: (folder / _INDEX).write_text("{"))
+    yield Mutation("index is not valid JSON", ("index.json",), damage=lambda folder: (folder / _INDEX).write_text("{"))
     yield Mutation("index without end", ("index.json",), damage=lambda f: (f / _INDEX).symlink_to("/dev/zero"))
 
 

@@ -207,7 +207,7 @@ REFUSED = {
         'num_attention_heads is "2", needs a whole number',
         "cor",
     ),
-    "odd heads": (layer_setting(num_attention_heads=3), "num_attention_heads is 3, no multiple of", "correct them"),
+    "odd heads": (layer_setting(num_attention_heads=3), "num_attention_heads is 3, not a multiple of", "correct them"),
     "another activation": (layer_setting(hidden_act="gelu"), 'hidden_act is "gelu", needs one of silu', "correct it"),
     "no epsilon": (
         lambda head: head.layer_config.pop("rms_norm_eps"),

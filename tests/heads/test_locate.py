@@ -118,7 +118,9 @@ def test_find_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", fail)
-    with pytest.raises(HeadError, match=r"other/head is no folder, and the hub does not give it \(no network at all\)"):
+    with pytest.raises(
+        HeadError, match=r"other/head is not a folder, and the hub does not give it \(no network at all\)"
+    ):
         find("other/head")
 
 
@@ -134,5 +136,5 @@ def test_a_tool_fetches_weights_only_when_it_needs_them(tmp_path: Path, monkeypa
 def test_a_broken_config_from_the_hub_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hub_of(speculators(), monkeypatch, tmp_path / "origin")
     (tmp_path / "origin" / "config.json").write_text("{")
-    with pytest.raises(HeadError, match=r"config\.json is no JSON"):
+    with pytest.raises(HeadError, match=r"config\.json is not valid JSON"):
         locate(REPO)

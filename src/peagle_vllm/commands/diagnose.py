@@ -87,5 +87,5 @@ def _json_object(text: str) -> dict[str, Any]:
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        fail('--engine is no JSON object; write it as {"tensor_parallel_size": 2}')
+        fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
     return arguments

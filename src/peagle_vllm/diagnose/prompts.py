@@ -39,7 +39,7 @@ def _messages(line: str, place: str) -> Messages:
     try:
         entry = json.loads(line)
     except ValueError:
-        raise ValueError(f'{place} is no JSON; write text, or {{"prompt": "..."}}') from None
+        raise ValueError(f'{place} is not valid JSON; write text, or {{"prompt": "..."}}') from None
     if isinstance(entry.get("prompt"), str):
         return [{"role": "user", "content": entry["prompt"]}]
     messages = entry.get("messages")

@@ -132,9 +132,9 @@ def _attention(served: Mapping[str, Any], place: str) -> Iterator[str]:
         return
     groups = served.get("num_key_value_heads") or heads
     if heads % groups:
-        yield f"num_attention_heads is {heads}, no multiple of num_key_value_heads {groups}: {place}; correct them"
+        yield f"num_attention_heads is {heads}, not a multiple of num_key_value_heads {groups}: {place}; correct them"
     if hidden % heads and (not served.get("head_dim") or served.get("model_type") == "llama"):
-        yield f"hidden_size is {hidden}, no multiple of num_attention_heads {heads}: {place}; correct it"
+        yield f"hidden_size is {hidden}, not a multiple of num_attention_heads {heads}: {place}; correct it"
 
 
 def _layer_types(head: Head, place: str) -> Iterator[str]:

@@ -32,10 +32,6 @@ AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
 SPECFORGE = {"PEagleDraftModel"}
 OF_FAMILY = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
-SPECULATORS_ARCHITECTURES = {
-    "peagle": {"llama": "PeagleLlamaForCausalLM", "qwen3": "PeagleQwen3ForCausalLM"},
-    "eagle3": {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"},
-}
 # The architectures whose classes know mask_hidden, in vLLM's registry.
 QWEN3_ARCHITECTURES = {"Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM"}
 LLAMA_ARCHITECTURES = {
@@ -116,11 +112,11 @@ def _flat_of_speculators(config: Config, file: str) -> dict[str, Any]:
     if not isinstance(nested, dict):
         raise HeadError(unfit("transformer_layer_config", nested, "a JSON object", file))
     kind, model_type = config.get("speculators_model_type"), nested.get("model_type", "llama")
-    by_type = SPECULATORS_ARCHITECTURES.get(kind, {}) if isinstance(kind, str) else {}
-    architecture = by_type.get(model_type) if isinstance(model_type, str) else None
+    prefix = {"peagle": "Peagle", "eagle3": "Eagle3"}.get(kind) if isinstance(kind, str) else None
+    layers = {"llama": "Llama", "qwen3": "Qwen3"}.get(model_type) if isinstance(model_type, str) else None
     stock = {
         **nested,
-        "architectures": [architecture] if architecture else [],
+        "architectures": [f"{prefix}{layers}ForCausalLM"] if prefix and layers else [],
         "draft_vocab_size": config.get("draft_vocab_size"),
         "norm_before_fc": config.get("norm_before_fc", False),
         "norm_before_residual": config.get("norm_before_residual", kind == "eagle3"),

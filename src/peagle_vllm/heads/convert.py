@@ -190,7 +190,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     if os.path.lexists(out):
         raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
     if not out.parent.is_dir():
-        raise HeadError(f"{out.parent} is no folder; make it first")
+        raise HeadError(f"{out.parent} is not a folder; make it first")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
         with suppress(OSError), _locked(left):  # a process that still writes there holds the lock
             shutil.rmtree(left, ignore_errors=True)

@@ -87,7 +87,7 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
         if isinstance(cached, str) and _has_weights(Path(cached).parent):
             return Path(cached).parent
         if constants.HF_HUB_OFFLINE:
-            where = "is no folder and not in the hub's cache, and HF_HUB_OFFLINE is set"
+            where = "is not a folder and not in the hub's cache, and HF_HUB_OFFLINE is set"
             raise NotFoundError(f"{model} {where}; name a folder, or unset it")
         tensors = {}
         for file, header in hub.get_safetensors_metadata(model, revision=revision).files_metadata.items():
@@ -100,7 +100,7 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
         raise
     except Exception as error:  # the hub's client has many kinds
         raise NotFoundError(
-            f"{model} is no folder, and the hub does not give it ({one_line(error)}); check the name"
+            f"{model} is not a folder, and the hub does not give it ({one_line(error)}); check the name"
         ) from None
 
 
@@ -140,14 +140,16 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON:
-            raise HeadError(f"{path} is no regular file of at most {MAX_JSON >> 20} MB; take it from its source again")
+            raise HeadError(
+                f"{path} is not a regular file of at most {MAX_JSON >> 20} MB; take it from its source again"
+            )
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise HeadError(f"{path} cannot be read ({error.strerror}); check the path, or download it again") from None
     except HeadError:
         raise
     except (ValueError, RecursionError) as error:
-        raise HeadError(f"{path} is no JSON ({one_line(error)}); take the file from its source again") from None
+        raise HeadError(f"{path} is not valid JSON ({one_line(error)}); take the file from its source again") from None
     if not isinstance(content, dict):
         raise HeadError(f"{path} holds a {type(content).__name__}, needs a JSON object; take it from its source again")
     return content
@@ -192,7 +194,7 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
             data = 8 + int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(data - 8))
     except (SafetensorError, OSError, ValueError) as error:
-        raise HeadError(f"{path} is no whole safetensors file ({one_line(error)}); download it again") from None
+        raise HeadError(f"{path} is not a complete safetensors file ({one_line(error)}); download it again") from None
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():

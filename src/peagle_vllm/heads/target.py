@@ -102,8 +102,8 @@ def _path(model: str, file: str) -> Path:
         return Path(hub.hf_hub_download(model, file))
     except Exception as error:
         raise HeadError(
-            f"{model} is no folder, and the hub gives no {file} ({one_line(error)}); name the target's folder or its "
-            "hub id"
+            f"{model} is not a folder, and the hub gives no {file} ({one_line(error)}); name the target's folder or "
+            "its hub id"
         ) from None
 
 
