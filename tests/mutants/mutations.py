@@ -14,7 +14,7 @@ V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 HEAD_FIELDS = "src/peagle_vllm/heads/config.py"
 CONVERT = "src/peagle_vllm/heads/convert.py"
-VOCABULARY = "src/peagle_vllm/heads/vocabulary.py"
+HEAD = "src/peagle_vllm/heads/head.py"
 LOADED = "src/peagle_vllm/serving.py"
 HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
@@ -247,9 +247,9 @@ MUTATIONS = (
     ),
     Mutation(
         "target ids are taken for offsets",
-        VOCABULARY,
-        'Map("target ids", as_ids)',
-        'Map("target ids", as_offsets)',
+        HEAD,
+        'VocabularyMap("target ids", as_ids, fault)',
+        'VocabularyMap("target ids", as_offsets, fault)',
         "tests/commands/test_convert.py::test_target_ids_become_offsets",
     ),
     Mutation(
@@ -262,15 +262,15 @@ MUTATIONS = (
     Mutation(
         "convert forgets norm_before_residual",
         CONVERT,
-        '"norm_before_residual": head.norms["norm_before_residual"],',
-        '"norm_before_residual": False,',
+        "        **norms,\n",
+        '        **norms | {"norm_before_residual": False},\n',
         f"{DIALECT}[speculators-bare]",
     ),
     Mutation(
         "convert swaps two weights",
         CONVERT,
-        "(head.folder, info)))",
-        '(head.folder, head.tensors[name.replace("gate_", "up_")])))',
+        "_pieces(head, name, on_write)",
+        '_pieces(head, name.replace("gate_", "up_"), on_write)',
         THERE_AND_BACK,
     ),
     Mutation(

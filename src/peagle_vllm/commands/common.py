@@ -1,11 +1,20 @@
-"""What the subcommands share."""
+"""What the subcommands share: their common arguments, and how they end."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from peagle_vllm.heads.checks import Problem
+
+HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
+RevisionOption = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
 
 
 def fail(message: str) -> NoReturn:
@@ -23,3 +32,12 @@ def one_line_errors() -> Iterator[None]:
         yield
     except HeadError as error:
         fail(str(error))
+
+
+def exit_if_unfit(problems: "Iterable[Problem]") -> None:
+    """Print each problem on stderr; end with exit status 1 if one is an error."""
+    problems = list(problems)
+    for problem in problems:
+        print(f"{problem.severity}: {problem.line}", file=sys.stderr)
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(1)
