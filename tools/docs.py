@@ -97,8 +97,8 @@ def traffic(trace: dict) -> str:
 def memory(sizes: dict) -> str:
     rows = []
     for server in sizes["servers"]:
-        graphs = f"{server['full_graphs']} to {server['full_graph_requests']:,} requests"
-        graphs += f" | {server['piecewise_graphs']} to {server['piecewise_rows']:,} rows"
+        graphs = f"{server['full_graphs']}, up to {server['full_graph_requests']:,} requests"
+        graphs += f" | {server['piecewise_graphs']}, up to {server['piecewise_rows']:,} rows"
         sizes_mb = (f"{server[key] / 1e6:,.0f}" for key in ("buffers_bytes", "before_bytes", "largest_step_bytes"))
         rows.append((server["server"], graphs, *sizes_mb))
     columns = ["server", "full graphs", "piecewise graphs", "buffers, MB", "before, MB", "largest step, MB"]

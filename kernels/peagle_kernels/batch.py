@@ -36,7 +36,7 @@ class KVGroups(NamedTuple):
 class DraftBuffers(NamedTuple):
     """Persistent buffers that ``prepare_inputs`` fills; their addresses never change.
 
-    ``query_start_loc`` is an input of the ragged layout: it is the layout. Everything else is an output.
+    The caller fills ``query_start_loc`` for the ragged layout; else it is filled here. All other fields are outputs.
     """
 
     input_ids: Tensor  # [max_rows] int32

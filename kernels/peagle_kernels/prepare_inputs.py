@@ -1,7 +1,7 @@
 """prepare_inputs: one launch from the target's batch to the drafter's batch.
 
-Read ``prepare_inputs_torch``: it is the meaning, by ``geometry``, and what a CPU runs. ``prepare_inputs_triton``, in
-a file of its own, computes the same in one launch.
+Read ``prepare_inputs_torch``: the reference, written with ``geometry``, and what a CPU runs. ``prepare_inputs_triton``,
+in a file of its own, computes the same in one launch.
 """
 
 import torch
@@ -98,7 +98,7 @@ def prepare_inputs_torch(
 def _fill_samples(
     win: geometry.Window, idx: Tensor, start: Tensor, layout: Layout, num_k: int, out: DraftBuffers
 ) -> None:
-    """Which rows to sample. Room that this step leaves, and padding requests', is inert: row 0, request -1."""
+    """Which rows to sample. Unused samples, padding requests' among them, get row 0 and request -1."""
     num_reqs, room = len(idx), layout.samples_per_req(num_k)
     indices, positions, req = (
         buffer[: layout.num_reqs_padded * room].reshape(layout.num_reqs_padded, room)
@@ -115,7 +115,7 @@ def _fill_samples(
 
 
 def _fill_padding(layout: Layout, num_reqs: int, num_real: int, num_groups: int, out: DraftBuffers) -> None:
-    """Rows and requests past the real ones: they compute, and touch nothing."""
+    """Rows and requests past the real ones: inert values, with which no KV is written."""
     if layout.num_rows > num_real:
         padding = slice(num_real, layout.num_rows)
         out.input_ids[padding] = 0

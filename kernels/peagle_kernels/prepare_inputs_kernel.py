@@ -184,5 +184,5 @@ def _prepare_inputs_kernel(
             )
 
 
-# Under TRITON_INTERPRET=1 the decorator makes something else of a kernel; then CPU tensors can be launched on.
+# Whether TRITON_INTERPRET=1 is set: kernels then accept CPU tensors.
 INTERPRETED = not isinstance(_prepare_inputs_kernel, triton.runtime.JITFunction)

@@ -18,7 +18,7 @@ logger = init_logger("vllm.peagle")
 
 
 class DraftStatLogger(AggregateStatLoggerBase):
-    """Shows what it takes out of the statistics, so it comes before all other loggers of its front end."""
+    """Takes our counts out of vLLM's statistics and shows them. Runs before all other loggers: they see none."""
 
     def __init__(self, others: Iterable[Any]):
         """Counters like those of vLLM's Prometheus logger among ``others``; a log line if they log one."""

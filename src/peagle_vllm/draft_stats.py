@@ -6,8 +6,8 @@ Mode = Literal["graph", "piecewise", "eager"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 COUNTS = (*MODES, "rows", "padding_rows")
 
-# vLLM sends only declared statistics to its front ends. This one is a dict[str, int], and its readers skip names that
-# they do not know, in an API server without this plugin too; vLLM's Rust front end does not read it.
+# vLLM sends only declared statistics to its front ends. This one is a dict[str, int] whose readers skip unknown keys,
+# in an API server without this plugin too; vLLM's Rust front end does not read it.
 CARRIER = "num_kv_fetch_reqs_by_stage"
 PREFIX = "peagle_draft_"
 

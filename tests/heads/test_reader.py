@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+from peagle_vllm.heads import config as configs
+from peagle_vllm.heads import report
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from tests.heads.writers import (
@@ -195,3 +198,7 @@ def test_reading_imports_neither_torch_nor_vllm(tmp_path: Path):
         "assert not {'torch', 'vllm'} & set(sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_every_dialect_has_a_name_for_the_report():
+    assert set(report.DIALECTS) == set(get_args(configs.Dialect))

@@ -31,7 +31,7 @@ class Condition:
 
     @property
     def condition(self) -> "Condition":
-        """Without what a subclass adds."""
+        """The plain ``Condition``, which repeats share."""
         return Condition(self.arm, self.k, self.dataset, self.concurrency)
 
     @property

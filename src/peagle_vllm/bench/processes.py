@@ -51,7 +51,8 @@ def end(process: psutil.Popen, patience: float = 20) -> None:
 
 def _group(process: psutil.Popen) -> list[psutil.Process]:
     """The members of the group that are still there, those whose parent has ended too."""
-    found = [process] if process.poll() is None else []  # as itself: another object would take its exit status
+    # This Popen object: reaping through another would lose the exit status.
+    found = [process] if process.poll() is None else []
     for other in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             same_group = other.pid != process.pid and os.getpgid(other.pid) == process.pid

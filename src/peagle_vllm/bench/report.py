@@ -117,7 +117,7 @@ def best_table(dataset: str, points: Sequence[Point]) -> Table:
 
 
 def doubts(dataset: str, points: Sequence[Point]) -> Iterator[str]:
-    """One line for every ratio of the best-K table that its spread does not carry."""
+    """One line for every ratio of the best-K table whose range includes 1, or that has one repeat."""
     ratios = [(row.concurrency, *pair, ratio) for row in best_rows(points) for pair, ratio in row.ratios.items()]
     if ratios and all(ratio.repeats < 2 for *_, ratio in ratios):
         yield f"{dataset}: every ratio, for there is one repeat and its noise is unknown."

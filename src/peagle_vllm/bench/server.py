@@ -152,7 +152,7 @@ class Server:
 
 
 class Gauges:
-    """What no counter keeps the peak of. Call ``sample`` as often as you like; it reads once a second."""
+    """Peaks of KV cache use and GPU memory, which no counter keeps. ``sample`` reads at most once a second."""
 
     def __init__(self, server: Server):
         self._server, self._last = server, 0.0

@@ -79,7 +79,7 @@ class VllmMeasure:
         longest = max(len(ids) for ids in self.prompt_ids(dataclasses.replace(setup, prompt_tokens=None)))
         arguments: dict[str, Any] = {
             "model": self.target,
-            "enforce_eager": True,  # acceptance does not depend on graphs, starting does
+            "enforce_eager": True,  # graphs change the time to start, not acceptance
             "max_model_len": longest + self.max_tokens + 2 * setup.k + 64,
             "enable_prefix_caching": False,
             "disable_log_stats": False,  # they are what is read

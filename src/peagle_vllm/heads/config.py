@@ -15,8 +15,9 @@ wrong place, and then drafts badly with a default.
 | ``specforge``   | ``PEagleDraftModel`` in a flat config              | architecture; the mask token id must be added |
 | ``vllm``        | an architecture of vLLM's registry                 | nothing                                     |
 
-A new dialect goes into ``dialect_of``, ``mapped_fields`` (which serving sets on vLLM's config, and ``convert`` writes)
-and ``vllm_name``.
+A new dialect goes into ``Dialect``, ``dialect_of`` (before "nemo", which takes every ``model.`` prefix),
+``mapped_fields`` (which serving sets on vLLM's config, and ``convert`` writes) and ``vllm_name``; then, with its name,
+into ``DIALECTS`` of report.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -166,7 +167,7 @@ def _first_architecture(config: Config) -> str | None:
 
 
 def _family_of_weights(stock: Config, tensors: Mapping[str, TensorInfo]) -> Family:
-    """By the norms in the attention where there are weights; trainers copy the target's model_type either way."""
+    """qwen3 if the attention has q_norm; without weights by model_type, which trainers copy from the target."""
     if tensors:
         return "qwen3" if "layers.0.self_attn.q_norm.weight" in tensors else "llama"
     return "qwen3" if stock.get("model_type") == "qwen3" else "llama"

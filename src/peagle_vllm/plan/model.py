@@ -24,7 +24,7 @@ class Target:
     points: tuple[tuple[float, float], ...]  # (requests, ms), rising in requests
 
     def __call__(self, requests: float) -> float:
-        """Beyond the last point the last slope goes on, before the first the step costs what it costs there."""
+        """Between points linear, beyond the last one with the last slope, before the first one constant."""
         pairs = list(itertools.pairwise(self.points))
         if requests <= self.points[0][0] or not pairs:
             return self.points[0][1]

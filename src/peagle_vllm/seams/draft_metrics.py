@@ -12,8 +12,8 @@ SEAM = Seam(
     name="draft-metrics",
     runner="both",
     why="vLLM counts drafted and accepted tokens in the scheduler; how a draft batch ran is known in the worker only, "
-    "and nothing of a drafter travels from there. The counts ride with the step's output, which is pickled, and then "
-    "in a dict of the scheduler's statistics, which are sent as declared.",
+    "and vLLM has no channel for it. The counts are attached to the step's output, which is pickled, then put into a "
+    "dict of the scheduler's statistics, which are sent as declared.",
     waits_for="statistics of a drafter in ModelRunnerOutput and SchedulerStats",
     delete_when="a speculator can report its own metrics",
     types={

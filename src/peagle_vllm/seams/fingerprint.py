@@ -115,9 +115,9 @@ def check(
 ) -> Report:
     """Compare one vLLM with what was recorded. Its version number decides nothing.
 
-    A seam holds where each definition that it depends on has a digest recorded for it in one minor version: any, but
-    the same for the whole vLLM. Any recorded build of that version will do, definition by definition: the CPU build
-    patches a few files.
+    A seam holds where each definition that it depends on has a digest recorded for it. All seams must match the same
+    minor version, whichever; within it any recorded build will do, definition by definition: the CPU build patches a
+    few files.
 
     Args:
         vllm: an install, or a path that ``version.read`` takes.

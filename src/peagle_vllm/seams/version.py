@@ -104,6 +104,6 @@ def _install(root: Traversable, metadata_in: Sequence[str]) -> VllmInstall:
 
 
 def _unlikely(owner: Distribution) -> tuple[int, str]:
-    """Sorts distributions: those that list vLLM's files, those that list none, those that list others."""
+    """Sort key of a distribution: 0 lists vllm/, 1 lists no files, 2 lists others."""
     record = owner.read_text("RECORD")
     return (1 if record is None else 0 if "vllm/__init__.py," in record else 2), owner.name

@@ -220,7 +220,7 @@ class ParallelEagleProposer(EagleProposer):
         num_k = self.num_speculative_tokens
         unfinished_prefill = self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
-            # Drafts of an unfinished prefill are thrown away: how it was chunked must not move the generator.
+            # Drafts of an unfinished prefill are thrown away; drawing them would tie the random stream to the chunks.
             if sampling_metadata.temperature[req] < _SAMPLING_EPS or unfinished_prefill[req]:
                 continue
             rows = slice(req * num_k, (req + 1) * num_k)

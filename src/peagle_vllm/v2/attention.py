@@ -146,7 +146,7 @@ def _adapt_flash_attention(builder: Any) -> None:
 
 
 def _fix_num_splits(groups: Iterable[AttentionGroup], metadata: dict[str, Any]) -> None:
-    """One split where FlashAttention 3 would leave the number to a heuristic, whose answer a graph cannot renew."""
+    """One split where FlashAttention 3 leaves the number to a heuristic: its value would be frozen at capture."""
     for group in groups:
         own = metadata[group.layer_names[0]]
         if getattr(group.get_metadata_builder(), "max_num_splits", 0) and not own.max_num_splits:

@@ -143,7 +143,7 @@ def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> Draf
     """Every graph to capture, by the rule above.
 
     Args:
-        cudagraph_mode: the target's; what of it the drafter can have too is in it.
+        cudagraph_mode: the target's; the drafter captures the kinds that it supports.
     """
     decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
     full_rows = max((num_reqs * length for num_reqs, length in decode), default=0)

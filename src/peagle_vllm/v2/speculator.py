@@ -113,8 +113,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
-        # What graphs read and write has an address of its own, as large as the largest graph. Larger batches draft in
-        # memory that lives for a step, which the target's own activations need at another time anyway.
+        # Persistent buffers fit the largest graph. Larger batches allocate theirs for one step, out of the memory that
+        # the target's activations use at another time.
         graphs = draft_graphs(self.vllm_config, self.vllm_config.compilation_config.cudagraph_mode)
         options = {"dtype": self.dtype, "device": self.device}
         self.hidden_states = torch.zeros(graphs.max_rows, self.hidden_size, **options)
@@ -332,7 +332,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             metadata = self.attention.metadata(
                 layout.num_reqs_padded,
                 run.starts,
-                # A FULL graph's padding requests have their rows too.
+                # In a FULL graph num_rows includes the rows of padding requests.
                 num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None,
                 seq_lens_bound=seq_lens_bound(bound, np.diff(run.starts), num_k, self._max_len),
             )
@@ -380,8 +380,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             self.vllm_config,
             num_tokens=num_rows,
             cudagraph_runtime_mode=batch.cudagraph_mode,
-            # A head is dense: no rank waits for another's rows, so this one's stand for all. Left out, vLLM would
-            # ask the other ranks.
+            # A head is dense, so any row counts will do for the other ranks. Without them vLLM runs a collective.
             num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32) if self.dp_size > 1 else None,
             slot_mapping=None if batch.attn_metadata is None else self.attention.slot_mapping(num_rows),
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
