@@ -52,12 +52,14 @@ class Head:
         target: hidden size and vocabulary are the head's as well.
         intermediate: of the head's MLP.
         draft_vocab: rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it.
+        num_aux: captured hidden states it reads; ``config`` is for the default.
     """
 
     name: str
     target: Model
     intermediate: int
     draft_vocab: int
+    num_aux: int = NUM_AUX
 
     @property
     def reduced(self) -> bool:
@@ -82,7 +84,7 @@ class Head:
         one = t.heads * t.head_dim * t.hidden + 3 * t.hidden * self.intermediate
         layers = PEAGLE_LAYERS if parallel else EAGLE3_LAYERS
         return {
-            "fc": NUM_AUX * t.hidden * t.hidden,
+            "fc": self.num_aux * t.hidden * t.hidden,
             "layers": first_qkv + (layers - 1) * qkv + layers * one,
             "lm_head": self.draft_vocab * t.hidden,
         }
@@ -96,7 +98,7 @@ class Head:
         w, rows = self.weights(parallel), batch * k
         passes = 1 if parallel else k
         weights = w["fc"] + passes * (w["layers"] + w["lm_head"])
-        return element_bytes * (weights + (NUM_AUX * batch + rows) * self.target.hidden)
+        return element_bytes * (weights + (self.num_aux * batch + rows) * self.target.hidden)
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> str:
@@ -121,7 +123,8 @@ GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
 HEADS = {
     head.name: head
     for head in (
-        Head("gpt-oss-20b", GPT_OSS, 8640, GPT_OSS.vocab),
+        # With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
+        Head("gpt-oss-20b", GPT_OSS, 14336, GPT_OSS.vocab),
         Head("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
         Head("4096-wide, 32k draft vocabulary", Model(4096, 4096, 32, 8, 128, 8, 128256), 14336, 32000),
     )
