@@ -52,23 +52,31 @@ class Head:
         target: hidden size and vocabulary are the head's as well.
         intermediate: of the head's MLP.
         draft_vocab: rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it.
+        num_aux: captured hidden states it reads; ``config`` is for the default.
+        peagle_layers: of the P-EAGLE head.
     """
 
     name: str
     target: Model
     intermediate: int
     draft_vocab: int
+    num_aux: int = NUM_AUX
+    peagle_layers: int = PEAGLE_LAYERS
 
     @property
     def reduced(self) -> bool:
         return self.draft_vocab < self.target.vocab
+
+    def layers(self, parallel: bool) -> int:
+        """Of the P-EAGLE head, or of an EAGLE-3 head."""
+        return self.peagle_layers if parallel else EAGLE3_LAYERS
 
     def config(self, parallel: bool) -> dict[str, Any]:
         """A P-EAGLE head's config.json, or that of an EAGLE-3 head of the same width."""
         of_layers = self.target.config() | {
             "architectures": ["LlamaForCausalLMEagle3"],
             "intermediate_size": self.intermediate,
-            "num_hidden_layers": PEAGLE_LAYERS if parallel else EAGLE3_LAYERS,
+            "num_hidden_layers": self.layers(parallel),
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target.hidden,
         }
@@ -80,9 +88,9 @@ class Head:
         attention = (t.heads + 2 * t.kv_heads) * t.head_dim
         first_qkv, qkv = 2 * t.hidden * attention, t.hidden * attention
         one = t.heads * t.head_dim * t.hidden + 3 * t.hidden * self.intermediate
-        layers = PEAGLE_LAYERS if parallel else EAGLE3_LAYERS
+        layers = self.layers(parallel)
         return {
-            "fc": NUM_AUX * t.hidden * t.hidden,
+            "fc": self.num_aux * t.hidden * t.hidden,
             "layers": first_qkv + (layers - 1) * qkv + layers * one,
             "lm_head": self.draft_vocab * t.hidden,
         }
@@ -96,7 +104,7 @@ class Head:
         w, rows = self.weights(parallel), batch * k
         passes = 1 if parallel else k
         weights = w["fc"] + passes * (w["layers"] + w["lm_head"])
-        return element_bytes * (weights + (NUM_AUX * batch + rows) * self.target.hidden)
+        return element_bytes * (weights + (self.num_aux * batch + rows) * self.target.hidden)
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> str:
@@ -121,7 +129,8 @@ GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
 HEADS = {
     head.name: head
     for head in (
-        Head("gpt-oss-20b", GPT_OSS, 8640, GPT_OSS.vocab),
+        # With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
+        Head("gpt-oss-20b", GPT_OSS, 14336, GPT_OSS.vocab),
         Head("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
         Head("4096-wide, 32k draft vocabulary", Model(4096, 4096, 32, 8, 128, 8, 128256), 14336, 32000),
     )
@@ -132,6 +141,60 @@ TINY_HEADS = {
         Head("tiny", Model(64, 96, 2, 1, 32, 8, 512), 96, 512),
         Head("tiny, reduced vocabulary", Model(64, 96, 2, 1, 32, 8, 512), 96, 256),
     )
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A published target as it is served, for what its own step needs.
+
+    Attributes:
+        model: all of its layers; ``intermediate`` is one expert's.
+        experts: of each layer; 1 is a dense MLP.
+        active: experts that a token uses.
+        attention_bytes: of a weight of the attention's matrices.
+        mlp_bytes: of a weight of the experts or the MLP.
+        window: tokens that every other layer attends over; None: all layers attend over everything.
+    """
+
+    model: Model
+    experts: int = 1
+    active: int = 1
+    attention_bytes: float = 2
+    mlp_bytes: float = 2
+    window: int | None = None
+
+
+MXFP4_BYTES = 4.25 / 8  # 4 bits a weight, and 8 more for every 32 weights
+_GPT_OSS_20B = Target(replace(GPT_OSS, layers=24), 32, 4, mlp_bytes=MXFP4_BYTES, window=128)
+_QWEN3_CODER = Model(2048, 768, 32, 4, 128, 48, 151936)
+_QWEN3_8B = Model(4096, 12288, 32, 8, 128, 36, 151936)
+# name -> published P-EAGLE head, its target, and where the sizes come from. Targets' are those of their config.json.
+PUBLISHED = {
+    "gpt-oss-20b": (
+        HEADS["gpt-oss-20b"],
+        _GPT_OSS_20B,
+        "amazon/GPT-OSS-20B-P-EAGLE: 4 layers, the whole vocabulary, 3 hidden states (its tensors); the target's "
+        "attention; intermediate size 14336, which makes its 1.8e9 parameters (3.6 GB)",
+    ),
+    "gpt-oss-120b": (
+        Head("gpt-oss-120b", GPT_OSS, 11520, GPT_OSS.vocab),
+        replace(_GPT_OSS_20B, model=replace(GPT_OSS, layers=36), experts=128),
+        "amazon/gpt-oss-120b-p-eagle: 4 layers, 1.7e9 parameters (its card), else as the 20b's; intermediate size "
+        "11520 assumed (10,100 to 12,900 agree with 1.7e9)",
+    ),
+    "qwen3-coder-30b": (
+        HEADS["qwen3-coder-30b"],
+        Target(_QWEN3_CODER, 128, 8, attention_bytes=1, mlp_bytes=1),
+        "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE: 4 layers, 3 hidden states, a target in FP8 (its card); the "
+        "target's attention, the whole vocabulary and intermediate size 6144 assumed",
+    ),
+    "qwen3-8b": (
+        Head("qwen3-8b", _QWEN3_8B, 12288, 32000, num_aux=5),
+        Target(_QWEN3_8B),
+        "RedHatAI/Qwen3-8B-speculator.peagle: 5 hidden states (its card); 4 layers, the target's widths and 32,000 "
+        "draft tokens assumed, as in the speculators library's examples",
+    ),
 }
 
 # For whole engines: the published model, the same without quantized experts, and a dense one of its width and depth.

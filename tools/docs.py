@@ -40,6 +40,7 @@ def performance() -> str:
         ("host_time", host_time),
         ("traffic", traffic),
         ("memory", memory),
+        ("floor", floor),
         ("preparation", preparation),
     ):
         result = json.loads((RESULTS / f"{name}.json").read_text())
@@ -103,6 +104,34 @@ def memory(sizes: dict) -> str:
         rows.append((server["server"], graphs, *sizes_mb))
     columns = ["server", "full graphs", "piecewise graphs", "buffers, MB", "before, MB", "largest step, MB"]
     return f"{table(columns, rows)}\n\nK = {sizes['k']}; computed, not measured;"
+
+
+def floor(result: dict) -> str:
+    """One device: its K side by side; the others are in the result file."""
+    from benchmarks.floor import floor_us
+
+    device, depths = "H200", sorted({cell["k"] for cell in result["cells"]})
+    cells = {(c["head"], c["step"], c["batch"], c["k"]): c for c in result["cells"]}
+    batches, rows = sorted({cell["batch"] for cell in result["cells"]}), []
+    for head, step in dict.fromkeys(key[:2] for key in cells):
+        found = [[cells[head, step, batch, k] for k in depths] for batch in batches]
+        moved = (f"{sum(row[-1]['bytes'].values()) / 1e9:.2f}" for row in found)
+        us = (" / ".join(floor_us(cell["us"][device]) for cell in row) for row in found)
+        rows.append((head, step, *(text for pair in zip(moved, us, strict=True) for text in pair)))
+    kinds = (f"GB at K = {depths[-1]}", f"us at K = {' / '.join(map(str, depths))}")
+    columns = ["head", "step", *(f"B = {batch}: {kind}" for batch in batches for kind in kinds)]
+    assumed = "\n".join(f"- {name}: {text}." for name, text in (result["assumptions"] | result["sizes"]).items())
+    rates = result["devices"][device]
+    note = f"{device}: {rates['bandwidth'] / 1e12:g} TB/s and {rates['flops'] / 1e12:g} TFLOP/s; a star: bound by "
+    note += (
+        f"arithmetic, else by bytes. {result['context']:,} tokens of context, {result['kv_bytes']} bytes a number of "
+    )
+    edges = []
+    for (head, step, batch, k), cell in cells.items():
+        if (head, k) == (rows[0][0], depths[-1]) and step.startswith("edge"):
+            edges.append(f"{cell['bytes']['edge'] / 1e6:.2f} MB for rank {step.split()[-1]} at B = {batch}")
+    note += f"the KV cache. The edge itself moves, for {rows[0][0]} at K = {depths[-1]}: {', '.join(edges)}."
+    return f"{table(columns, rows)}\n\n{note}\n\nAssumptions:\n\n{assumed}\n\nComputed, not measured;"
 
 
 def preparation(times: dict) -> str:

@@ -1,0 +1,248 @@
+"""What one draft step must move and compute: ``python -m benchmarks.floor [--out FILE]``. Arithmetic, no measurement.
+
+For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each: the head as it is,
+trimmed to fewer draft tokens, quantised, and sharpened by an edge; beside it EAGLE-3's K forwards of its one layer, and
+the target's own step that verifies the drafts. A floor is the larger of bytes over bandwidth and operations over the
+FLOP rate. ``draft_step_floor`` answers for any head, such as one whose draft vocabulary is still to be chosen.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+from benchmarks import arms
+from benchmarks.shapes import PUBLISHED, Head, Model, Target
+from benchmarks.traffic import PEAK_FLOPS
+from peagle_vllm.provenance import provenance
+
+DEPTHS, BATCHES, RANKS = (3, 5, 7), (1, 64), (64, 256)
+DRAFT_VOCABS, CONTEXT = (32_000, 64_000), 2048
+BF16 = 2  # bytes
+CANDIDATE = 28  # bytes: int64 id and float32 logit, written and read once, and a float32 score, written
+
+ASSUMPTIONS = {
+    "floor": "the larger of bytes / bandwidth and operations / FLOP rate, both as vendors publish them; launches, "
+    "waits and the order of work cost nothing, so a real step takes longer",
+    "weights": "read once a forward; norms, biases, embedding rows and activations between layers are left out",
+    "rows": "every draft was refused, which is the least: one valid row and K-1 mask rows a request (the graph of a "
+    "decode batch computes 2K)",
+    "attention": "each layer reads the keys and values of every request's context once a forward, and each row attends "
+    "over all of it; writes are left out",
+    "logits": "of sampled rows, in the draft vocabulary: written once and read once in bfloat16, by argmax or by top-M",
+    "fp8": "one byte a weight in layers and lm_head, scales left out (0.2% at most); fc and the rest in bfloat16. "
+    "Weights of 8 bits or fewer are multiplied at twice the 16-bit FLOP rate",
+    "edge": "M = 16, tables and projection in bfloat16: the projection once, one predecessor row and M successor rows "
+    "for each draft, gates and candidates written and read once; no table row serves two drafts",
+    "EAGLE-3": "K forwards of one layer with the width, hidden states and vocabulary of the P-EAGLE head; of the "
+    "published EAGLE-3 heads many are narrower and have 32,000 draft tokens, and move less",
+    "target": "K+1 rows a request, logits of all; lm_head and router in bfloat16. Tokens choose experts independently "
+    "and evenly: T of them read experts x (1 - (1 - active / experts)^T) in a layer, text whose tokens agree fewer",
+}
+
+
+class Part(NamedTuple):
+    """What one part of a step moves and computes."""
+
+    bytes: float  # to and from the device's memory
+    flops: float = 0  # a multiply and an add are two
+    speed: int = 1  # of its operations, in multiples of the 16-bit FLOP rate
+
+
+class Device(NamedTuple):
+    """Bytes a second of its memory, and dense 16-bit operations a second."""
+
+    bandwidth: float
+    flops: float
+
+
+DEVICES = {name: Device(bytes_s, PEAK_FLOPS[name]) for name, bytes_s in (("H200", 4.8e12), ("B200", 8e12))}
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that a step moves and computes, by part."""
+
+    parts: dict[str, Part]
+
+    @property
+    def bytes(self) -> float:
+        return sum(part.bytes for part in self.parts.values())
+
+    @property
+    def flops(self) -> float:
+        return sum(part.flops for part in self.parts.values())
+
+    def seconds(self, device: Device) -> tuple[float, float]:
+        """Moving and computing, each on its own; the floor is the larger."""
+        computing = sum(part.flops / part.speed for part in self.parts.values()) / device.flops
+        return self.bytes / device.bandwidth, computing
+
+
+class Edge(NamedTuple):
+    """An edge head: the width of its two tables, and the candidates of each position (M)."""
+
+    rank: int
+    candidates: int = 16
+
+
+def draft_step_floor(
+    head: Head,
+    k: int,
+    batch: int,
+    *,
+    parallel: bool = True,
+    draft_vocab: int | None = None,
+    weight_bytes: int = BF16,
+    edge: Edge | None = None,
+    context: int = CONTEXT,
+    kv_bytes: int = BF16,
+) -> Floor:
+    """One draft step of a decode batch, under ASSUMPTIONS.
+
+    Args:
+        k: drafts of each request.
+        batch: requests.
+        parallel: one forward of the P-EAGLE head; False: K forwards of an EAGLE-3 head of the same width.
+        draft_vocab: tokens that the head is trimmed to; None: its own.
+        weight_bytes: of a weight in the layers and the lm_head.
+        edge: what a sharpened head has beside; None: a head as it was trained.
+        context: tokens that each request attends over.
+        kv_bytes: of a number in the KV cache.
+
+    Raises:
+        ValueError: more draft tokens than the target has, or none.
+    """
+    head = head if draft_vocab is None else replace(head, draft_vocab=draft_vocab)
+    if not 0 < head.draft_vocab <= head.target.vocab:
+        raise ValueError(f"draft vocabulary of {head.draft_vocab}: must be 1 to {head.target.vocab}, the target's own")
+    model, weights, rows, forwards = head.target, head.weights(parallel), batch * k, 1 if parallel else k
+    parts = {"fc": Part(BF16 * weights["fc"], 2 * batch * weights["fc"])}
+    for name in ("layers", "lm_head"):
+        parts[name] = _matrix(forwards * weights[name], weight_bytes, rows * weights[name])
+    parts["hidden states"] = Part(BF16 * (head.num_aux * batch + rows) * model.hidden)
+    parts["attention"] = _attention(model, forwards * head.layers(parallel) * batch, k // forwards, context, kv_bytes)
+    parts["logits"] = Part(2 * BF16 * rows * head.draft_vocab)
+    if edge:
+        projection, rank, m = edge.rank * model.hidden, edge.rank, edge.candidates
+        moved = BF16 * (projection + rows * rank * (1 + m)) + rows * (2 * BF16 * rank + CANDIDATE * m)
+        parts["edge"] = Part(moved, rows * (2 * projection + rank * (1 + 2 * m)))
+    return Floor(parts)
+
+
+def target_step_floor(target: Target, k: int, batch: int, *, context: int = CONTEXT, kv_bytes: int = BF16) -> Floor:
+    """The target's step that verifies K drafts of each request, under ASSUMPTIONS. Arguments: ``draft_step_floor``."""
+    model, tokens = target.model, batch * (k + 1)
+    attention = model.layers * model.hidden * model.head_dim * 2 * (model.heads + model.kv_heads)
+    expert = model.layers * 3 * model.hidden * model.intermediate
+    touched = target.experts * (1 - (1 - target.active / target.experts) ** tokens)
+    router = model.layers * model.hidden * target.experts if target.experts > 1 else 0
+    lm_head = model.vocab * model.hidden
+    parts = {
+        "attention matrices": _matrix(attention, target.attention_bytes, tokens * attention),
+        "experts": _matrix(touched * expert, target.mlp_bytes, tokens * target.active * expert),
+        "router": _matrix(router, BF16, tokens * router),
+        "lm_head": _matrix(lm_head, BF16, tokens * lm_head),
+        "logits": Part(2 * BF16 * tokens * model.vocab),
+    }
+    windowed, window = model.layers // 2 if target.window else 0, min(context, target.window or context)
+    parts["attention"] = _attention(model, (model.layers - windowed) * batch, k + 1, context, kv_bytes)
+    parts["windowed attention"] = _attention(model, windowed * batch, k + 1, window, kv_bytes)
+    return Floor({name: part for name, part in parts.items() if part.bytes})
+
+
+def _matrix(weights: float, weight_bytes: float, products: float) -> Part:
+    """Weights read, and a multiply and an add for each product of a weight with a row."""
+    return Part(weight_bytes * weights, 2 * products, 1 if weight_bytes >= BF16 else 2)
+
+
+def _attention(model: Model, caches: int, rows: int, context: int, kv_bytes: int) -> Part:
+    """``caches``: layers x requests x forwards, in each of which ``rows`` rows attend over ``context`` tokens."""
+    moved = caches * context * 2 * model.kv_heads * model.head_dim * kv_bytes
+    return Part(moved, caches * rows * context * 4 * model.heads * model.head_dim)
+
+
+def variants(head: Head, draft_vocabs: list[int]) -> dict[str, dict[str, Any]]:
+    """Name of a step -> what ``draft_step_floor`` takes for it; vocabularies not below the head's own are left out."""
+    trimmed = {f"{size:,} tokens": {"draft_vocab": size} for size in sorted(draft_vocabs) if size < head.draft_vocab}
+    fp8, edges = {"weight_bytes": 1}, {f"edge of rank {rank}": {"edge": Edge(rank)} for rank in RANKS}
+    steps = {"as published": {}, **trimmed, "fp8": fp8, **edges, "EAGLE-3": {"parallel": False}}
+    for fewest, size in list(trimmed.items())[:1]:
+        edge, of_rank = next(iter(edges.items()))
+        steps |= {f"{fewest}, fp8, {edge}": size | fp8 | of_rank, f"EAGLE-3, {fewest}": size | {"parallel": False}}
+    return steps
+
+
+def compute(draft_vocabs: list[int], devices: dict[str, Device], **setting: int) -> Iterator[dict[str, Any]]:
+    """Every head, K, B and step; ``setting``: ``context`` and ``kv_bytes``."""
+    for (name, (head, target, _)), k, batch in product(PUBLISHED.items(), DEPTHS, BATCHES):
+        steps = variants(head, draft_vocabs)
+        floors = {step: draft_step_floor(head, k, batch, **more, **setting) for step, more in steps.items()}
+        floors["the target's step"] = target_step_floor(target, k, batch, **setting)
+        for step, floor in floors.items():
+            us = {of: [round(1e6 * seconds, 1) for seconds in floor.seconds(device)] for of, device in devices.items()}
+            yield {
+                "head": name,
+                "k": k,
+                "batch": batch,
+                "step": step,
+                "bytes": {part: round(made.bytes) for part, made in floor.parts.items()},
+                "flops": round(floor.flops),
+                "us": {of: {"moving": moving, "computing": computing} for of, (moving, computing) in us.items()},
+            }
+
+
+def floor_us(us: dict[str, float]) -> str:
+    """The larger of moving and computing, with a star where that is computing."""
+    return f"{max(us.values()):,.0f}{'*' if us['computing'] > us['moving'] else ''}"
+
+
+def row(cell: dict[str, Any]) -> tuple[object, ...]:
+    """One cell for the table."""
+    which = (cell[key] for key in ("head", "k", "batch", "step"))
+    amounts = (f"{sum(cell['bytes'].values()) / 1e6:,.1f}", f"{cell['flops'] / 1e9:,.1f}")
+    return (*which, *amounts, *map(floor_us, cell["us"].values()))
+
+
+def stated(devices: dict[str, Device]) -> str:
+    """As ``--device`` takes them."""
+    return ", ".join(f"{name}:{d.bandwidth / 1e12:g}:{d.flops / 1e12:g} (TB/s, TFLOP/s)" for name, d in devices.items())
+
+
+def device_option(text: str) -> tuple[str, Device]:
+    """NAME:TB/S:TFLOPS, such as H100:3.35:989."""
+    name, bandwidth, flops = text.split(":")
+    if min(float(bandwidth), float(flops)) <= 0:
+        raise ValueError
+    return name, Device(float(bandwidth) * 1e12, float(flops) * 1e12)
+
+
+def positive(text: str) -> int:
+    if int(text) <= 0:
+        raise ValueError
+    return int(text)
+
+
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--draft-vocab", type=positive, nargs="+", default=list(DRAFT_VOCABS), metavar="TOKENS")
+    parser.add_argument("--context", type=positive, default=CONTEXT, help="tokens that each request attends over")
+    parser.add_argument("--kv-bytes", type=int, default=BF16, choices=(1, 2), help="1: a KV cache in fp8")
+    given = parser.add_argument("--device", type=device_option, nargs="+", metavar="NAME:TB/S:TFLOPS")
+    given.default, given.help = list(DEVICES.items()), f"default: {stated(DEVICES)}"
+    args = parser.parse_args()
+    devices, setting = dict(args.device), {"context": args.context, "kv_bytes": args.kv_bytes}
+    cells = list(compute(args.draft_vocab, devices, **setting))
+    print(arms.table(("head", "K", "B", "step", "MB", "GFLOP", *(f"{name} us" for name in devices)), map(row, cells)))
+    print("Computed, not measured. A star: bound by arithmetic, else by bytes.")
+    print(f"Context {args.context} tokens, {args.kv_bytes} bytes a number of the KV cache; {stated(devices)}.")
+    sources = {name: source for name, (_, _, source) in PUBLISHED.items()}
+    for name, assumed in (ASSUMPTIONS | sources).items():
+        print(f"{name}: {assumed}")
+    report = {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": {n: d._asdict() for n, d in devices.items()}}
+    shapes = {name: {"head": asdict(head), "target": asdict(target)} for name, (head, target, _) in PUBLISHED.items()}
+    arms.write_result(args.out, __doc__, report | setting | {"shapes": shapes, **provenance(), "cells": cells})
+
+
+if __name__ == "__main__":
+    main()
