@@ -1,4 +1,4 @@
-"""A client of examples/serve.sh: ``python examples/client.py [URL]`` streams a chat answer and a completion."""
+"""A client of examples/serve.sh: ``.venv/bin/python examples/client.py [URL]`` streams a chat and a completion."""
 
 import sys
 from collections.abc import Callable, Iterable

@@ -1,35 +1,70 @@
-"""Start a server that is configured through its environment only, as managed endpoints do.
+"""Start a server that is configured through its environment only, by the rules of AWS's vLLM container for SageMaker.
 
-``SM_VLLM_MAX_MODEL_LEN=4096`` becomes ``--max-model-len 4096``, and so for every ``SM_VLLM_`` variable; an empty
-value or ``true`` makes a bare flag, ``false`` its ``--no-`` form. The default port is 8080, where vLLM
-answers ``/ping`` and ``/invocations``. ``SM_VLLM_SPECULATIVE_CONFIG`` switches P-EAGLE on.
+``SM_VLLM_X_Y=value`` is the flag ``--x-y value``. A value of ``true`` or an empty one makes a bare flag, ``false`` no
+flag at all; a JSON array is one token for each element, an empty one no flag; everything else, a JSON object
+too, is one token as it stands. The model is ``SM_VLLM_MODEL``, else ``/opt/ml/model`` if anything lies there, else
+``HF_MODEL_ID``. The port is 8080, where vLLM answers ``/ping`` and ``/invocations``.
+
+The rules are those of ``sagemaker_args.py`` in github.com/aws/deep-learning-containers. As there, the server is started
+by ``standard-supervisor`` (a dependency of vLLM), which installs ``/opt/ml/model/requirements.txt`` first.
 """
 
+import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 PREFIX = "SM_VLLM_"
-DEFAULTS = {"SM_VLLM_PORT": "8080"}
+ARTIFACTS = Path("/opt/ml/model")  # where SageMaker unpacks a model's artifacts
+# vLLM takes these arrays as one JSON token, or one value for each time that the flag is given.
+ONE_TOKEN = {"--allowed-origins", "--allowed-methods", "--allowed-headers", "--middleware"}
+SUPERVISOR = "model_hosting_container_standards.supervisor.scripts.standard_supervisor"
 
 
-def arguments(environment: Mapping[str, str]) -> list[str]:
-    """The flags of ``vllm serve`` for these environment variables."""
-    flags: list[str] = []
-    for name, value in sorted((DEFAULTS | dict(environment)).items()):
-        if not name.startswith(PREFIX):
-            continue
-        flag = name.removeprefix(PREFIX).lower().replace("_", "-")
-        match value.lower():
-            case "" | "true":
-                flags += [f"--{flag}"]
-            case "false":
-                flags += [f"--no-{flag}"]
-            case _:
-                flags += [f"--{flag}", value]
+def arguments(environment: Mapping[str, str], artifacts: Path = ARTIFACTS) -> list[str]:
+    """The flags of ``vllm serve`` for these environment variables, in the order of their names.
+
+    Raises:
+        SystemExit: no variable names a model, and ``artifacts`` is empty or absent.
+    """
+    flags = ["--port", "8080"]  # SM_VLLM_PORT comes later and counts
+    if not environment.get(f"{PREFIX}MODEL"):
+        flags += ["--model", _model(environment, artifacts)]
+    for name in sorted(name for name in environment if name.startswith(PREFIX)):
+        flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
+        tokens = _tokens(flag, environment[name])
+        if tokens is not None and (flag != "--model" or tokens):
+            flags += [flag, *tokens]
     return flags
 
 
+def _model(environment: Mapping[str, str], artifacts: Path) -> str:
+    if artifacts.is_dir() and any(artifacts.iterdir()):
+        return str(artifacts)
+    if model := environment.get("HF_MODEL_ID"):
+        return model
+    sys.exit(f"no model is given: set {PREFIX}MODEL or HF_MODEL_ID, or put the model's files into {artifacts}")
+
+
+def _tokens(flag: str, value: str) -> list[str] | None:
+    """What follows a flag; None where the flag is left out."""
+    word = value.strip().lower()
+    if word in ("", "true"):
+        return []
+    if word == "false":
+        return None
+    if flag in ONE_TOKEN:
+        return [value]
+    try:
+        elements = json.loads(value)
+    except ValueError:
+        return [value]
+    if not isinstance(elements, list):
+        return [value]
+    return [each if isinstance(each, str) else json.dumps(each) for each in elements] or None
+
+
 if __name__ == "__main__":
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments(os.environ)]
-    os.execv(sys.executable, command)
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments(os.environ)]
+    os.execv(sys.executable, [sys.executable, "-m", SUPERVISOR, *server])

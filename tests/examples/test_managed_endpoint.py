@@ -5,7 +5,10 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from examples.managed_endpoint.entrypoint import arguments
+from tests.examples.monitoring import missing
 from tests.serving import ROOT, environment, free_port, running
 
 FOLDER = Path("examples/managed_endpoint")
@@ -17,10 +20,45 @@ def variables(file: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_variables_become_flags() -> None:
-    given = {"SM_VLLM_MODEL": "m", "SM_VLLM_ENFORCE_EAGER": "", "SM_VLLM_ENABLE_PREFIX_CACHING": "false", "HOME": "/"}
-    assert arguments(given) == ["--no-enable-prefix-caching", "--enforce-eager", "--model", "m", "--port", "8080"]
-    assert arguments({"SM_VLLM_PORT": "1"}) == ["--port", "1"]
+@pytest.mark.parametrize(
+    ("name", "value", "flags"),
+    [
+        ("MAX_MODEL_LEN", "4096", ["--max-model-len", "4096"]),
+        ("ENFORCE_EAGER", "true", ["--enforce-eager"]),
+        ("ENFORCE_EAGER", "True", ["--enforce-eager"]),
+        ("ENFORCE_EAGER", "", ["--enforce-eager"]),
+        ("ENABLE_PREFIX_CACHING", "false", []),
+        ("SERVED_MODEL_NAME", '["a", "b c"]', ["--served-model-name", "a", "b c"]),
+        ("LORA_MODULES", '[{"name": "l"}, {"name": "m"}]', ["--lora-modules", '{"name": "l"}', '{"name": "m"}']),
+        ("CUSTOM_OPS", "[]", []),
+        ("ALLOWED_ORIGINS", '["https://a"]', ["--allowed-origins", '["https://a"]']),
+        ("SPECULATIVE_CONFIG", '{"method":  "eagle3"}', ["--speculative-config", '{"method":  "eagle3"}']),
+        ("CHAT_TEMPLATE", "{% for m in messages %}", ["--chat-template", "{% for m in messages %}"]),
+        ("PORT", "1", ["--port", "1"]),
+    ],
+)
+def test_variables_become_flags(name: str, value: str, flags: list[str]) -> None:
+    """The rules of AWS's container, as its sagemaker_args.py states them."""
+    given = {"SM_VLLM_MODEL": "m", f"SM_VLLM_{name}": value, "HOME": "/"}
+    found = arguments(given)
+    assert sorted(found) == sorted(["--port", "8080", "--model", "m", *flags])
+    at = found.index(flags[0], 2) if flags else 0
+    assert not flags or found[at : at + len(flags)] == flags
+
+
+def test_where_the_model_comes_from(tmp_path: Path) -> None:
+    def model(**given: str) -> str:
+        flags = arguments(given, artifacts=tmp_path)
+        assert flags.count("--model") == 1
+        return flags[flags.index("--model") + 1]
+
+    with pytest.raises(SystemExit, match="SM_VLLM_MODEL or HF_MODEL_ID"):
+        model()
+    assert model(HF_MODEL_ID="hub") == "hub"
+    (tmp_path / "config.json").touch()
+    assert model(HF_MODEL_ID="hub") == str(tmp_path)
+    assert model(HF_MODEL_ID="hub", SM_VLLM_MODEL="") == str(tmp_path)
+    assert model(HF_MODEL_ID="hub", SM_VLLM_MODEL="named") == "named"
 
 
 def test_published_pair_is_the_published_command() -> None:
@@ -48,3 +86,4 @@ def test_endpoint_serves_with_drafts() -> None:
             answer = json.load(response)
         assert answer["choices"][0]["message"]["content"]
         assert server.metric("vllm:spec_decode_num_drafts_total") > 0
+        assert missing(server.get("/metrics")) == []  # of what examples/deploy draws and warns of

@@ -1,4 +1,4 @@
-"""The offline example runs on the tiny pair."""
+"""example.py runs on the tiny pair."""
 
 import re
 import subprocess
@@ -7,9 +7,9 @@ import sys
 from tests.serving import ROOT, environment
 
 
-def test_offline_example() -> None:
+def test_example() -> None:
     done = subprocess.run(
-        [sys.executable, "examples/offline.py", "tiny"],
+        [sys.executable, "example.py"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
