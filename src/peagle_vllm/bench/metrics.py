@@ -111,7 +111,8 @@ class Spread:
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""
         pairs = (self.median, other.median), (self.low, other.high), (self.high, other.low)
-        return Ratio(*(a / b if b else math.nan for a, b in pairs), min(self.repeats, other.repeats))
+        median, low, high = (a / b if b else math.nan for a, b in pairs)
+        return Ratio(median, low, high, min(self.repeats, other.repeats))
 
     def text(self, form: str = ",.0f") -> str:
         """``median (low..high)``; the range is left out where it is not seen."""
