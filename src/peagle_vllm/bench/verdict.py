@@ -1,4 +1,4 @@
-"""What a sweep says, in lines: which arm is fastest and how sure that is, what should not be, which ratios are in doubt."""
+"""What a sweep says, in lines: the fastest arm and how sure that is, what should not be, which ratios are in doubt."""
 
 from collections.abc import Iterator, Sequence
 

@@ -93,8 +93,9 @@ def show_published(console: Console) -> None:
         console.print(table)
         found = backtest.verdicts(figures)
         for kind in backtest.DRAFT_COST:
-            where = "; ".join(backtest.chosen(found, kind, bound) for bound in backtest.BOUNDS)
-            console.print(f"{kind}, published K={figures.best_k[kind]}. The model, verifying free; in full: {where}.")
+            free, full = (backtest.chosen(found, kind, bound) for bound in backtest.BOUNDS)
+            console.print(f"{kind}: published K={figures.best_k[kind]}.")
+            console.print(f"  The model chooses {free} if verifying is free, and {full} if rows cost in full.")
         above = sum(v.ratio["free"] > v.published for v in found)
         console.print(f"The model's P/E is above the published one at {above} of {len(found)} concurrencies.")
         limit, assumed = backtest.holds_from(figures), backtest.DRAFT_COST["EAGLE-3"]
