@@ -2,8 +2,9 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from peagle_vllm.acceptance import from_bench_serve
 from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps, grid
@@ -19,9 +20,14 @@ def result(
     reason: str = "",
     gpu: str = "",
     draft_steps: DraftSteps | None = None,
+    edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None,
+    dtype: str = "float32",
 ) -> CellResult:
+    """One cell; ``edit`` may change what the client wrote."""
     kind = suite.arms[cell.arm].kind
     data = {} if reason else raw(kind, cell.k, cell.concurrency, noise=noise)
+    if data:
+        edit(cell, data)
     return CellResult(
         cell=cell,
         kind=kind,
@@ -30,6 +36,8 @@ def result(
         configuration={
             "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
             "layers": {"target": 4} | ({"draft": 1} if cell.k else {}),
+            "serve": ["--dtype", dtype, *suite.serve.words],
+            "bench": ["--temperature", "0.0"],
         },
         versions={"vllm": "0.0"},
         hardware={"cpu": "a CPU, 2 cores", "system": "Linux x86_64"} | ({"gpu": gpu} if gpu else {}),
@@ -53,6 +61,8 @@ def write(
     failed: Mapping[str, str] | None = None,
     gpu: str = "",
     draft_steps: Mapping[str, DraftSteps] | None = None,
+    edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None,
+    dtype: str = "float32",
 ) -> Path:
     """A results folder of the whole suite. ``slower`` maps (arm, K, concurrency) to a factor on time, ``failed`` cell
     ids to reasons, ``draft_steps`` arms to what their server counted."""
@@ -62,7 +72,7 @@ def write(
         noise = 1 + rng.uniform(-spread, spread)
         noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
         why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
-        made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps)
+        made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps, edit=edit, dtype=dtype)
         (folder / f"cells/{cell.id}.json").write_text(made.to_json())
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

@@ -33,13 +33,13 @@ def test_the_slower_cell_is_named(tmp_path: Path, suite: Suite) -> None:
     found = compare(results(tmp_path / "a", suite, seed=1), after)
     verdicts = {change.condition: change.verdict for change in found.changes if change.verdict != "same"}
     assert verdicts == {
-        Condition("P-EAGLE", 7, "prompts", 4): "slower",
+        Condition("P-EAGLE", 7, "prompts", 4): "worse",
         Condition("EAGLE-3", 3, "prompts", 1): "faster",
     }
     assert found.worse
 
 
-@pytest.mark.parametrize(("after", "verdict"), [((1.0, 1.2), "same"), ((1.15, 1.3), "slower")])
+@pytest.mark.parametrize(("after", "verdict"), [((1.0, 1.2), "same"), ((1.15, 1.3), "worse")])
 def test_only_disjoint_spreads_count(suite: Suite, after: tuple[float, float], verdict: str) -> None:
     def both(noises: tuple[float, float]):
         return [
@@ -49,6 +49,105 @@ def test_only_disjoint_spreads_count(suite: Suite, after: tuple[float, float], v
 
     found = compare(both((0.9, 1.1)), both(after))
     assert [change.verdict for change in found.changes] == [verdict]
+
+
+HERE = Cell("P-EAGLE", 7, "prompts", 4, 1)
+
+
+def accepted(share: float):
+    """Fewer accepted tokens at every position, and nothing else: the counters alone say so."""
+
+    def edit(data) -> None:
+        counts = [round(share * 1000 * rate) for rate in data["spec_decode_per_position_acceptance_rates"]]
+        data["spec_decode_per_position_acceptance_rates"] = [count / 1000 for count in counts]
+        data["spec_decode_accepted_tokens"] = sum(counts)
+
+    return edit
+
+
+def times(name: str, factor: float):
+    return lambda data: data.update({key: value * factor for key, value in data.items() if name in key})
+
+
+def burst(data) -> None:
+    data["itls"] = [[3e-6] * 20 for _ in data["itls"]]
+
+
+def another_answer(data) -> None:
+    data["generated_texts"] = [*data["generated_texts"][:-1], "another"]
+
+
+PLANTED = {
+    "AL falls": (accepted(0.4), "AL 3.60 -> 2.04"),
+    "AL rises, as it does when wrong tokens are accepted": (accepted(1.2), "with the same serving command"),
+    "TTFT x10": (times("_ttft_ms", 10), "TTFT p50 20.0 -> 200.0 ms"),
+    "the tail of TTFT": (times("p99_ttft_ms", 2), "TTFT p99 20.0 -> 40.0 ms"),
+    "TPOT": (times("_tpot_ms", 1.15), "TPOT p50"),
+    "the tail of TPOT": (times("p99_tpot_ms", 1.5), "TPOT p99"),
+    "another text": (another_answer, "same text as without speculation 100% -> 91.67%, in float32"),
+    "no text": (lambda data: data.update(generated_texts=[]), "same text as without speculation 100% -> unknown"),
+    "bursts": (burst, "TTFT p50 20.0 ms -> unknown, the samples came in a burst"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_regression_fails_the_gate(tmp_path: Path, suite: Suite, planted: str) -> None:
+    """Throughput is as before; the cell, and no other, is named with what is wrong."""
+    change, text = PLANTED[planted]
+    here = HERE.condition
+
+    def edit(cell: Cell, data) -> None:
+        if cell.condition == here:
+            change(data)
+
+    results(tmp_path / "a", suite, spread=0), results(tmp_path / "b", suite, spread=0, edit=edit)
+    done = CliRunner().invoke(app, ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert done.exit_code == 1
+    named = [line for line in done.output.splitlines() if line.startswith(f"{here.label}: ")]
+    assert any(text in line for line in named), done.output
+    assert "1 worse, 0 lost, of 10 compared" in done.output
+
+
+def test_a_text_that_differs_in_one_repeat_only(suite: Suite) -> None:
+    def all_repeats(edit=lambda *_: None):
+        cells = [Cell(arm, k, "prompts", 4, r) for arm, k in (("none", 0), ("P-EAGLE", 7)) for r in (1, 2)]
+        return [synthetic.result(suite, cell, edit=edit) for cell in cells]
+
+    second = all_repeats(lambda cell, data: another_answer(data) if (cell.k, cell.repeat) == (7, 2) else None)
+    assert compare(all_repeats(), second).worse
+
+
+def test_texts_may_differ_where_they_are_not_promised(tmp_path: Path, suite: Suite) -> None:
+    def edit(cell: Cell, data) -> None:
+        if cell.k:
+            another_answer(data)
+
+    before = results(tmp_path / "a", suite, spread=0, dtype="bfloat16")
+    assert not compare(before, results(tmp_path / "b", suite, spread=0, dtype="bfloat16", edit=edit)).worse
+
+
+def test_latency_within_noise_or_tolerance_is_no_regression(suite: Suite) -> None:
+    def repeats(*ttfts: float):
+        cells = [(Cell("none", 0, "prompts", 1, i), ttft) for i, ttft in enumerate(ttfts, 1)]
+        return [synthetic.result(suite, c, edit=lambda _, data, t=t: data.update(p50_ttft_ms=t)) for c, t in cells]
+
+    before = repeats(20, 30)
+    assert not compare(before, repeats(29, 60)).worse  # the ranges overlap
+    assert not compare(before, repeats(31, 25.5)).worse
+    assert not compare(repeats(20, 20.1), repeats(21, 21.5)).worse  # under twice the tolerance
+    assert compare(before, repeats(31, 32)).worse
+
+
+def test_a_better_head_is_no_regression(tmp_path: Path, suite: Suite) -> None:
+    """A rise of AL counts only where nothing else explains it."""
+
+    def edit(cell: Cell, data) -> None:
+        if cell.k:
+            accepted(1.2)(data)
+
+    other = suite.model_copy(update={"serve": suite.serve.model_copy(update={"flags": "--another"})})
+    found = compare(results(tmp_path / "a", suite, spread=0), results(tmp_path / "b", other, spread=0, edit=edit))
+    assert not found.worse
 
 
 def test_a_failed_cell_is_a_regression(tmp_path: Path, suite: Suite) -> None:

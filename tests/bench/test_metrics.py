@@ -56,6 +56,15 @@ def test_answers_of_one_token_have_no_tpot() -> None:
     assert all(math.isnan(value) for value in (*m.tpot, *m.itl)) and m.ttft == PERCENTILES
 
 
+def test_samples_that_came_in_a_burst_are_no_latency() -> None:
+    """An answer in one piece, or pieces that the client read at once, say when it read."""
+    few = [[0.1] * 18 + [3e-6], [0.1]]
+    assert metrics_of(cell(itls=few)).burst == 1 / 20 and metrics_of(cell(itls=few)).ttft == PERCENTILES
+    for itls in ([[0.1, 3e-6, 3e-6], [0.2]], [[], []]):
+        m = metrics_of(cell(itls=itls))
+        assert m.burst >= 0.5 and all(math.isnan(value) for value in (*m.ttft, *m.tpot, *m.itl))
+
+
 def test_counters_come_back_whole() -> None:
     """vLLM writes shares; a thousand odd numbers of drafts must give the counts back."""
     for drafts in range(1, 3000, 7):

@@ -5,11 +5,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from peagle_vllm.bench import BenchError
+from peagle_vllm.bench import BenchError, plots
 from peagle_vllm.bench.cells import DraftSteps, read_results
 from peagle_vllm.bench.metrics import best_rows, points
+from peagle_vllm.bench.plots import Plot
 from peagle_vllm.bench.published import matching, published
 from peagle_vllm.bench.report import write_report
 from peagle_vllm.bench.suite import Suite, read_suite
@@ -94,7 +97,117 @@ def test_a_ratio_whose_spread_holds_one_is_warned_about(tmp_path: Path, suite: S
     single = suite.model_copy(update={"repeats": 1})
     alone = report(synthetic.write(tmp_path / "alone", single))
     assert "- prompts: every ratio, for there is one repeat" in alone
-    assert all("?" in line for line in re.findall(r"^\| [14] \|.*$", alone, re.MULTILINE)[:2])
+    (ratios,) = re.findall(r"^## Ratios at the best K, prompts\n\n(.*?)\n\n", alone, re.DOTALL | re.MULTILINE)
+    assert ratios.count("?") == 2 * 3 and alone.count("(in doubt: one repeat)") == 2 * 2
+
+
+def test_doubt_has_its_own_colour(tmp_path: Path, suite: Suite) -> None:
+    """A doubtful ratio is marked in the tables, and its square in the map has no colour."""
+
+    def page(name: str, **changes) -> tuple[int, int]:
+        folder = synthetic.write(tmp_path / name, suite.model_copy(update=changes), spread=0.001)
+        write_report(folder, folder)
+        speedups = (folder / "plots/p-eagle-speedup-over-no-speculation-prompts.svg").read_text()
+        squares = speedups.split('id="QuadMesh_1"')[1].split("</g>")[0]
+        return (folder / "report.html").read_text().count('<td class="doubt">'), squares.count("fill: #")
+
+    assert page("sure") == (0, 4)
+    assert page("doubtful", repeats=1) == (3 * 2, 0)
+
+
+def test_the_report_opens_with_the_verdict(tmp_path: Path, suite: Suite) -> None:
+    """Which arm, which K, at which concurrency, how sure; before anything else."""
+    text = report(synthetic.write(tmp_path / "r", suite, spread=0.001))
+    lines = [line for line in text.splitlines() if line]
+    assert lines[:2] == ["# Sweep trial", "Fastest:"]
+    assert re.fullmatch(
+        r"- prompts, c=1: \*\*P-EAGLE K=7\*\*, \d+ tokens/s; 2\.00 x none \(\d\.\d\d\.\.\d\.\d\d over 2 repeats\); "
+        r"1\.\d\d x EAGLE-3 K=3 \(1\.\d\d\.\.1\.\d\d over 2 repeats\)",
+        lines[2],
+    ), lines[2]
+    assert lines[3].startswith("- prompts, c=4: **P-EAGLE K=7**") and "## Warnings" not in text
+    rates = {
+        ("P-EAGLE", 7): (310, 330),
+        ("P-EAGLE", 3): (300, 311),
+        ("EAGLE-3", 3): (305, 325),
+        ("none", 0): (200, 201),
+    }
+
+    def edit(cell, data) -> None:
+        data["output_throughput"] = rates.get((cell.arm, cell.k), (100, 101))[cell.repeat - 1]
+
+    noisy = report(synthetic.write(tmp_path / "noisy", suite, edit=edit)).splitlines()
+    assert noisy[4] == (
+        "- prompts, c=1: **P-EAGLE K=7**, 320 tokens/s; 1.60 x none (1.54..1.65 over 2 repeats); 1.02 x EAGLE-3 K=3 "
+        "(in doubt: 0.95..1.08 over 2 repeats); K=3 is equal within the noise, and cheaper"
+    )
+    slow = {(arm, k, c): 9.0 for arm in ("P-EAGLE", "EAGLE-3") for k in (3, 7) for c in (1, 4)}
+    assert "- prompts, c=1: **none**" in report(synthetic.write(tmp_path / "slow", suite, slower=slow))
+
+
+WARNED = {
+    "another text": (
+        lambda data: data.update(generated_texts=["another", *data["generated_texts"][1:]]),
+        "91.67% of the answers are those without speculation; float32 promises all.",
+    ),
+    "a burst": (
+        lambda data: data.update(itls=[[3e-6] * 20 for _ in data["itls"]]),
+        "latency samples of 2 of 2 repeats came in a burst and are left out.",
+    ),
+    "TTFT": (
+        lambda data: data.update(p50_ttft_ms=2 * data["p50_ttft_ms"]),
+        "TTFT p50 40.0 ms, without speculation 20.0 ms.",
+    ),
+    "AL": (
+        lambda data: data.update(spec_decode_accepted_tokens=700, spec_decode_per_position_acceptance_rates=[0.1] * 7),
+        "AL 1.70, but 3.60 at the smallest concurrency.",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", WARNED)
+def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite, planted: str) -> None:
+    change, text = WARNED[planted]
+
+    def edit(cell, data) -> None:
+        if (cell.arm, cell.k, cell.concurrency) == ("P-EAGLE", 7, 4):
+            change(data)
+
+    found = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
+    warned = found.split("## Warnings\n\n")[1].split("\n\n")[0]
+    assert warned == f"- P-EAGLE K=7, prompts, c=4: {text}"
+
+
+def test_tables_fit_the_page(tmp_path: Path, suite: Suite) -> None:
+    """No row is longer than 110 characters: about 750 pixels in the page's font."""
+    arms = suite.arms | {"P-EAGLE, stock V1": suite.arms["P-EAGLE"]}
+    wide = suite.model_copy(update={"arms": arms, "concurrency": [1, 2, 4, 8, 16, 32, 64]})
+    text = report(synthetic.write(tmp_path / "r", wide))
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "p50 / p90" not in line]
+    assert len(rows) > 100 and max(len(row.replace(" | ", " ")) for row in rows) <= 110
+
+
+def test_curves_that_coincide_can_be_told_apart(tmp_path: Path, suite: Suite) -> None:
+    """At the best K only; no two curves share marker or width, and each has a band over its noise."""
+    arms = suite.arms | {"P-EAGLE again": suite.arms["P-EAGLE"]}
+    found = points(read_results(synthetic.write(tmp_path / "r", suite.model_copy(update={"arms": arms}), spread=0.1)))
+    drawn: list[Axes] = []
+
+    def keep(title: str, paint, size) -> Plot:
+        drawn.append(Figure().subplots())
+        paint(drawn[-1])
+        return Plot(title, "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", keep)
+        plots.throughput("prompts", found), plots.pareto("prompts", found)
+    for axes in drawn:
+        lines = axes.get_lines()
+        assert len(lines) == len(axes.patches) == 4, "one curve and one band for each arm"
+        assert len({(line.get_marker(), line.get_linewidth()) for line in lines}) == 4
+        assert [line.get_label() for line in lines][2:] == ["P-EAGLE, K=7", "P-EAGLE again, K=7"]
+        for band in axes.patches:
+            assert band.get_extents().height > 0
 
 
 def test_eager_draft_steps_are_shown_where_there_are_any(tmp_path: Path, suite: Suite) -> None:
@@ -102,7 +215,7 @@ def test_eager_draft_steps_are_shown_where_there_are_any(tmp_path: Path, suite: 
         folder = synthetic.write(tmp_path / name, suite, draft_steps={"P-EAGLE": steps})
         assert any(r.draft_steps == steps for r in read_results(folder))
         lines = report(folder).splitlines()
-        header = next(i for i, line in enumerate(lines) if line.startswith("| arm | K | c |"))
+        header = next(i for i, line in enumerate(lines) if line.startswith("| arm | K | c | accepted"))
         if "| eager draft steps % |" not in lines[header]:
             return []
         rows = [line.split(" | ") for line in lines[header + 2 : header + 12]]

@@ -33,7 +33,7 @@ class Trial:
 
     def start(self, **environment: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.standin.sweep", str(self.suite), str(self.results)],
+            [sys.executable, "-m", "tests.bench.standin.sweep", "bench", "run", self.suite, "--results", self.results],
             cwd=ROOT,
             env=os.environ | {"STANDIN_LOG": str(self.log)} | environment,
             stdout=subprocess.PIPE,

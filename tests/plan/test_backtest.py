@@ -67,3 +67,22 @@ def test_the_command_says_what_it_assumed() -> None:
     text = " ".join(done.output.split())
     for line in backtest.ASSUMED:
         assert " ".join(line.split()) in text
+
+
+def test_what_is_claimed_is_what_the_table_shows() -> None:
+    """Every sentence below a table, recomputed from the table's own rows."""
+    text = " ".join(CliRunner().invoke(app, ["plan", "--published"]).output.split())
+    assert "EAGLE-3 is best at K=3 as long as" in text and text.count("At one request EAGLE-3 is best") == len(TABLES)
+    for figures in TABLES.values():
+        found = backtest.verdicts(figures)
+        for kind in backtest.DRAFT_COST:
+            for bound in backtest.BOUNDS:
+                claim = backtest.chosen(found, kind, bound)
+                assert claim in text
+                claimed = {}
+                for part in claim.split("K=")[1:]:
+                    k, where = part.rstrip(", ").split(" at c=")
+                    claimed |= {int(c): int(k) for c in where.split(", ")}
+                assert claimed == {v.concurrency: v.best[kind, bound] for v in found}
+        above = sum(v.ratio["free"] > v.published for v in found)
+        assert f"The model's P/E is above the published one at {above} of 7 concurrencies" in text

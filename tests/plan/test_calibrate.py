@@ -27,7 +27,7 @@ def test_it_measures_the_smallest_depth_once_and_plans(elsewhere: Path, suite_fi
     cells = [r.cell for r in read_results(elsewhere / "bench-results/trial-calibration")]
     assert {(c.arm, c.k) for c in cells} == {("none", 0), ("EAGLE-3", 3), ("P-EAGLE", 3)}
     assert {c.repeat for c in cells} == {1}
-    assert "Best K" in done.output and "Break-even concurrency" in done.output
+    assert "prompts: serve " in done.output and "Break-even concurrency" in done.output
     measured = (elsewhere / "log").read_text().count("measured")
     assert CliRunner().invoke(app, command).exit_code == 0
     assert (elsewhere / "log").read_text().count("measured") == measured  # it goes on with what is there

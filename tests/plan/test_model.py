@@ -12,7 +12,7 @@ from peagle_vllm.bench.cells import read_results
 from peagle_vllm.bench.metrics import points
 from peagle_vllm.bench.suite import read_suite
 from peagle_vllm.cli import app
-from peagle_vllm.plan.advice import break_even, choose, schedule, schedule_json, why_not
+from peagle_vllm.plan.advice import Outlook, break_even, choose, schedule, whole_config, why_not
 from peagle_vllm.plan.fit import fit, judge, non_negative
 from peagle_vllm.plan.model import ONE_STEP, Costs, Target, speedup
 from peagle_vllm.plan.profile import Profile, from_alpha, from_lengths, from_shares, parse
@@ -140,7 +140,7 @@ def test_the_command_plans_and_draws(measured) -> None:
     done = CliRunner().invoke(app, ["plan", str(folder), "--fit-k", "3", "--max-num-seqs", "256"])
     assert done.exit_code == 0, done.output
     assert "Largest error of a predicted cell" in done.output
-    assert "num_speculative_tokens_per_batch_size" in done.output
+    assert "--speculative-config" in done.output
     assert "Break-even surface" in (folder / "plan.html").read_text()
     done = CliRunner().invoke(app, ["plan", str(folder), "--arm", "DFlash"])
     assert done.exit_code == 2 and "arms with cells: none, EAGLE-3, P-EAGLE" in done.stderr
@@ -153,35 +153,56 @@ COSTS = Costs(Target(((1, 4.0), (64, 10.3))), once=1.0, per_token=0.1)
 
 def test_break_even_is_where_nothing_gains() -> None:
     profile, depths = from_alpha(0.6), (1, 3, 7)
-    found = break_even(COSTS, profile, depths, 512)
+    outlook = Outlook(COSTS, profile, depths)
+    found = break_even(outlook, 512)
     assert found is not None and found > 1
-    assert choose(COSTS, profile, found, depths).k == 0
-    assert choose(COSTS, profile, found - 1, depths).k > 0
-    assert break_even(COSTS, profile, depths, found - 1) is None
+    assert choose(outlook, found).k == 0
+    assert choose(outlook, found - 1).k > 0
+    assert break_even(outlook, found - 1) is None
     assert all(speedup(COSTS, profile, found, k) <= 1 for k in depths)
 
 
-def test_the_schedule_is_vllms(measured) -> None:
+def test_the_schedule_is_vllms() -> None:
     """vLLM's own validator takes it, and looks up in it what the planner chose."""
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-    profile, depths = from_alpha(0.6), (1, 3, 7)
-    ranges = schedule(COSTS, profile, depths, 300)
+    outlook = Outlook(COSTS, from_alpha(0.6), (1, 3, 7))
+    ranges = schedule(outlook, 300)
     assert len({k for _, _, k in ranges}) > 2, "a schedule with one depth shows nothing"
     lookup = build_dynamic_sd_schedule_lookup([list(entry) for entry in ranges], 300, 7)
     for requests in range(1, 301):
-        assert lookup[requests] == choose(COSTS, profile, requests, depths).k
-    assert schedule_json(ranges).startswith('"num_speculative_tokens": ')
-    assert schedule_json([(1, 64, 0)]) == ""
+        assert lookup[requests] == choose(outlook, requests).k
 
 
 def test_when_not_to_speculate() -> None:
-    depths = (3, 7)
-    assert why_not(COSTS, from_alpha(0.7), 1, depths) == ""
-    assert "acceptance is low" in why_not(COSTS, from_alpha(0.05), 1, depths)
-    assert "the batch is large" in why_not(COSTS, from_alpha(0.5), 512, depths)
+    def why(costs: Costs, alpha: float, requests: int, error: float = 0.0) -> str:
+        return why_not(Outlook(costs, from_alpha(alpha), (3, 7), error), requests)
+
+    assert why(COSTS, 0.7, 1) == ""
+    assert "acceptance is low" in why(COSTS, 0.05, 1)
+    assert "the batch is large" in why(COSTS, 0.5, 512)
+    assert "within the error of 60%" in why(COSTS, 0.7, 1, error=0.6)
     tiny = Costs(Target(((1, 0.5),)), forward=1.0)
-    assert "the target is small" in why_not(tiny, from_alpha(0.6), 1, depths)
+    assert "the target is small" in why(tiny, 0.6, 1)
+
+
+def test_between_depths_that_the_error_does_not_tell_apart_the_cheapest_wins() -> None:
+    gains = {k: speedup(COSTS, from_alpha(0.7), 1, k) for k in (3, 7)}
+    apart = 1 - gains[3] / gains[7]
+    assert 0 < apart < 0.2
+    fine, coarse = (Outlook(COSTS, from_alpha(0.7), (3, 7), apart * factor) for factor in (0.9, 1.1))
+    assert (choose(fine, 1).k, choose(fine, 1).close) == (7, ())
+    assert (choose(coarse, 1).k, choose(coarse, 1).close) == (3, (7,))
+
+
+def test_the_config_holds_all_that_the_arm_is() -> None:
+    arm = {"speculative_config": {"method": "eagle3", "model": "m"}, "overrides": {"3": {"a": 1}, "7": {"a": 2}}}
+    assert whole_config(arm, [(1, 4, 7), (5, 8, 3)]) == {
+        **{"method": "eagle3", "model": "m", "a": 2, "num_speculative_tokens": 7},
+        "num_speculative_tokens_per_batch_size": [[1, 4, 7], [5, 8, 3]],
+    }
+    assert "num_speculative_tokens_per_batch_size" not in whole_config(arm, [(1, 8, 7)])
+    assert whole_config(arm, [(1, 64, 0)]) == {}
 
 
 def test_permuted_acceptance_changes_the_answer() -> None:
@@ -192,6 +213,6 @@ def test_permuted_acceptance_changes_the_answer() -> None:
         return from_shares({7: [math.prod(rates[: i + 1]) for i in range(7)]})
 
     costs = Costs(Target(((1, 4.0),)), forward=0.5)
-    forwards = choose(costs, profile(conditional), 1, range(1, 8))
-    backwards = choose(costs, profile(conditional[::-1]), 1, range(1, 8))
+    forwards = choose(Outlook(costs, profile(conditional), range(1, 8)), 1)
+    backwards = choose(Outlook(costs, profile(conditional[::-1]), range(1, 8)), 1)
     assert (forwards.k, backwards.k) == (3, 0)

@@ -40,7 +40,10 @@ def latest_results() -> Path:
 
 @app.command()
 def run(
-    suite: Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="What to measure: benchmarks/suites/.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[SUITE.yaml]", help="What to measure: benchmarks/suites/.")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(metavar="NAME", help="A suite that this package brings along.")] = None,
     results: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where results go; without it bench-results/NAME.")
     ] = None,
@@ -48,31 +51,55 @@ def run(
     k: Annotated[list[int] | None, typer.Option("--k", help="Only this depth; arms without speculation stay.")] = None,
     concurrency: Annotated[list[int] | None, typer.Option(help="Only this concurrency.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="published", help="Fail unless each AL of P-EAGLE is the published one, within 5%."),
+    ] = None,
 ) -> None:
     """Run a sweep, or go on with one. Every cell is one `vllm bench serve` against a server started for it.
 
-    Exit status: 0 all cells are there; 1 some failed, the others are there; 2 the sweep cannot run; 130 interrupted.
+    Exit status: 0 all cells are there; 1 some failed, or are not as expected; 2 the sweep cannot run; 130 interrupted.
     """
     check_extra()
     from peagle_vllm.bench import BenchError
-    from peagle_vllm.bench.cells import grid
+    from peagle_vllm.bench.cells import grid, read_results
+    from peagle_vllm.bench.metrics import points
+    from peagle_vllm.bench.published import expected
     from peagle_vllm.bench.suite import read_suite
     from peagle_vllm.bench.sweep import Sweep
 
+    shipped = {found.stem: found for found in Path(__file__).with_name("suites").glob("*.yaml")}
+    if (file is None) == (suite is None):
+        fail(f"give SUITE.yaml or --suite NAME, one of them; names: {', '.join(shipped)}")
+    if expect not in (None, "published"):
+        fail(f"--expect {expect}: only 'published' can be expected")
+    if suite and suite not in shipped:
+        fail(f"--suite {suite}: there is none of this name; names: {', '.join(shipped)}")
+    file = shipped[suite] if suite else file
+    assert file is not None
     try:
-        read = read_suite(suite)
+        read = read_suite(file)
         if unknown := [name for name in arm or [] if name not in read.arms]:
-            fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
+            fail(f"{file} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
+        if expect and not expected(read.target, list(read.datasets), []):
+            fail(f"--expect published: no AL of {read.target} was published on {', '.join(read.datasets)}")
         cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
-        failed = Sweep(read, suite.parent, folder, cells).run()
+        failed = Sweep(read, file.parent, folder, cells).run()
+        checks = expected(read.target, list(read.datasets), points(read_results(folder))) if expect else []
     except BenchError as error:
         fail(str(error))
     except KeyboardInterrupt:
         print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    raise typer.Exit(1 if failed else 0)
+    for check in checks:
+        print(check.text)
+    if missed := sum(not check.passed for check in checks):
+        print(f"FAIL: {missed} of {len(checks)} are not as published")
+    elif checks:
+        print(f"PASS: all {len(checks)} are as published")
+    raise typer.Exit(1 if failed or missed else 0)
 
 
 @app.command()
@@ -104,13 +131,15 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="A", help="Results before.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="Results after.")],
     tolerance: Annotated[
-        float, typer.Option(min=0, max=1, help="A loss of throughput up to this share never counts.")
+        float,
+        typer.Option(min=0, max=1, help="A loss of throughput or TPOT up to this share never counts (TTFT: twice)."),
     ] = 0.05,
+    al_tolerance: Annotated[float, typer.Option(min=0, max=1, help="The same for AL.")] = 0.03,
     other_hardware: Annotated[bool, typer.Option(help="Compare although the hardware differs.")] = False,
 ) -> None:
-    """Which cells of B are slower than in A, beyond noise?
+    """Which cells of B are worse than in A, beyond noise: throughput, TTFT, TPOT, AL, and the text in float32?
 
-    Exit status: 0 none; 1 some are slower, failed or missing; 2 the two cannot be compared.
+    Exit status: 0 none; 1 some are worse, failed or missing; 2 the two cannot be compared.
     """
     check_extra()
     from rich.console import Console
@@ -121,7 +150,11 @@ def compare(
 
     try:
         found = compare_results(
-            read_results(before), read_results(after), tolerance=tolerance, other_hardware=other_hardware
+            read_results(before),
+            read_results(after),
+            tolerance=tolerance,
+            al_tolerance=al_tolerance,
+            other_hardware=other_hardware,
         )
     except BenchError as error:
         fail(str(error))

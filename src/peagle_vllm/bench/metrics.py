@@ -4,20 +4,24 @@ Rates and percentiles are those that ``vllm bench serve`` wrote; docs/benchmarki
 """
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from peagle_vllm.bench.cells import CellResult, Condition
 
 PERCENTILES = (50, 90, 99)
+BURST_GAP = 2e-4  # seconds; no round of a server is behind two pieces of an answer that come closer together
+BURST_SHARE = 0.1  # of the pieces of a cell; beyond it the client's clock shows when it read, not when tokens came
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """One cell. Times in milliseconds at p50, p90, p99; NaN where nothing was sampled.
+    """One cell. Times in milliseconds at p50, p90, p99; NaN where nothing was sampled, or in a burst.
 
     Attributes:
         output_tokens_per_second: output tokens of all requests / seconds from the first request to the last answer.
@@ -25,6 +29,7 @@ class Metrics:
         ttft: from sending a request to its first token.
         tpot: (latency - TTFT) / (output tokens - 1), one value a request.
         itl: between two pieces of one answer; a piece carries a whole round's tokens, or more (--stream-interval).
+        burst: share of the pieces of answers that the client read at once with the piece before, 0..1.
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
         eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where they are not counted.
@@ -37,6 +42,7 @@ class Metrics:
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
     itl: tuple[float, ...]
+    burst: float
     acceptance_length: float
     acceptance: tuple[float, ...]
     eager_draft_steps: float
@@ -48,9 +54,11 @@ class Metrics:
 def metrics_of(result: CellResult) -> Metrics:
     """Metrics of a cell that is ok."""
     raw, drafts = result.raw, result.drafts
+    burst = burst_share(raw["itls"], raw["output_lens"], result.cell.k)
 
     def times(name: str, sampled: bool = True) -> tuple[float, ...]:  # vLLM writes 0 where it has no sample
-        return tuple(raw[f"p{p}_{name}_ms"] if sampled else math.nan for p in PERCENTILES)
+        known = sampled and burst <= BURST_SHARE
+        return tuple(raw[f"p{p}_{name}_ms"] if known else math.nan for p in PERCENTILES)
 
     return Metrics(
         output_tokens_per_second=raw["output_throughput"],
@@ -58,6 +66,7 @@ def metrics_of(result: CellResult) -> Metrics:
         ttft=times("ttft"),
         tpot=times("tpot", any(tokens > 1 for tokens in raw["output_lens"])),
         itl=times("itl", any(raw["itls"])),
+        burst=burst,
         acceptance_length=drafts.length if drafts else 1.0,
         acceptance=drafts.shares if drafts else (),
         eager_draft_steps=result.draft_steps.eager_share if result.draft_steps else math.nan,
@@ -65,6 +74,18 @@ def metrics_of(result: CellResult) -> Metrics:
         gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
         texts=tuple(raw.get("texts_sha256", ())),
     )
+
+
+def burst_share(gaps: Sequence[Sequence[float]], output_lens: Sequence[int], k: int) -> float:
+    """Share of the pieces of answers that came in a burst; an answer of more than one round in one piece counts once.
+
+    Args:
+        gaps: seconds between the pieces of each answer.
+        output_lens: tokens of each answer.
+    """
+    at_once = sum(not mine and tokens > k + 1 for mine, tokens in zip(gaps, output_lens, strict=True))
+    every = [gap for mine in gaps for gap in mine]
+    return (at_once + sum(gap < BURST_GAP for gap in every)) / max(1, at_once + len(every))
 
 
 def number(value: float, form: str = ",.0f") -> str:
@@ -89,8 +110,9 @@ class Spread:
 
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""
-        repeats = min(self.repeats, other.repeats)
-        return Ratio(self.median / other.median, self.low / other.high, self.high / other.low, repeats)
+        pairs = (self.median, other.median), (self.low, other.high), (self.high, other.low)
+        median, low, high = (a / b if b else math.nan for a, b in pairs)
+        return Ratio(median, low, high, min(self.repeats, other.repeats))
 
     def text(self, form: str = ",.0f") -> str:
         """``median (low..high)``; the range is left out where it is not seen."""
@@ -110,6 +132,10 @@ class Ratio(Spread):
     def in_doubt(self) -> bool:
         return self.overlaps_one or self.repeats < 2
 
+    def lost(self, tolerance: float) -> bool:
+        """Below 1 beyond noise: the whole range is, and the median by more than ``tolerance``."""
+        return self.high < 1 and self.median < 1 - tolerance
+
     def text(self, form: str = ".2f") -> str:
         """``1.23``, with a question mark where it is in doubt."""
         return f"{self.median:{form}}{'?' if self.in_doubt else ''}"
@@ -123,6 +149,7 @@ class Point(Condition):
     cells: tuple[Metrics, ...]
     repeats: int  # that were run, failed ones included
     layers_share: float | None = None  # layers of the head / layers of the target, where both are known
+    exact: bool = False  # float32 at temperature 0: speculation may change no text
 
     @property
     def failed(self) -> int:
@@ -153,18 +180,30 @@ def points(results: Iterable[CellResult]) -> list[Point]:
     found = []
     for condition, members in groups.items():
         if whole := tuple(metrics_of(result) for result in members if result.ok):
-            layers = members[0].configuration.get("layers", {})
+            configuration = members[0].configuration
+            layers = configuration.get("layers", {})
             share = layers["draft"] / layers["target"] if len(layers) == 2 else None
-            found.append(
-                Point(**vars(condition), kind=members[0].kind, cells=whole, repeats=len(members), layers_share=share)
-            )
+            point = Point(**vars(condition), kind=members[0].kind, cells=whole, repeats=len(members))
+            found.append(replace(point, layers_share=share, exact=_exact(configuration)))
     return found
 
 
-def same_texts(point: Point, base: Point) -> float:
-    """Share of requests answered with the same text as without speculation, at temperature 0; NaN when unknown."""
-    pairs = list(zip(point.cells[0].texts, base.cells[0].texts, strict=False))
-    return sum(a == b for a, b in pairs) / len(pairs) if pairs else math.nan
+def _exact(configuration: dict[str, Any]) -> bool:
+    """Whether the commands say float32 and temperature 0."""
+    words = " ".join([*configuration.get("serve", ()), *configuration.get("bench", ()), ""]).replace("=", " ")
+    return "--dtype float32 " in words and any(f"--temperature {zero} " in words for zero in ("0", "0.0"))
+
+
+def same_texts(point: Point, base: Point | None) -> float:
+    """Share of requests answered with the same text as without speculation, in the worst repeat; NaN when unknown."""
+    wanted = base.cells[0].texts if base else ()
+    shares = [sum(map(operator.eq, cell.texts, wanted)) / len(wanted) for cell in point.cells if wanted and cell.texts]
+    return min(shares, default=math.nan)
+
+
+def without_speculation(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
+    """The points without speculation by data set and concurrency."""
+    return {(p.dataset, p.concurrency): p for p in points if p.kind == "none"}
 
 
 def by_dataset(points: Iterable[Point]) -> dict[str, list[Point]]:

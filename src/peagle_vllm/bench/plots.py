@@ -10,12 +10,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from peagle_vllm.bench.metrics import Point, Spread
+from peagle_vllm.bench.metrics import Point, Spread, best_rows
 
 COLORS = ("#808a96", "#3b82f6", "#ea580c", "#0d9488", "#a855f7", "#ca8a04", "#e11d48", "#65a30d")
 DASHES = ("-", "--", ":", "-.", (0, (1, 3)))
+MARKERS = "os^DvPX*"
 RED_GREEN = LinearSegmentedColormap.from_list("", ["#dc2626a0", "#80808000", "#16a34aa0"])  # nothing in the middle
 INK = "#010203"  # stands for the colour of text and axes, until ``draw`` writes it as currentColor
 SCHEMES = "<style>svg{color:#3d4650}@media(prefers-color-scheme:dark){svg{color:#b4bec9}}</style>"
@@ -66,27 +67,34 @@ def chart(title: str, x: str, y: str, paint: Callable[[Axes], None]) -> Plot:
 def line(
     axes: Axes,
     name: str,
-    xs: Sequence[float],
+    xs: Sequence[Spread | float],
     ys: Sequence[Spread | float],
     color: int,
     dash: int = 0,
-    marker: str = "o",
+    marker: str | None = None,
 ) -> None:
-    """A series, with a bar over the range of each spread; ``color`` and ``dash`` are counted."""
-    ink = COLORS[color % len(COLORS)]
-    medians = [y.median if isinstance(y, Spread) else y for y in ys]
-    axes.plot(xs, medians, color=ink, linestyle=DASHES[dash % len(DASHES)], marker=marker, markersize=4, label=name)
-    for at, y in zip(xs, ys, strict=True):
-        if isinstance(y, Spread):
-            axes.vlines(at, y.low, y.high, color=ink, alpha=0.6)
+    """A series with a band over the range of its spreads; ``color`` and ``dash`` are counted.
+
+    Each further series is thinner and its markers smaller: where two coincide, the one beneath still shows.
+    """
+
+    def values(of: Sequence[Spread | float], name: str) -> list[float]:
+        return [getattr(value, name) if isinstance(value, Spread) else value for value in of]
+
+    ink, marker = COLORS[color % len(COLORS)], MARKERS[color % len(MARKERS)] if marker is None else marker
+    style: Any = {"color": ink, "linestyle": DASHES[dash % len(DASHES)], "marker": marker, "markerfacecolor": "none"}
+    size = max(4.0, 10 - 1.5 * color)
+    axes.plot(values(xs, "median"), values(ys, "median"), markersize=size, linewidth=size / 3, label=name, **style)
+    band = ([*values(of, "low"), *reversed(values(of, "high"))] for of in (xs, ys))
+    axes.fill(*band, color=ink, alpha=0.15)
 
 
 def heat_map(
     title: str, rows: Sequence[str], columns: Sequence[str], squares: Sequence[Sequence[tuple[float, str]]]
 ) -> Plot:
-    """Ratios, each with the text that stands in its square: green above 1, red below; NaN leaves a square empty."""
+    """Ratios, each with the text that stands in its square: green above 1, red below; NaN without colour."""
     logs = [[math.log(ratio) if ratio > 0 else math.nan for ratio, _ in row] for row in squares]
-    most = max(math.log(1.2), *(abs(x) for row in logs for x in row if not math.isnan(x)))
+    most = max([math.log(1.2), *(abs(x) for row in logs for x in row if not math.isnan(x))])
 
     def paint(axes: Axes) -> None:
         axes.pcolormesh(logs, cmap=RED_GREEN, vmin=-most, vmax=most)
@@ -109,36 +117,38 @@ def log_x(axes: Axes, ticks: Iterable[float]) -> None:
     axes.set_xticks(sorted(set(ticks)), [f"{tick:g}" for tick in sorted(set(ticks))])
 
 
-def _series(points: Sequence[Point]) -> Iterator[tuple[str, list[Point], int, int]]:
-    """Name, points, colour and dash of each arm at each depth: the arm gives the colour, the depth the dashes."""
-    arms, depths = list(dict.fromkeys(p.arm for p in points)), sorted({p.k for p in points if p.k})
-    for name in dict.fromkeys(p.drafter for p in points):
-        mine = [p for p in points if p.drafter == name]
-        yield name, mine, arms.index(mine[0].arm), depths.index(mine[0].k) if mine[0].k else 0
+def _series(points: Sequence[Point]) -> Iterator[tuple[str, list[Point], int]]:
+    """Name, points and colour of each arm, at its best K for each concurrency."""
+    rows = best_rows(points)
+    for color, arm in enumerate(dict.fromkeys(p.arm for p in points)):
+        mine = [row.best[arm] for row in rows if arm in row.best]
+        depths = [str(p.k) for p in mine]
+        name = f"{arm}, K={depths[0] if len(set(depths)) == 1 else ', '.join(depths)}" if mine[0].k else arm
+        yield name, mine, color
 
 
 def throughput(dataset: str, points: Sequence[Point]) -> Plot:
     def paint(axes: Axes) -> None:
-        for name, mine, color, dash in _series(points):
-            line(axes, name, [p.concurrency for p in mine], [p.tokens_per_second for p in mine], color, dash)
+        for name, mine, color in _series(points):
+            line(axes, name, [p.concurrency for p in mine], [p.tokens_per_second for p in mine], color)
         log_x(axes, [p.concurrency for p in points])
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
-    return chart(f"Throughput against concurrency, {dataset}", "concurrency", "output tokens/s", paint)
+    return chart(f"Throughput at the best K against concurrency, {dataset}", "concurrency", "output tokens/s", paint)
 
 
 def pareto(dataset: str, points: Sequence[Point]) -> Plot:
     def paint(axes: Axes) -> None:
-        for name, mine, color, dash in _series(points):
-            users = [p.spread("tokens_per_second_per_user").median for p in mine]
-            line(axes, name, users, [p.tokens_per_second.median for p in mine], color, dash)
+        for name, mine, color in _series(points):
+            users = [p.spread("tokens_per_second_per_user") for p in mine]
+            line(axes, name, users, [p.tokens_per_second for p in mine], color)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
 
-    title = f"Tokens/s per user against tokens/s (up and right is better), {dataset}"
+    title = f"Tokens/s per user against tokens/s at the best K (up and right is better), {dataset}"
     return chart(title, "output tokens/s per user", "output tokens/s", paint)
 
 
@@ -158,14 +168,15 @@ def acceptance_length(dataset: str, points: Sequence[Point]) -> Plot:
 
 
 def acceptance_by_position(dataset: str, points: Sequence[Point]) -> Plot:
-    """Share of drafts accepted at each position, at the smallest concurrency."""
+    """Share of drafts accepted at each position, at the smallest concurrency and each arm's best K there."""
     first = min(p.concurrency for p in points)
 
     def paint(axes: Axes) -> None:
-        for name, (point, *_), color, dash in _series([p for p in points if p.concurrency == first]):
+        for name, (point, *_), color in _series([p for p in points if p.concurrency == first]):
             if point.k:
-                line(axes, name, range(1, point.k + 1), point.acceptance, color, dash)
-        axes.set_xticks(range(1, max(p.k for p in points) + 1))
+                shares = [point.spread("acceptance", i) for i in range(point.k)]
+                line(axes, name, range(1, point.k + 1), shares, color)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(0, 1)
 
     title = f"Acceptance by position, {dataset}, c={first}"
@@ -173,7 +184,7 @@ def acceptance_by_position(dataset: str, points: Sequence[Point]) -> Plot:
 
 
 def speedups(dataset: str, points: Sequence[Point]) -> list[Plot]:
-    """One heat map an arm: speedup over no speculation, K x c, with its range over repeats."""
+    """One heat map an arm: speedup over no speculation, K x c, with its range; a doubtful one has no colour."""
     base = {p.concurrency: p.tokens_per_second for p in points if p.kind == "none"}
     found = []
     for arm in dict.fromkeys(p.arm for p in points if p.k):
@@ -185,7 +196,7 @@ def speedups(dataset: str, points: Sequence[Point]) -> list[Plot]:
                 return math.nan, ""
             ratio = mine[k, c].over(base[c])
             doubt = "?" if ratio.in_doubt else ""
-            return ratio.median, f"{ratio.median:.2f}{doubt}\n{ratio.low:.2f}..{ratio.high:.2f}"
+            return math.nan if doubt else ratio.median, f"{ratio.median:.2f}{doubt}\n{ratio.low:.2f}..{ratio.high:.2f}"
 
         squares = [[square(k, c) for c in columns] for k in depths]
         title = f"{arm}: speedup over no speculation, {dataset}"

@@ -5,6 +5,7 @@ them; it is one file, fetches nothing and runs no script.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,7 @@ from peagle_vllm.bench.metrics import Point, best_rows, by_dataset, number, poin
 from peagle_vllm.bench.plots import Plot, sweep_plots
 from peagle_vllm.bench.published import Published, matching
 from peagle_vllm.bench.suite import slug
+from peagle_vllm.bench.verdict import doubts, verdict, warnings
 from peagle_vllm.provenance import device
 
 STYLE = """
@@ -30,17 +32,18 @@ body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 4rem; background: 
 p, ul { max-width: 62rem } h2 { margin-top: 2.4rem }
 table { display: block; max-width: 100%; overflow-x: auto; border-collapse: collapse; font-size: .88rem;
   font-variant-numeric: tabular-nums }
-th, td { padding: .28rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
+th, td { padding: .28rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 th { background: var(--band); white-space: normal; vertical-align: bottom; max-width: 9rem }
-th:first-child, td:first-child { text-align: left }
-figure { display: inline-block; vertical-align: top; width: 37rem; max-width: 100%; margin: 0 .4rem 1.2rem 0 }
+.doubt { color: #b7791f; font-style: italic }
+th:first-child, td:first-child { text-align: left; white-space: normal }
+figure { display: inline-block; vertical-align: top; width: 36rem; max-width: 100%; margin: 0 .4rem 1.2rem 0 }
 figcaption { font-weight: 600 } svg { width: 100%; height: auto; font-family: system-ui, sans-serif }
-pre { overflow-x: auto; background: var(--band); padding: .7rem; font-size: .8rem }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--band); padding: .7rem; font-size: .8rem }
 """
 READING = (
     "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
-    "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, "
-    "or when there is one repeat only. docs/benchmarking.md states every formula."
+    "counters. c is the number of requests in flight. A ratio is in doubt (?, and without colour in a map) when its "
+    "range over repeats holds 1, or when there is one repeat only. docs/benchmarking.md states every formula."
 )
 
 
@@ -67,8 +70,8 @@ def percentiles(point: Point, name: str) -> str:
     return " / ".join(number(value, ".0f" if max(medians) >= 100 else ".1f") for value in medians)
 
 
-def cell_table(dataset: str, points: Sequence[Point]) -> Table:
-    """Every metric of every point."""
+def cell_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
+    """Every metric of every point: what users feel, then drafts and memory."""
     base = {p.concurrency: p for p in points if p.kind == "none"}
     rows = []
     for p in points:
@@ -81,10 +84,10 @@ def cell_table(dataset: str, points: Sequence[Point]) -> Table:
                 "tokens/s": p.tokens_per_second.text(),
                 "tokens/s per user": f"{p.spread('tokens_per_second_per_user').median:.1f}",
                 "AL": p.spread("acceptance_length").text(".2f"),
-                "accepted at position 1..K, %": " ".join(f"{100 * share:.0f}" for share in p.acceptance),
                 "TTFT ms, p50 / p90 / p99": percentiles(p, "ttft"),
                 "TPOT ms": percentiles(p, "tpot"),
-                "ITL ms": percentiles(p, "itl"),
+                "accepted at position 1..K, %": " ".join(f"{100 * share:.0f}" for share in p.acceptance),
+                "ITL ms, p50 / p90 / p99": percentiles(p, "itl"),
                 "KV use %": number(100 * p.spread("kv_use").median, ".1f"),
                 "GPU memory MiB": number(p.spread("gpu_memory_mib").median),
                 "same text %": number(100 * same_texts(p, base[p.concurrency])) if p.concurrency in base else "",
@@ -93,41 +96,33 @@ def cell_table(dataset: str, points: Sequence[Point]) -> Table:
             }
         )
     names = [name for name in rows[0] if name != "eager draft steps %" or any(row[name] for row in rows)]
+    cut = names.index("accepted at position 1..K, %")
     note = (
         "Medians over repeats, in brackets the smallest and largest. Same text: answers equal to those without "
         "speculation; only float32 at temperature 0 promises 100."
     )
-    return Table(f"All cells, {dataset}", names, [[row[name] for name in names] for row in rows], note)
+    parts = {"All cells": (names[:cut], ""), "Drafts and memory": (names[:3] + names[cut:], note)}
+    return [
+        Table(f"{title}, {dataset}", chosen, [[row[name] for name in chosen] for row in rows], text)
+        for title, (chosen, text) in parts.items()
+    ]
 
 
-def best_table(dataset: str, points: Sequence[Point]) -> Table:
+def best_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
     """The published form: output tokens/s of each arm at its best K, and the ratios between them."""
     rows = best_rows(points)
     arms, pairs = dict.fromkeys(p.arm for p in points), dict.fromkeys(pair for row in rows for pair in row.ratios)
-    lines = []
-    for row in rows:
-        rates = [
-            f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed"
-            for p in map(row.best.get, arms)
-        ]
-        ratios = [row.ratios[pair].text() if pair in row.ratios else "" for pair in pairs]
-        lines.append([str(row.concurrency), *rates, *ratios])
-    note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt (below)."
-    return Table(f"Best K, {dataset}", ["c", *arms, *map(" / ".join, pairs)], lines, note)
-
-
-def doubts(dataset: str, points: Sequence[Point]) -> Iterator[str]:
-    """One line for every ratio of the best-K table whose range includes 1, or that has one repeat."""
-    ratios = [(row.concurrency, *pair, ratio) for row in best_rows(points) for pair, ratio in row.ratios.items()]
-    if ratios and all(ratio.repeats < 2 for *_, ratio in ratios):
-        yield f"{dataset}: every ratio, for there is one repeat and its noise is unknown."
-        return
-    for concurrency, above, below, ratio in ratios:
-        where = f"{dataset}, c={concurrency}, {above} / {below} = {ratio.median:.2f}"
-        if ratio.repeats < 2:
-            yield f"{where}: one repeat, so its noise is unknown."
-        elif ratio.overlaps_one:
-            yield f"{where}: its range over repeats is {ratio.low:.2f}..{ratio.high:.2f} and holds 1."
+    rates, columns = [], [f"c={row.concurrency}" for row in rows]
+    for arm in arms:
+        best = [row.best.get(arm) for row in rows]
+        cells = [f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed" for p in best]
+        rates.append([arm, *cells])
+    ratios = [
+        [" / ".join(pair), *(row.ratios[pair].text() if pair in row.ratios else "" for row in rows)] for pair in pairs
+    ]
+    note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
+    tables = [Table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)]
+    return tables + [Table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
 
 
 def beside_table(figures: Published, points: Sequence[Point]) -> Table:
@@ -147,6 +142,8 @@ class Report:
     groups: dict[str, list[Point]]
     best: list[Table]
     tables: list[Table]  # of every published figure and every cell
+    verdict: list[str]
+    warnings: list[str]
     doubts: list[str]
     failures: list[str]
 
@@ -165,9 +162,11 @@ def gather(folder: Path) -> Report:
         setting=setting(results, suite),
         results=results,
         groups=groups,
-        best=[best_table(name, group) for name, group in groups.items()],
+        best=[table for name, group in groups.items() for table in best_tables(name, group)],
         tables=[beside_table(p, group) for name, group in groups.items() for p in matching(target, name)]
-        + [cell_table(name, group) for name, group in groups.items()],
+        + [table for name, group in groups.items() for table in cell_tables(name, group)],
+        verdict=[line for name, group in groups.items() for line in verdict(name, group)],
+        warnings=[line for name, group in groups.items() for line in warnings(name, group)],
         doubts=[line for name, group in groups.items() for line in doubts(name, group)],
         failures=failures,
     )
@@ -194,7 +193,10 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
 
 def parts(report: Report) -> Iterator[str | Plot]:
     """The report from top to bottom."""
-    yield from (f"# {report.title}", report.setting, READING, *map(markdown_table, report.best))
+    yield from (f"# {report.title}", "Fastest:\n\n" + _bullets(report.verdict))
+    if report.warnings:
+        yield "## Warnings\n\n" + _bullets(report.warnings)
+    yield from ("## What was measured", report.setting, READING, *map(markdown_table, report.best))
     if report.failures:
         yield "## Failed cells\n\n" + _bullets(report.failures)
     if report.doubts:
@@ -211,7 +213,11 @@ def _bullets(lines: Iterable[str]) -> str:
 
 def html_page(title: str, content: Iterable[str | Plot], more: str = "") -> str:
     """A self-contained page of Markdown and plots; ``more`` is HTML and comes last."""
-    to_html = MarkdownIt("commonmark", {"html": False}).enable("table").render
+    render = MarkdownIt("commonmark", {"html": False}).enable("table").render
+
+    def to_html(part: str) -> str:
+        return re.sub(r"<td>(?=[\d.]+\?<)", '<td class="doubt">', render(part))
+
     body = "\n".join(
         to_html(part)
         if isinstance(part, str)
@@ -247,7 +253,9 @@ def write_report(folder: Path, out: Path) -> str:
     text = "\n\n".join(p if isinstance(p, str) else f"![{p.title}]({names[p]})" for p in content) + "\n"
     page = html_page(report.title, content, _configurations(report.results))
     write_files(out, {name: plot.svg for plot, name in names.items()} | {"report.md": text, "report.html": page})
-    summary = list(map(markdown_table, report.best))
+    summary = ["Fastest:\n\n" + _bullets(report.verdict), *map(markdown_table, report.best)]
+    if report.warnings:
+        summary.insert(1, "Warnings:\n\n" + _bullets(report.warnings))
     if report.failures:
         summary.append(f"{len(report.failures)} cells failed; the report names them.")
     if report.doubts:

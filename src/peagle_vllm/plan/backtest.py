@@ -10,7 +10,7 @@ What verifying K + 1 rows of a request costs was not published. Two bounds stand
     full    each row costs what a request of its own would cost ("K tokens at batch 1 take the time of batch K")
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +95,13 @@ def verdicts(figures: Published) -> list[Verdict]:
         extrapolated = c * (max(DEPTHS) + 1) > target.points[-1][0]
         found.append(Verdict(c, depths, ratios, ratio, extrapolated))
     return found
+
+
+def chosen(found: Sequence[Verdict], kind: str, bound: Bound) -> str:
+    """``K=7 at c=1, 2, K=5 at c=4``: the model's depths of this kind of arm."""
+    depths = dict.fromkeys(v.best[kind, bound] for v in found)
+    where = {k: ", ".join(str(v.concurrency) for v in found if v.best[kind, bound] == k) for k in depths}
+    return ", ".join(f"K={k} at c={numbers}" for k, numbers in where.items())
 
 
 def holds_from(figures: Published, kind: str = "EAGLE-3", k: int = 3) -> float:

@@ -29,7 +29,13 @@ def plan(
     draft_cost: Annotated[
         float | None, typer.Option(min=0, help="Without RESULTS: a draft forward, in target steps.")
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, max=4096, help="Plan up to this many requests in flight.")] = 64,
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Plan up to this many requests in flight; without it the measured ones."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The recommendations as one JSON object, nothing else.")
+    ] = False,
     published: Annotated[bool, typer.Option("--published", help="Try the planner on the published figures.")] = False,
 ) -> None:
     """Which depth K to run at which concurrency, and when not to speculate.
@@ -43,8 +49,10 @@ def plan(
     from peagle_vllm.plan import show
     from peagle_vllm.plan.profile import parse
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=as_json)
     try:
+        if as_json and results is None:
+            fail("--json needs RESULTS: only measured arms have a config")
         if published:
             show.show_published(console)
             return
@@ -52,7 +60,7 @@ def plan(
         if calibrate is not None:
             results = _calibrate(calibrate)
         if results is not None:
-            _plan_results(console, results, arm or [], fit_k or [], k or [], profile, max_num_seqs)
+            _plan_results(console, results, arm or [], fit_k or [], k or [], profile, max_num_seqs, as_json)
         elif profile is None:
             fail("give RESULTS, --calibrate SUITE.yaml, --what-if PROFILE with --draft-cost, or --published")
         elif draft_cost is None:
@@ -82,30 +90,53 @@ def _calibrate(suite_file: Path) -> Path:
 
 
 def _plan_results(
-    console: Any, results: Path, arms: list[str], fit_k: list[int], depths: list[int], profile: Any, max_num_seqs: int
+    console: Any,
+    results: Path,
+    arms: list[str],
+    fit_k: list[int],
+    depths: list[int],
+    profile: Any,
+    up_to: int | None,
+    as_json: bool,
 ) -> None:
+    import json
+    from dataclasses import asdict
+
     from peagle_vllm.bench import BenchError
-    from peagle_vllm.bench.cells import read_results
+    from peagle_vllm.bench.cells import read_results, read_sweep
     from peagle_vllm.bench.metrics import points
     from peagle_vllm.bench.report import write_files
     from peagle_vllm.plan import page, show
-    from peagle_vllm.plan.fit import fit, judge
+    from peagle_vllm.plan.fit import fit, judge, outlook
+    from peagle_vllm.plan.recommend import recommend_all
 
     measured = points(read_results(results))
     pairs = list(dict.fromkeys((p.arm, p.dataset) for p in measured if p.k and p.arm in (arms or [p.arm])))
     if not pairs:
         named = ", ".join(dict.fromkeys(p.arm for p in measured)) or "none"
         raise BenchError(f"{results}: no cells of an arm to plan, one that speculates; arms with cells: {named}")
-    fits = []
-    wanted = sorted(depths or {p.k for p in measured if p.k})
+    fits, plans = [], []
     for arm, dataset in pairs:
         fitted = fit(measured, arm, dataset, fit_k)
         judged = judge(fitted, measured)
         show.show_fit(console, fitted, judged)
-        known_to = fitted.costs.target.points[-1][0]
         choose_from = sorted(depths or {p.k for p in measured if p.arm == arm and p.k})
-        show.show_advice(console, fitted.costs, profile or fitted.profile, choose_from, max_num_seqs, known_to)
+        plans.append((fitted, outlook(fitted, judged, choose_from, profile)))
+        show.show_advice(console, plans[-1][1], up_to or fitted.known_to, fitted.known_to)
         console.print()
         fits.append((fitted, judged))
-    write_files(results, {"plan.html": page.html(f"Plan from {results.name}", fits, wanted, max_num_seqs)})
+    found = recommend_all(plans, read_sweep(results).get("suite", {}), up_to)
+    if as_json:
+        answer = {"hypothetical": profile is not None, "recommendations": [asdict(one) for one in found]}
+        print(json.dumps(answer, indent=1))
+        return
+    lines = [list(one.lines()) for one in found]
+    if profile:
+        lines.insert(0, ["Hypothetical: acceptance is the one given with --what-if, not the measured one."])
+    for line in (line for group in lines for line in group):
+        console.print(line, soft_wrap=True, markup=False)
+    wanted = sorted(depths or {p.k for p in measured if p.k})
+    last = up_to or max(fitted.known_to for fitted, _ in fits)
+    html = page.html(f"Plan from {results.resolve().name}", lines, fits, wanted, last)
+    write_files(results, {"plan.html": html})
     print(results / "plan.html")

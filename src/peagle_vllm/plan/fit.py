@@ -1,6 +1,7 @@
 """Costs and acceptance of one arm, from measured cells."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,11 @@ from numpy.typing import ArrayLike
 
 from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.metrics import Point
+from peagle_vllm.plan.advice import Outlook
 from peagle_vllm.plan.model import Costs, Target, throughput
 from peagle_vllm.plan.profile import Profile, from_shares
+
+ASSUMED_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Fitted:
 
     Attributes:
         depths: the K whose cells were used; the others were kept for judging.
+        known_to: the largest concurrency with cells of the arm and without speculation.
         assumed: a sentence about what the cells do not determine; empty where they determine all.
     """
 
@@ -27,6 +32,7 @@ class Fitted:
     costs: Costs
     profile: Profile
     depths: tuple[int, ...]
+    known_to: int
     assumed: str = ""
 
 
@@ -64,12 +70,19 @@ def fit(points: Sequence[Point], arm: str, dataset: str, depths: Sequence[int] =
     if not mine:
         at = f" at K={', '.join(map(str, depths))}" if depths else ""
         raise BenchError(f"{dataset}: {arm} has no cells{at}")
+    for cells, what in ((base, "no speculation"), (mine, arm)):
+        if len(known := {p.concurrency for p in cells}) < 2:
+            raise BenchError(
+                f"{dataset}: {what} has cells at c={min(known)} only, and one concurrency does not show what a larger "
+                "batch costs; measure a second one"
+            )
     target = Target(tuple((float(p.concurrency), round_ms(p)) for p in base))
     costs, assumed = _costs(mine, target)
     used = sorted({p.k for p in mine})
     alone = {k: min((p for p in mine if p.k == k), key=lambda p: p.concurrency) for k in used}
     profile = from_shares({k: point.acceptance for k, point in alone.items()})
-    return Fitted(arm, dataset, costs, profile, tuple(used), assumed)
+    known_to = min(max(p.concurrency for p in cells) for cells in (base, mine))
+    return Fitted(arm, dataset, costs, profile, tuple(used), known_to, assumed)
 
 
 def _costs(mine: Sequence[Point], target: Target) -> tuple[Costs, str]:
@@ -107,6 +120,21 @@ def non_negative(columns: Iterable[ArrayLike], wanted: ArrayLike, weights: Array
         if solution.min() >= 0 and error < best_error - 1e-15:
             best, best_error = solution, error
     return tuple(best.tolist())
+
+
+def outlook(fitted: Fitted, judged: Sequence[Judged], depths: Sequence[int], profile: Profile | None) -> Outlook:
+    """What to choose from. Its error is the larger of the model's own on the arm's cells (root mean square, by degrees
+    of freedom; ``ASSUMED_ERROR`` where they leave none) and half the range that repeats of a cell have."""
+    mine = [j for j in judged if j.point.k]
+    costs = fitted.costs
+    freedom = len(mine) - sum(value > 0 for value in (costs.once, costs.forward, costs.per_token))
+    squares = sum(j.error**2 for j in mine)
+    noise = [(s.high - s.low) / 2 / s.median for j in mine if (s := j.point.tokens_per_second).repeats > 1]
+    error = max(math.sqrt(squares / freedom) if freedom > 0 else ASSUMED_ERROR, float(np.median(noise or [0.0])))
+    corrections: dict[int, list[tuple[int, float]]] = {}
+    for j in sorted(judged, key=lambda j: j.point.concurrency):
+        corrections.setdefault(j.point.k, []).append((j.point.concurrency, 1 / (1 + j.error)))
+    return Outlook(costs, profile or fitted.profile, depths, error, corrections, profile is not None)
 
 
 def judge(fitted: Fitted, points: Sequence[Point]) -> list[Judged]:

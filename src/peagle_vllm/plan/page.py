@@ -43,12 +43,23 @@ def model_chart(fitted: Fitted, judged: Sequence[Judged]) -> Plot:
     return chart(f"Model and cells: {fitted.arm}, {fitted.dataset}", "concurrency", "output tokens/s", paint)
 
 
-def html(title: str, fits: Sequence[tuple[Fitted, Sequence[Judged]]], depths: Sequence[int], max_num_seqs: int) -> str:
+def html(
+    title: str,
+    recommendations: Sequence[Sequence[str]],
+    fits: Sequence[tuple[Fitted, Sequence[Judged]]],
+    depths: Sequence[int],
+    max_num_seqs: int,
+) -> str:
+    """The page; each recommendation is lines of text, of which one that begins with a brace is a config."""
+
     def parts() -> Iterator[str | Plot]:
         yield f"# {title}"
+        for lines in recommendations:
+            yield "\n\n".join(f"    {line}" if line.startswith("{") else line for line in lines)
         yield (
             "Speedup over no speculation at the best K, if every position were accepted with probability alpha: green "
-            "gains, red loses, the border is break-even. Columns beyond the measured concurrency are extrapolated."
+            "gains, red loses, the border is break-even. This is the model alone. Columns beyond the measured "
+            f"concurrency, c={min(fitted.known_to for fitted, _ in fits)}, are extrapolated."
         )
         for fitted, judged in fits:
             name = f"{fitted.arm}, {fitted.dataset}"

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from peagle_vllm.plan import backtest
-from peagle_vllm.plan.advice import break_even, choose, schedule, schedule_json, why_not
+from peagle_vllm.plan.advice import Outlook, break_even, choose, why_not
 from peagle_vllm.plan.fit import Fitted, Judged
 from peagle_vllm.plan.model import ONE_STEP, Costs, speedup
 from peagle_vllm.plan.profile import Profile
@@ -49,31 +49,25 @@ def show_fit(console: Console, fitted: Fitted, judged: Sequence[Judged]) -> None
         console.print(f"Largest error of a predicted cell: {max(predicted):.0%}")
 
 
-def show_advice(
-    console: Console, costs: Costs, profile: Profile, depths: Sequence[int], max_num_seqs: int, known_to: float
-) -> None:
-    """Best K by concurrency, break-even, and the schedule."""
-    table = _table("Best K", "c", "K", "speedup", "tokens/s", "within 3%", "")
-    for c in (choose(costs, profile, requests, depths) for requests in concurrencies(max_num_seqs)):
-        beyond = "extrapolated" if c.requests > known_to else ""
+def show_advice(console: Console, outlook: Outlook, up_to: int, known_to: int) -> None:
+    """The depth by concurrency, and break-even."""
+    table = _table("Which K", "c", "K", "speedup", "tokens/s", "equal within the error", "")
+    for c in (choose(outlook, requests) for requests in concurrencies(up_to)):
+        role = "measured" if c.measured else "extrapolated" if c.requests > known_to else "model"
         close = ", ".join(f"K={k}" for k in c.close)
-        table.add_row(str(c.requests), str(c.k), f"{c.speedup:.2f}", f"{c.tokens_per_second:.0f}", close, beyond)
+        table.add_row(str(c.requests), str(c.k), f"{c.speedup:.2f}", f"{c.tokens_per_second:.0f}", close, role)
     console.print(table)
-    found = break_even(costs, profile, depths, max_num_seqs)
-    where = f"c={found}" if found else f"none up to c={max_num_seqs}"
-    beyond = " (extrapolated)" if (found or max_num_seqs) > known_to else ""
-    console.print(f"Break-even concurrency: {where}{beyond}")
+    console.print(f"Depths within {outlook.error:.0%}, the error, count as equal: the smallest of them is taken.")
+    found = break_even(outlook, up_to)
+    where = f"c={found}" if found else f"none up to c={up_to}"
+    console.print(f"Break-even concurrency: {where}{' (extrapolated)' if (found or up_to) > known_to else ''}")
     if found:
-        console.print(f"Do not speculate from c={found} on: {why_not(costs, profile, found, depths)}.")
-    if text := schedule_json(schedule(costs, profile, depths, max_num_seqs)):
-        console.print("For --speculative-config (measure before you trust it beyond the measured concurrency):")
-        console.print(f"  {text}", soft_wrap=True)
-    else:
-        console.print("Speculation does not pay at any concurrency here: leave --speculative-config out.")
+        console.print(f"Do not speculate from c={found} on: {why_not(outlook, found)}.")
 
 
 def show_textbook(console: Console, profile: Profile, draft_cost: float, depths: Sequence[int]) -> None:
     """AL and speedup by K where verifying costs one target step."""
+    console.print("Hypothetical: nothing here was measured.")
     title = f"A draft forward costs {draft_cost:g} of a target step; verifying costs one"
     table = _table(title, "K", "AL", "EAGLE-3", "P-EAGLE", "gains while a draft costs less than")
     for k in depths:
@@ -97,10 +91,17 @@ def show_published(console: Console) -> None:
             ratios = f"{v.ratio['free']:.2f}", f"{v.published:.2f}"
             table.add_row(str(v.concurrency), parallel[0], sequential[0], *ratios, extreme)
         console.print(table)
+        found = backtest.verdicts(figures)
+        for kind in backtest.DRAFT_COST:
+            free, full = (backtest.chosen(found, kind, bound) for bound in backtest.BOUNDS)
+            console.print(f"{kind}: published K={figures.best_k[kind]}.")
+            console.print(f"  The model chooses {free} if verifying is free, and {full} if rows cost in full.")
+        above = sum(v.ratio["free"] > v.published for v in found)
+        console.print(f"The model's P/E is above the published one at {above} of {len(found)} concurrencies.")
         limit, assumed = backtest.holds_from(figures), backtest.DRAFT_COST["EAGLE-3"]
         console.print(
-            f"EAGLE-3 is best at K=3 as long as a draft forward costs more than {limit:.3f} of a target step "
-            f"(assumed: {assumed:.2f}).\n"
+            f"At one request EAGLE-3 is best at K=3 as long as a draft forward costs more than {limit:.3f} of a target "
+            f"step (assumed: {assumed:.2f}).\n"
         )
     console.print(f"Published: {figures.source}; {figures.hardware}.")
     console.print("Assumed, because it was not published:")

@@ -1,9 +1,9 @@
-"""``bench run`` with stand-ins: ``python -m tests.bench.standin.sweep SUITE RESULTS``, ended like the command is."""
+"""``peagle-vllm`` with stand-ins: ``python -m tests.bench.standin.sweep bench run SUITE --results RESULTS``."""
 
 import sys
 from pathlib import Path
 
-from peagle_vllm.bench import cli
+from peagle_vllm.cli import app
 
 HERE = Path(__file__).parent
 SERVER, CLIENT = ([sys.executable, "-S", str(HERE / name)] for name in ("server.py", "client.py"))
@@ -12,4 +12,4 @@ if __name__ == "__main__":
     from peagle_vllm.bench import client, server
 
     server.COMMAND, client.COMMAND = SERVER, CLIENT
-    cli.app(["run", sys.argv[1], "--results", sys.argv[2]])
+    app()
