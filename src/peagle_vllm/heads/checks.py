@@ -10,6 +10,7 @@ from typing import Literal
 from peagle_vllm.heads.check_config import check_architecture, check_fields, check_mask_token
 from peagle_vllm.heads.check_weights import check_fc, check_layers, check_mask_hidden, check_norms, check_shapes
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
+from peagle_vllm.heads.edge import edge_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.target import Target
@@ -70,6 +71,7 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = N
     if not head.is_eagle3:
         problems += [Problem(line) for line in _sizes(head, target)]
         problems += _aux_layers(head, target)
+        problems += [Problem(line) for line in edge_faults(head, target.vocab_size)]
     return problems + check_head(head)
 
 

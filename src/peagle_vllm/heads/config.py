@@ -28,6 +28,7 @@ Config = Mapping[str, Any]
 Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "unknown"]
 Family = Literal["llama", "qwen3"]
 
+SELECTOR = "candidate_selector"  # the edge of a sharpened head (heads/edge.py)
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
 SPECFORGE = {"PEagleDraftModel"}
@@ -140,6 +141,8 @@ def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInf
         fields["num_aux_hidden_states"] = taken
     if config.get("fc_norm") is True and not stock.get("fc_norm"):
         fields["fc_norm"] = True
+    if is_speculators(config) and config.get(SELECTOR) is not None:
+        fields[SELECTOR] = config[SELECTOR]
     return fields
 
 
