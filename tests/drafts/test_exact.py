@@ -138,7 +138,7 @@ def check_totals(totals: Totals, grid: Grid) -> None:
     for dtype, report in totals.report.items():
         whole += report
         print(f"{dtype}: {report}")
-        assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[dtype] * report.rows)
+        assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[dtype] * report.tokens)
     print(f"{whole.rows} rows, {totals.preemptions} preemptions, {totals.cached_tokens} cached tokens")
     print(f"beside graphs: {totals.from_graphs} rows, draft batches {dict(totals.modes)}")
     assert whole.rows >= (grid.least_rows // 2 if STOCK else grid.least_rows)

@@ -146,6 +146,6 @@ def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: lis
     for fact, value in facts.items():
         record_property(fact, value)
     print(report, facts, *report.ties, sep="\n")
-    assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[DTYPE] * report.rows)
+    assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[DTYPE] * report.tokens)
     assert report.near_end > 0
     assert bool(facts["replayed"]) == (mode != "eager")
