@@ -247,7 +247,6 @@ def compare(
             assert row.bonus == tokens[row.p_last + 1], f"{row}: the sequence holds {tokens[row.p_last + 1]}"
             report.rows += 1
             columns = min(len(row.draft), max_model_len - row.p_last)
-            columns = min(len(row.draft), max_model_len - row.p_last)
             report.tokens += columns
             near = TIE_ULPS[reference.dtype] * _ulp(float(expected[row.p_last].logits.max()), reference.dtype)
             draft = expected[row.p_last].after(row.bonus, row.draft, near)

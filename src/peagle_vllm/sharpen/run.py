@@ -1,0 +1,268 @@
+"""The whole of ``peagle-vllm sharpen``: record, fit, measure, write. Every step that is finished stays."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from peagle_kernels import Edge
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.diagnose.engine import Messages
+from peagle_vllm.heads import edge as files
+from peagle_vllm.heads.config import SELECTOR
+from peagle_vllm.heads.files import HeadError, read_tensor
+from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.writer import new_folder, write_json
+from peagle_vllm.sharpen import engines, fit
+from peagle_vllm.sharpen.lattice import Gain, Lattice
+
+DEVELOPMENT_SHARE = 0.1
+LEAST_PROMPTS = 100
+MEASURED = (3, 5, 7)
+
+Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for."""
+
+    num_speculative_tokens: int
+    rank: int
+    num_candidates: int
+    max_tokens: int
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Acceptance of one K, served, before and after, over the same held-out prompts."""
+
+    num_speculative_tokens: int
+    before: Gain
+    after: Gain
+    difference: Gain  # of the paired groups; ``length`` is what is gained
+    shares_before: list[float]
+    shares_after: list[float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``sharpen`` found. ``offline`` is AL by K on the development share: without the edge, with it."""
+
+    forms: dict[str, Gain]
+    chosen: str
+    drafts: int
+    offline: dict[int, tuple[Gain, Gain]]
+    served: list[Measured]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the largest K gains more than the standard error of the gain."""
+        gained = self.served[-1].difference
+        return gained.length > gained.error
+
+
+HELD_OUT = 64  # prompts
+
+
+def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
+    """Prompts to learn from, and to measure with: the last ones, where no others are given."""
+    return (prompts, held_out) if held_out is not None else (prompts[:-HELD_OUT], prompts[-HELD_OUT:])
+
+
+def token_ids(target: str, prompts: list[Messages]) -> list[list[int]]:
+    """Token ids of each prompt, in the target's chat template where it has one."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    if not getattr(tokenizer, "chat_template", None):
+        return [tokenizer.encode("\n".join(message["content"] for message in prompt)) for prompt in prompts]
+    return [
+        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts
+    ]
+
+
+def sharpen(
+    head: Head,
+    target: str,
+    vocab_size: int,
+    prompts: list[list[int]],
+    held_out: list[list[int]],
+    out: Path,
+    plan: Plan,
+    progress: Progress,
+) -> Report:
+    """Fit an edge to ``head`` and write the sharpened head to ``out`` when it drafts better.
+
+    Args:
+        vocab_size: of the target.
+        prompts: token ids of the prompts to learn from.
+        held_out: of the prompts that are measured, and nothing else.
+
+    Raises:
+        HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
+    """
+    if len(prompts) < LEAST_PROMPTS:
+        raise HeadError(f"{len(prompts)} prompts to learn from, at least {LEAST_PROMPTS} are needed; 1,500 do well")
+    assert head.folder is not None
+    pair = engines.Pair(target, str(head.folder), plan.arguments)
+    with _work_folder(out, head, target, prompts, plan) as work:
+        lattice = _recorded(pair, prompts, work, plan, progress)
+        offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
+        fitted, forms, offline = _fitted(lattice, sizes, offsets, plan, progress)
+        sharpened = work / "sharpened"
+        shutil.rmtree(sharpened, ignore_errors=True)
+        sharpened.mkdir()
+        _write(sharpened, head, fitted.edge)
+        served = _served(pair, sharpened, held_out, plan, progress)
+        report = Report(forms, fitted.form, len(lattice.ids), offline, served)
+        if report.is_better:
+            with new_folder(out) as folder:
+                shutil.copytree(sharpened, folder, dirs_exist_ok=True)
+                write_json(folder / files.FOLDER / "sharpen.json", as_dict(report, plan))
+    return report
+
+
+@contextmanager
+def _work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], plan: Plan) -> Iterator[Path]:
+    """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
+    if out.exists():
+        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
+    work = out.parent / f".{out.name}.sharpen"
+    asked = {
+        "head": files.head_hash(head),
+        "target": target,
+        "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        **asdict(plan),
+    }
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        note = work / "plan.json"
+        if not note.exists():
+            write_json(note, asked)
+        elif json.loads(note.read_text()) != asked:
+            raise HeadError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
+        yield work
+    except OSError as error:
+        raise HeadError(f"{work} cannot be written ({error.strerror}); make room and start again to go on") from None
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Plan, progress: Progress) -> Lattice:
+    wanted = [file for file, _ in engines.shards(prompts, work)]
+    with ThreadPoolExecutor(1) as thread:
+        numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
+        running = thread.submit(engines.in_process, engines.record_all, pair, prompts, work, *numbers)
+        while not running.done():
+            progress("record", sum(file.exists() for file in wanted), len(wanted))
+            try:
+                running.result(timeout=1)
+            except TimeoutError:
+                continue
+        running.result()
+    return Lattice.joined([Lattice.load(file) for file in wanted])
+
+
+def _fitted(
+    lattice: Lattice, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
+) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
+    """The best form's edge, what each form reached, and the best one's acceptance lengths by K."""
+    num_held = max(1, round(DEVELOPMENT_SHARE * (int(lattice.prompt.max()) + 1)))
+    is_held = lattice.prompt < num_held
+    learned, held = lattice.rows(~is_held), lattice.rows(is_held)
+    total, done = len(fit.FORMS) * fit.num_batches(len(learned.ids)), 0
+
+    def on_batch() -> None:
+        nonlocal done
+        done += 1
+        progress("fit", done, total)
+
+    fitted = [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
+    best = max(fitted, key=lambda one: one.gain.length)
+
+    def reached(edge: Edge | None, k: int) -> Gain:
+        return Gain.of(held.accepted(edge, offsets, k), held.prompt)
+
+    offline = {k: (reached(None, k), reached(best.edge, k)) for k in _depths(plan)}
+    return best, {one.form: one.gain for one in fitted}, offline
+
+
+def _depths(plan: Plan) -> list[int]:
+    return sorted({k for k in MEASURED if k <= plan.num_speculative_tokens} or {plan.num_speculative_tokens})
+
+
+def _served(
+    pair: engines.Pair, sharpened: Path, held_out: list[list[int]], plan: Plan, progress: Progress
+) -> list[Measured]:
+    found, depths = [], _depths(plan)
+    for number, k in enumerate(depths):
+        seen: list[list[Acceptance]] = []
+        for at, head in enumerate((pair.head, str(sharpened))):
+            progress("measure", 2 * number + at, 2 * len(depths))
+            measured = engines.Pair(pair.target, head, pair.arguments)
+            seen.append(engines.in_process(engines.measure, measured, held_out, k, plan.max_tokens))
+        before, after = (gain_of(groups) for groups in seen)
+        paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
+        error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
+        shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
+        found.append(Measured(k, before, after, Gain(after.length - before.length, error), *shares))
+    return found
+
+
+def sum_of(groups: list[Acceptance]) -> Acceptance:
+    """The counts of several groups together."""
+    positions = zip(*(group.accepted_per_position for group in groups), strict=True)
+    return Acceptance(
+        sum(group.num_drafts for group in groups),
+        sum(group.num_draft_tokens for group in groups),
+        sum(group.num_accepted for group in groups),
+        tuple(map(sum, positions)),
+    )
+
+
+def gain_of(groups: list[Acceptance]) -> Gain:
+    """Acceptance length over all groups, its standard error over groups."""
+    whole = sum_of(groups)
+    squares = sum((group.num_accepted - (whole.length - 1) * group.num_drafts) ** 2 for group in groups)
+    return Gain(whole.length, squares**0.5 / max(whole.num_drafts, 1))
+
+
+def _offsets(head: Head) -> torch.Tensor | None:
+    if "d2t" not in head.tensors or head.draft_vocab_size == head.vocab_size:
+        return None
+    assert head.folder is not None
+    return torch.from_numpy(read_tensor(head.folder, head.tensors["d2t"]).astype("int64")).flatten()
+
+
+def _write(folder: Path, head: Head, edge: Edge) -> None:
+    """The head as it is, its config with the selector, and the edge in a folder of its own."""
+    assert head.folder is not None
+    for file in head.folder.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder / file.name)
+    selector = files.Selector(edge.predecessor_codebook.shape[1], edge.num_candidates, files.head_hash(head))
+    write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector)})
+    (folder / files.FOLDER).mkdir()
+    tensors = {
+        files.PREDECESSORS: edge.predecessor_codebook,
+        files.SUCCESSORS: edge.successor_codebook,
+        files.PROJECTION: edge.hidden_projection,
+        files.EDGE_SCALE: edge.edge_scale,
+        files.UNARY_SCALE: edge.unary_scale,
+    }
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / files.FOLDER / "model.safetensors")
+
+
+def as_dict(report: Report, plan: Plan) -> dict[str, Any]:
+    """For JSON."""
+    return {"plan": asdict(plan), **asdict(report)}
