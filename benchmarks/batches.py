@@ -1,194 +1,140 @@
-"""The target batches of the kernel benchmark, for the plugin's kernels and for stock vLLM's functions alike."""
+"""Target batches of made-up requests, as both runners make them: for the kernels' tests, compilation and benchmark.
+
+Everything is made on the CPU, where the twins run; kernels get it ``moved`` to where they run.
+"""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, geometry
+from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, geometry
+from peagle_kernels.layout import ragged_lengths
 
-BLOCK_SIZE = 16
-MASK_TOKEN = 7
-NUM_AUX = 3
+MASK_TOKEN = 511
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A batch.
+@dataclass
+class Request:
+    """One request after its target step: verified rows at ``p0 .. p0+n-1``, ``rejected`` refused."""
 
-    Attributes:
-        kind: "decode" (each request verifies K + 1 rows, some refused) or "prefill" (one chunk a request).
-        reqs: requests.
-        query: target rows of each.
-        k: draft tokens a step.
-        width: of a hidden state; NUM_AUX of them are captured.
+    p0: int
+    n: int
+    rejected: int
+    samples: bool = True  # False: a prefill chunk that is not the last
+    is_dummy: bool = False
+
+
+@dataclass
+class Case:
+    """One call of ``prepare_inputs``: its arguments and its requests in plain Python."""
+
+    requests: list[Request]
+    target: TargetBatch
+    aux: tuple[torch.Tensor, ...]
+    groups: KVGroups
+    layout: Layout
+    step: DraftStep
+    max_speculative_tokens: int
+    draft_lengths: list[int]
+
+    def buffers(self, extra: int = 0, fill: int = 0) -> DraftBuffers:
+        """Buffers with room for ``extra`` rows and requests more, every element ``fill``, the layout filled in."""
+        layout = self.layout
+        num_staging = max(layout.num_staging_rows, self.step.num_target_rows) + extra
+        dtype = self.aux[0].dtype if self.aux else torch.float32
+        out = allocate_buffers(
+            max_rows=layout.num_rows + extra,
+            max_num_reqs=max(layout.num_reqs_padded, len(self.target.seeds))
+            + extra,  # a row of request state each, too
+            max_speculative_tokens=self.max_speculative_tokens,
+            staging=torch.zeros(num_staging, sum(h.shape[1] for h in self.aux) or 1, dtype=dtype),
+            slot_mappings=torch.zeros(len(self.groups.block_tables), layout.num_rows + extra, dtype=torch.int64),
+        )
+        for tensor in out:
+            tensor.fill_(fill)
+        if not layout.static_length:
+            starts = torch.tensor([0, *self.draft_lengths]).cumsum(0)
+            out.query_start_loc[: len(starts)] = starts
+        return out
+
+
+def build(
+    requests: list[Request],
+    *,
+    k: int,
+    max_k: int,
+    static: bool,
+    shape_k: int | None = None,
+    max_model_len: int,
+    num_padding_reqs: int = 0,
+    num_padding_rows: int = 0,
+    block_sizes: list[int],
+    widths: list[int],
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Case:
+    """A case from its requests; token ids, request states and blocks are random.
+
+    Args:
+        max_k: the most draft tokens that the static layout has room for; this step drafts ``k``.
+        shape_k: K that a static layout is made for; the step may draft fewer. None: the step's own.
+        block_sizes: of each KV group.
+        widths: of each captured hidden state, of ``dtype``.
     """
+    rng = torch.Generator().manual_seed(seed)
 
-    kind: str
-    reqs: int
-    query: int
-    k: int
-    width: int
+    def randint(low: int, high: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=rng).to(dtype)
 
-    @property
-    def rows(self) -> int:
-        return self.reqs * self.query
-
-    @property
-    def static(self) -> bool:
-        return self.kind == "decode"
-
-    @property
-    def draft_length(self) -> int:
-        """Draft rows a request; the plugin's layout."""
-        return geometry.static_length(self.k, self.k) if self.static else self.query + self.k - 1
-
-    @property
-    def refused(self) -> list[int]:
-        """Refused tokens of each request: all counts in turn."""
-        return [i % (self.k + 1) for i in range(self.reqs)] if self.static else [0] * self.reqs
-
-    @property
-    def max_model_len(self) -> int:
-        return 4096 if self.query <= 1024 else 16384
-
-
-class Batch:
-    """One batch of this shape on a device."""
-
-    def __init__(self, shape: Shape, device: str, dtype: torch.dtype):
-        self.shape = shape
-        reqs, rows, device_ = shape.reqs, shape.rows, torch.device(device)
-        gen = torch.Generator().manual_seed(0)
-
-        def ints(*size: int, dtype: torch.dtype = torch.int32, low: int = 1, high: int = 500) -> torch.Tensor:
-            return torch.randint(low, high, size, generator=gen).to(device_, dtype)
-
-        p0 = torch.arange(reqs) % 7 + (200 if shape.static else 0)
-        self.starts = torch.arange(reqs + 1, dtype=torch.int32) * shape.query
-        blocks = shape.max_model_len // BLOCK_SIZE
-        self.table = (torch.randperm(reqs * blocks, generator=gen) + 1).int().view(reqs, blocks).to(device_)
-        self.positions = (p0[:, None] + torch.arange(shape.query)).flatten().to(device_)
-        self.seq_lens = (p0 + shape.query).int()
-        self.ids = ints(rows)
-        self.rejected = torch.tensor(shape.refused, dtype=torch.int32, device=device_)
-        self.next_tokens = ints(reqs)
-        self.device, self.dtype = device_, dtype
-        self.aux = [self.hidden(rows) for _ in range(NUM_AUX)]
-        self.after_fc = self.hidden(self.staging_rows)
-        self.mask_hidden = self.hidden(1)[0]
-
-    def hidden(self, rows: int) -> torch.Tensor:
-        """[rows, width] hidden states; what is in them matters to no kernel."""
-        return torch.randn(rows, self.shape.width, device=self.device, dtype=self.dtype)
-
-    @property
-    def staging_rows(self) -> int:
-        """Rows that fc reads: a decode batch's are compact."""
-        return self.shape.reqs * (self.shape.k + 1) if self.shape.static else self.shape.rows
-
-    def plugin(self) -> SimpleNamespace:
-        """What the kernels take: target, aux, groups, layout, step, buffers and the output."""
-        shape, length = self.shape, self.shape.draft_length
-        num_draft = shape.reqs * length
-        layout = (
-            Layout(num_draft, shape.reqs, static_length=length, staging_length=shape.k + 1)
-            if shape.static
-            else Layout(num_draft, shape.reqs)
-        )
-        staging = torch.zeros(self.staging_rows, NUM_AUX * shape.width, dtype=self.dtype, device=self.device)
-        buffers = allocate_buffers(
-            max_rows=num_draft, max_num_reqs=shape.reqs, max_speculative_tokens=shape.k, staging=staging
-        )
-        buffers.query_start_loc[: shape.reqs + 1] = torch.arange(shape.reqs + 1) * length
-        target = TargetBatch(
-            input_ids=self.ids,
-            positions=self.positions,
-            query_start_loc=self.starts.to(self.device),
-            num_rejected=self.rejected,
-            num_sampled=torch.ones(shape.reqs, dtype=torch.int32, device=self.device),
-            idx_mapping=torch.arange(shape.reqs, dtype=torch.int32, device=self.device),
-            last_sampled=self.next_tokens,
-            next_prefill_tokens=self.next_tokens,
-            temperature=buffers.temperature,
-            seeds=buffers.seeds,
-        )
-        return SimpleNamespace(
-            target=target,
-            aux=tuple(self.aux),
-            groups=KVGroups((self.table,), (BLOCK_SIZE,)),
-            layout=layout,
-            step=DraftStep(shape.reqs, shape.rows, shape.k, shape.max_model_len, MASK_TOKEN),
-            buffers=buffers,
-            hidden=self.after_fc,
-            mask_hidden=self.mask_hidden,
-            out=torch.empty(num_draft, shape.width, dtype=self.dtype, device=self.device),
-        )
-
-    def stock(self) -> tuple[SimpleNamespace, dict[str, Any]]:
-        """What stock V1's ``set_inputs_first_pass`` reads of its proposer, and its arguments.
-
-        The proposer's are the attributes that vLLM's ``SpecDecodeBaseProposer`` sets in its constructor, which would
-        want a whole configuration.
-        """
-        from vllm.v1.attention.backend import CommonAttentionMetadata
-
-        shape, device = self.shape, self.device
-        max_rows = shape.rows + shape.reqs * (shape.k - 1)
-        proposer = SimpleNamespace(
-            use_heterogeneous_vocab=False,
-            needs_extra_input_slots=True,
-            pass_hidden_states_to_model=True,
-            extra_slots_per_request=shape.k,
-            net_num_new_slots_per_request=shape.k - 1,
-            parallel_drafting_token_id=MASK_TOKEN,
-            parallel_drafting_hidden_state_tensor=self.mask_hidden,
-            block_size=BLOCK_SIZE,
-            max_model_len=shape.max_model_len,
-            device=device,
-            input_ids=torch.zeros(max_rows, dtype=torch.int32, device=device),
-            positions=torch.zeros(max_rows, dtype=torch.int64, device=device),
-            hidden_states=torch.zeros(max_rows, shape.width, dtype=self.dtype, device=device),
-            is_rejected_token_mask=torch.zeros(max_rows, dtype=torch.bool, device=device),
-            is_masked_token_mask=torch.zeros(max_rows, dtype=torch.bool, device=device),
-            arange=torch.arange(max(shape.reqs + 1, max_rows), dtype=torch.int32, device=device),
-        )
-        cad = CommonAttentionMetadata(
-            query_start_loc=self.starts.to(device),
-            query_start_loc_cpu=self.starts,
-            seq_lens=self.seq_lens.to(device),
-            num_reqs=shape.reqs,
-            num_actual_tokens=shape.rows,
-            max_query_len=shape.query,
-            max_seq_len=int(self.seq_lens.max()),
-            block_table_tensor=self.table,
-            slot_mapping=torch.zeros(shape.rows, dtype=torch.int64, device=device),
-        )
-        arguments = {
-            "target_token_ids": self.ids,
-            "next_token_ids": self.next_tokens,
-            "target_positions": self.positions,
-            "target_hidden_states": self.hidden(shape.rows),
-            "token_indices_to_sample": None,
-            "cad": cad,
-            "num_rejected_tokens_gpu": self.rejected if shape.static else None,
-        }
-        return proposer, arguments
+    num_reqs = len(requests)
+    num_query = torch.tensor([r.n for r in requests])
+    num_rows = int(num_query.sum())
+    num_states = num_reqs + 3
+    idx_mapping = torch.randperm(num_states, generator=rng)[:num_reqs]
+    idx_mapping[[i for i, r in enumerate(requests) if r.is_dummy]] = -1
+    target = TargetBatch(
+        input_ids=randint(1, 500, num_rows, dtype=torch.int32),
+        positions=torch.cat([torch.arange(r.p0, r.p0 + r.n) for r in requests]),
+        query_start_loc=torch.cat([torch.zeros(1), num_query.cumsum(0)]).int(),
+        num_rejected=torch.tensor([r.rejected for r in requests], dtype=torch.int32),
+        num_sampled=torch.tensor([int(r.samples) * (1 + r.n - r.rejected) for r in requests], dtype=torch.int32),
+        idx_mapping=idx_mapping,
+        last_sampled=randint(1, 500, num_states, dtype=torch.int64),
+        next_prefill_tokens=randint(1, 500, num_states, dtype=torch.int32),
+        temperature=torch.rand(num_states, generator=rng),
+        seeds=randint(0, 1000, num_states, dtype=torch.int64),
+    )
+    tables = []
+    for size in block_sizes:
+        blocks = -(-max_model_len // size)
+        tables.append(randint(0, 60, num_reqs + num_padding_reqs, blocks + 1, dtype=torch.int32)[:, :blocks])
+    if static:
+        length = geometry.static_length(max_k, k if shape_k is None else shape_k)
+        lengths = [length] * (num_reqs + num_padding_reqs)
+        num_draft_rows = sum(lengths) + num_padding_rows
+        layout = Layout(num_draft_rows, len(lengths), static_length=length, staging_length=max_k + 1)
+    else:
+        lengths = ragged_lengths(num_query.numpy(), k, max_model_len).tolist()
+        layout = Layout(sum(lengths) + num_padding_rows, num_reqs)
+    return Case(
+        requests=requests,
+        target=target,
+        aux=tuple(torch.randn(num_rows + 2, width, generator=rng).to(dtype) for width in widths),
+        groups=KVGroups(tuple(tables), tuple(block_sizes)),
+        layout=layout,
+        step=DraftStep(num_reqs, num_rows, k, max_model_len, MASK_TOKEN),
+        max_speculative_tokens=max_k,
+        draft_lengths=lengths,
+    )
 
 
-def moved_bytes(shape: Shape, element_bytes: int) -> dict[str, int]:
-    """What each kernel must read and write, once: {"prepare_inputs", "gather_hidden", "both"}.
-
-    prepare_inputs reads the valid target rows' captured states, ids and positions and a block-table entry a draft row;
-    it writes staging, and of each draft row id, position, map entry and slot. gather_hidden reads each valid row after
-    fc, ``mask_hidden`` and the row map, and writes every draft row.
-    """
-    valid = shape.rows - sum(shape.refused)
-    draft_rows = shape.reqs * shape.draft_length
-    staged = shape.reqs * (shape.k + 1) if shape.static else shape.rows
-    row = shape.width * element_bytes
-    indices = valid * (4 + 8) + draft_rows * (4 + 4 + 8 + 4 + 8) + shape.reqs * shape.k * 3 * 8
-    prepare_inputs = (valid + staged) * NUM_AUX * row + indices
-    gather_hidden = (valid + 1 + draft_rows) * row + draft_rows * 4
-    return {"prepare_inputs": prepare_inputs, "gather_hidden": gather_hidden, "both": prepare_inputs + gather_hidden}
+def moved(thing: Any, device: str) -> Any:
+    """``thing`` with every tensor on ``device``, strides kept; tuples of them alike, with names or without."""
+    if isinstance(thing, torch.Tensor):
+        if thing.device.type == device:
+            return thing
+        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device=device).copy_(thing)
+    if not isinstance(thing, tuple):
+        return thing
+    return getattr(type(thing), "_make", tuple)(moved(one, device) for one in thing)

@@ -2,30 +2,178 @@
 
 Compiles ``prepare_inputs`` and ``gather_hidden`` ahead of time for sm_90 and sm_100 over the shapes that the suite
 compiles, and records registers, shared memory, spills, and the widths of the global loads and stores in machine code.
+
+The product's own launch code makes the call; a stand-in driver turns the launch into a compilation, so types,
+specialisation and compile-time constants are those of a real launch and cannot drift from the kernel.
 """
 
-import argparse
+import importlib
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from triton.backends.nvidia.compiler import get_ptxas
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+from triton.runtime.driver import driver
 
-from benchmarks import compiling
-from benchmarks.arms import write_result
+from benchmarks import arms
+from benchmarks.batches import Request, build
+from peagle_kernels import gather_hidden_triton, prepare_inputs_triton
 from peagle_vllm.provenance import provenance
 
+ARCHITECTURES = (90, 100)
+# (KV groups, captured hidden states, dtype, dtype of idx_mapping)
+PREPARE_SHAPES = [
+    (1, 0, torch.bfloat16, torch.int32),
+    (1, 3, torch.bfloat16, torch.int32),
+    (1, 5, torch.float32, torch.int64),
+    (2, 1, torch.bfloat16, torch.int64),
+    (2, 3, torch.float32, torch.int32),
+    (2, 5, torch.bfloat16, torch.int32),
+    (0, 3, torch.bfloat16, torch.int64),  # while memory is profiled
+]
+WIDTH = 2880
+# A real head's width, one that is a multiple of 8 only, and an odd one.
+WIDTHS = {"real": WIDTH, "multiple of 8": 2056, "odd": 129}
+DTYPES = (torch.bfloat16, torch.float32)
+
+# LDG.E.128.CONSTANT, STG.E.EF.U16: a global access, its width in bits among the dotted words; 32 where none is named.
+GLOBAL_ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)\s")
+ACCESS_WIDTH = re.compile(r"\.[US]?(8|16|64|128|256)(?![0-9])")
 FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype")
-# name of a shape -> what compiles it
-Shapes = Iterator[tuple[dict[str, Any], Callable[[], compiling.Assembled]]]
 
 
-def shapes(arch: int) -> Shapes:
-    """Every shape that the suite compiles, and how."""
-    for num_groups, num_aux, dtype, idx_dtype in compiling.EXPAND_SHAPES:
+class AheadOfTime:
+    """In place of a kernel: ``kernel[grid](...)`` compiles and keeps the result."""
+
+    def __init__(self, kernel: Any):
+        self.kernel, self.compiled = kernel, []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.compiled.append(self.kernel.warmup(*args, grid=grid, **kwargs))
+
+        return launch
+
+
+class NoGPU:
+    """What the compiler reads of a driver. The device number is the architecture, so each has its own cache."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What the assembler made of a kernel.
+
+    Attributes:
+        registers: of each thread.
+        shared_bytes: of each program.
+        spill_bytes: stored to and loaded from local memory.
+        loads, stores: global accesses in the machine code, counted by their width in bits.
+    """
+
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    loads: dict[str, int]
+    stores: dict[str, int]
+
+
+def _compiled(arch: int, module: str, name: str, launch: Callable[[], None]) -> Assembled:
+    """The kernel that ``launch`` launches, compiled for ``arch`` instead."""
+    place = importlib.import_module(module)
+    kernel = AheadOfTime(getattr(place, name))
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(driver, "_active", NoGPU(arch)))
+        stack.enter_context(patch.object(place, name, kernel))
+        launch()
+    (compiled,) = kernel.compiled
+    return assemble(compiled, arch)
+
+
+def prepare_inputs(
+    arch: int, static: bool, num_groups: int, num_aux: int, dtype: torch.dtype, idx_dtype: torch.dtype, width: int
+) -> Assembled:
+    """``prepare_inputs_triton``'s kernel for ``num_aux`` captured hidden states of this width."""
+    case = build(
+        [Request(10, 4, 2), Request(5, 4, 0)],
+        k=3,
+        max_k=3,
+        static=static,
+        max_model_len=64,
+        block_sizes=[16] * num_groups,
+        widths=[width] * num_aux,
+        dtype=dtype,
+    )
+    out = case.buffers(extra=5)
+    out = out._replace(staging=out.staging.to(dtype))
+    target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
+
+    def launch() -> None:
+        prepare_inputs_triton(target, case.aux, case.groups, case.layout, case.step, out)
+
+    return _compiled(arch, "peagle_kernels.prepare_inputs_kernel", "_prepare_inputs_kernel", launch)
+
+
+def gather_hidden(arch: int, dtype: torch.dtype, width: int) -> Assembled:
+    """``gather_hidden_triton``'s kernel for rows of this width."""
+    rows, row_map = torch.empty(4, width, dtype=dtype), torch.zeros(4, dtype=torch.int32)
+
+    def launch() -> None:
+        gather_hidden_triton(rows, rows.clone(), rows[0].clone(), row_map)
+
+    return _compiled(arch, "peagle_kernels.gather_hidden", "_gather_hidden_kernel", launch)
+
+
+def assemble(compiled: Any, arch: int) -> Assembled:
+    """Run the assembler again, for its report, and read the machine code that Triton keeps."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(compiled.asm["ptx"])
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", source, "-o", os.devnull]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = re.findall(r"Used (\d+) registers", report)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
+    assert (len(registers), len(spills)) == (1, 2), report
+    loads, stores = access_widths(compiled.asm["sass"])
+    return Assembled(int(registers[0]), compiled.metadata.shared, sum(map(int, spills)), loads, stores)
+
+
+def access_widths(sass: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Global loads and global stores in this machine code: how many of each width in bits, the widest first."""
+    counts: dict[str, Counter[int]] = {"LDG": Counter(), "STG": Counter()}
+    for kind, words in GLOBAL_ACCESS.findall(sass):
+        width = ACCESS_WIDTH.search(words)
+        counts[kind][int(width[1]) if width else 32] += 1
+    loads, stores = ({str(bits): n for bits, n in sorted(c.items(), reverse=True)} for c in counts.values())
+    return loads, stores
+
+
+def shapes(arch: int) -> Iterator[tuple[dict[str, Any], Callable[[], Assembled]]]:
+    """Every shape that the suite compiles, by its name in the result, and how."""
+    for num_groups, num_aux, dtype, idx_dtype in PREPARE_SHAPES:
         for static in (True, False):
-            for width in [compiling.WIDTH, *([compiling.WIDTHS["multiple of 8"]] if num_aux == 3 else [])]:
+            for width in [WIDTH, *([WIDTHS["multiple of 8"]] if num_aux == 3 else [])]:
                 name = {
                     "kernel": "prepare_inputs",
                     "layout": "static" if static else "ragged",
@@ -36,15 +184,15 @@ def shapes(arch: int) -> Shapes:
                     "idx_dtype": str(idx_dtype),
                 }
                 args = (arch, static, num_groups, num_aux, dtype, idx_dtype, width)
-                yield name, lambda args=args: compiling.prepare_inputs(*args)
-    for width in compiling.WIDTHS.values():
-        for dtype in compiling.DTYPES:
+                yield name, lambda args=args: prepare_inputs(*args)
+    for width in WIDTHS.values():
+        for dtype in DTYPES:
             name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
-            yield name, lambda dtype=dtype, width=width: compiling.gather_hidden(arch, dtype, width)
+            yield name, lambda dtype=dtype, width=width: gather_hidden(arch, dtype, width)
 
 
-def compile_all(architectures: tuple[int, ...] = compiling.ARCHITECTURES) -> list[dict[str, Any]]:
-    """One entry a kernel, architecture and shape: FIELDS that apply, then those of ``compiling.Assembled``."""
+def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[dict[str, Any]]:
+    """One entry a kernel, architecture and shape: FIELDS that apply, then those of ``Assembled``."""
     return [
         {"arch": f"sm_{arch}", **name, **asdict(compile_one())}
         for arch in architectures
@@ -58,23 +206,21 @@ def table(entries: list[dict[str, Any]]) -> str:
     def accesses(widths: dict[str, int]) -> str:
         return " ".join(f"{count}x{bits}" for bits, count in widths.items())
 
-    lines = [f"{'kernel':42} {'registers':>9} {'shared':>6} {'spills':>6}  loads | stores (count x bits)"]
+    rows = []
     for entry in entries:
-        name = [str(entry[field]).removeprefix("torch.") for field in FIELDS if field in entry]
-        figures = f"{entry['registers']:9} {entry['shared_bytes']:6} {entry['spill_bytes']:6}"
-        lines.append(f"{' '.join(name):42} {figures}  {accesses(entry['loads'])} | {accesses(entry['stores'])}")
-    return "\n".join(lines)
+        name = " ".join(str(entry[field]).removeprefix("torch.") for field in FIELDS if field in entry)
+        figures = (entry["registers"], entry["shared_bytes"], entry["spill_bytes"])
+        rows.append((name, *figures, accesses(entry["loads"]), accesses(entry["stores"])))
+    return arms.table(("kernel", "registers", "shared", "spills", "loads (count x bits)", "stores"), rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
-    args = parser.parse_args()
+    out = arms.parser(__doc__).parse_args().out
     entries = compile_all()
     print(table(entries))
-    assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in compiling.ARCHITECTURES}
-    report = provenance() | {"device": "none: compiled ahead of time", "ptxas": assemblers, "kernels": entries}
-    write_result(args.out, __doc__, report)
+    assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in ARCHITECTURES}
+    report = {"device": "none: compiled ahead of time", "ptxas": assemblers, "kernels": entries}
+    arms.write_result(out, __doc__, provenance() | report)
 
 
 if __name__ == "__main__":

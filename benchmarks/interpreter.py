@@ -1,6 +1,6 @@
-"""Model Runner V2 on a CPU: Triton's interpreter stands in for a GPU.
+"""Model Runner V2 on a CPU: Triton's interpreter in place of a GPU.
 
-Everything here waits for a Triton CPU backend in the environment; then it can go.
+To be deleted when the environment has a Triton CPU backend.
 """
 
 import sys
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class _NoDriver:
-    """vLLM only asks whether Triton has a "cpu" backend with a driver."""
+    """vLLM checks no more than that Triton has a "cpu" backend with a driver."""
 
     driver = None
 
@@ -56,7 +56,7 @@ def _give_libdevice_log1p() -> None:
 
 
 def _patch_language_once_a_launch() -> None:
-    """Only speed: the interpreter patches triton.language again at each call of a device function."""
+    """For speed alone: the interpreter patches triton.language again at each call of a device function."""
     from triton.runtime import interpreter
 
     patch_lang, languages = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)

@@ -1,4 +1,4 @@
-"""What a call asks of the GPU, as torch's profiler saw it: launches are read from the trace, never counted by hand."""
+"""What a call launches on the GPU, as torch's profiler saw it: read from the trace, never counted by hand."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ CALLS = {
 
 
 def profiled(call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What ``call`` returns, and what it asked of the GPU.
+    """What ``call`` returns, and its CUDA calls.
 
     Beside CALLS: ``device_kernels``, kernels that the device ran, those inside graphs included, and
     ``device_busy_us``, the sum of their times.
@@ -29,16 +29,17 @@ def profiled(call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
         out = call()
         torch.cuda.synchronize()
     events = trace.events() or []
-    ran = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-    kernels = [e for e in ran if not e.name.startswith(("Memcpy", "Memset")) and not _is_annotation(e)]
-    seen: dict[str, float] = dict(count(e.name for e in events if e.device_type == torch.autograd.DeviceType.CPU))
-    seen["device_kernels"] = len(kernels)
-    seen["device_busy_us"] = round(sum(e.time_range.elapsed_us() for e in kernels), 2)
-    return out, seen
-
-
-def _is_annotation(event: Any) -> bool:
-    return bool(getattr(event, "is_user_annotation", False))
+    on_device = [
+        event
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.name.startswith(("Memcpy", "Memset"))
+        and not getattr(event, "is_user_annotation", False)
+    ]
+    calls: dict[str, float] = dict(count(e.name for e in events if e.device_type == torch.autograd.DeviceType.CPU))
+    calls["device_kernels"] = len(on_device)
+    calls["device_busy_us"] = round(sum(event.time_range.elapsed_us() for event in on_device), 2)
+    return out, calls
 
 
 def count(names: Iterable[str]) -> dict[str, int]:
@@ -47,10 +48,10 @@ def count(names: Iterable[str]) -> dict[str, int]:
     return {kind: sum(bool(pattern.match(name)) for name in names) for kind, pattern in CALLS.items()}
 
 
-def shown(seen: dict[str, Any] | None) -> str:
+def as_text(calls: dict[str, Any] | None) -> str:
     """For a table: kernels launched, graphs launched, copies; or what a CPU's dispatcher counted."""
-    if seen is None:
+    if calls is None:
         return "-"
-    if "operations" in seen:
-        return f"{seen['operations']}op+{seen['launches']}t"
-    return f"{seen['kernel_launches']}k+{seen['graph_launches']}g+{seen['copies']}c"
+    if "operations" in calls:
+        return f"{calls['operations']}op+{calls['launches']}t"
+    return f"{calls['kernel_launches']}k+{calls['graph_launches']}g+{calls['copies']}c"

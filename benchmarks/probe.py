@@ -1,6 +1,5 @@
 """A live engine's draft steps, timed and traced where they happen: around ``drafter.propose``."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ import torch
 
 from benchmarks.arms import HAS_GPU
 from benchmarks.launches import profiled
-from benchmarks.timing import CudaTimer, Timed, WallTimer
+from benchmarks.timing import Timer, Times
 
 AHEAD = 10e-3  # seconds of other work on the device before a "behind" step: more than any arm's host time
 TRACED = 3  # steps under the profiler, whose own cost spoils their times
@@ -18,16 +17,16 @@ TRACED = 3  # steps under the profiler, whose own cost spoils their times
 
 @dataclass
 class Steps:
-    """What was seen of the draft steps of full decode batches.
+    """The draft steps of full decode batches.
 
     Attributes:
         behind: begun while the device was busy, as behind a real target's forward: its time is the device's own.
-        idle: begun on an idle device: its time is what one waits for, and the host's is free of any queue.
-        traced: what each asked of CUDA (``launches.profiled``).
+        idle: begun on an idle device: its time holds the launch gaps, and the host's is free of any queue.
+        traced: the CUDA calls of each (``launches.profiled``).
     """
 
-    behind: Timed = field(default_factory=Timed)
-    idle: Timed = field(default_factory=Timed)
+    behind: Times = field(default_factory=Times)
+    idle: Times = field(default_factory=Times)
     traced: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -48,48 +47,37 @@ def is_full_decode(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, k:
 
 
 @contextmanager
-def watched(drafter: Any, clock: CudaTimer | WallTimer, batch: int, k: int, repeats: int, warm: int) -> Iterator[Steps]:
-    """Watch the decode steps of full batches: ``warm`` unseen ones, then ``repeats`` of each kind, then traced ones."""
+def watched(drafter: Any, timer: Timer, batch: int, k: int, repeats: int, warm: int) -> Iterator[Steps]:
+    """Time the decode steps of full batches: after ``warm`` of them ``repeats`` of each kind, then the traced ones."""
     propose, steps, seen = drafter.propose, Steps(), 0
 
-    def take(call: Callable[[], Any]) -> Any:
+    def step(call: Callable[[], Any]) -> Any:
         if seen <= warm:
             return call()
         if seen <= warm + repeats:
-            return clock.live(call, steps.behind, ahead=AHEAD)
+            return timer.live(call, steps.behind, ahead=AHEAD)
         if seen <= warm + 2 * repeats:
             if HAS_GPU:
                 torch.cuda.synchronize()
-            return clock.live(call, steps.idle)
+            return timer.live(call, steps.idle)
         if HAS_GPU and len(steps.traced) < TRACED:
             out, calls = profiled(call)
             steps.traced.append(calls)
             return out
         return call()
 
-    def watching(*args: Any, **kwargs: Any) -> Any:
+    def timed_propose(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
         if not is_full_decode(args, kwargs, batch, k):
             return propose(*args, **kwargs)
         seen += 1
-        return take(lambda: propose(*args, **kwargs))
+        return step(lambda: propose(*args, **kwargs))
 
-    drafter.propose = watching
+    drafter.propose = timed_propose
     try:
         yield steps
     finally:
         del drafter.propose
-        clock.settle()
+        timer.settle()
     if seen < num_steps(repeats, warm):
         raise RuntimeError(f"only {seen} decode steps with all {batch} requests, {num_steps(repeats, warm)} needed")
-
-
-def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
-    """Serve ``batch`` requests at once to ``num_tokens`` each; returns seconds."""
-    from vllm import SamplingParams, TokensPrompt
-
-    prompts = [TokensPrompt(prompt_token_ids=[2 + (7 * i + j) % 200 for j in range(prompt_len)]) for i in range(batch)]
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-    began = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - began

@@ -1,88 +1,164 @@
-"""Folders with the real shapes of gpt-oss-20b and its heads, without weights: ``python benchmarks/shapes.py [FOLDER]``.
+"""Models by their shapes alone, without weights: ``python benchmarks/shapes.py [FOLDER]``.
 
-For benchmarks/suites/h200-synthetic.yaml, on machines that cannot reach a model hub. Shapes are those of the published
-checkpoints; the tokenizer is made up (one word a token), since no text is read or written in earnest.
+The benchmarks serve them with ``load_format="dummy"``. Run as a script, this writes the folders that
+benchmarks/suites/h200-synthetic.yaml names, for machines that cannot reach a model hub: gpt-oss-20b's shapes are those
+of the published checkpoints; the tokenizer is made up (one word a token), since the text does not matter.
 """
 
 import argparse
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-VOCAB, HIDDEN, LAYERS = 201_088, 2880, 24
-MASK_TOKEN = 201_020  # the published head's `ptd_token_id`
-AUX_LAYERS = [2, LAYERS // 2, LAYERS - 3]
+PEAGLE_LAYERS, EAGLE3_LAYERS = 4, 1
+NUM_AUX = 3  # captured hidden states
 
-ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_max_position_embeddings": 4096,
-    "truncate": False,
+
+@dataclass(frozen=True)
+class Model:
+    """Shapes of a decoder-only model; whatever else a config.json says changes no time."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocab: int
+
+    def config(self) -> dict[str, Any]:
+        """A config.json with these shapes: a Llama."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "num_hidden_layers": self.layers,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 131072,
+            "dtype": "bfloat16",
+        }
+
+
+@dataclass(frozen=True)
+class Head:
+    """A drafter and the target it stands beside.
+
+    Attributes:
+        target: hidden size and vocabulary are the head's as well.
+        intermediate: of the head's MLP.
+        draft_vocab: rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it.
+    """
+
+    name: str
+    target: Model
+    intermediate: int
+    draft_vocab: int
+
+    @property
+    def reduced(self) -> bool:
+        return self.draft_vocab < self.target.vocab
+
+    def config(self, parallel: bool) -> dict[str, Any]:
+        """A P-EAGLE head's config.json, or that of an EAGLE-3 head of the same width."""
+        of_layers = self.target.config() | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": PEAGLE_LAYERS if parallel else EAGLE3_LAYERS,
+            "draft_vocab_size": self.draft_vocab,
+            "target_hidden_size": self.target.hidden,
+        }
+        return of_layers | ({"ptd_token_id": self.target.vocab - 1} if parallel else {})
+
+    def weights(self, parallel: bool) -> dict[str, int]:
+        """Elements that one draft step reads of each part: {"fc", "layers", "lm_head"}; norms are left out."""
+        t = self.target
+        attention = (t.heads + 2 * t.kv_heads) * t.head_dim
+        first_qkv, qkv = 2 * t.hidden * attention, t.hidden * attention
+        one = t.heads * t.head_dim * t.hidden + 3 * t.hidden * self.intermediate
+        layers = PEAGLE_LAYERS if parallel else EAGLE3_LAYERS
+        return {
+            "fc": NUM_AUX * t.hidden * t.hidden,
+            "layers": first_qkv + (layers - 1) * qkv + layers * one,
+            "lm_head": self.draft_vocab * t.hidden,
+        }
+
+    def step_bytes(self, parallel: bool, batch: int, k: int, element_bytes: int = 2) -> int:
+        """The least that a draft step of a decode batch moves, all drafts refused.
+
+        Weights once a forward (one forward for P-EAGLE, K for EAGLE-3; ``fc`` once), the one valid row of each
+        request's captured states, and each draft row's hidden state written once.
+        """
+        w, rows = self.weights(parallel), batch * k
+        passes = 1 if parallel else k
+        weights = w["fc"] + passes * (w["layers"] + w["lm_head"])
+        return element_bytes * (weights + (NUM_AUX * batch + rows) * self.target.hidden)
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> str:
+    """A model folder that vLLM can serve with dummy weights; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return str(folder)
+
+
+def own_lm_head() -> None:
+    """Let dummy heads keep an lm_head of their own, which vLLM grants only to a head loaded from a file."""
+    import wrapt
+
+    def mark(module: Any) -> None:
+        module.Eagle3LlamaForCausalLM.has_own_lm_head = True
+
+    wrapt.register_post_import_hook(mark, "vllm.model_executor.models.llama_eagle3")
+
+
+# Eight layers: the fewest with room for the default aux layers. The target's own speed plays no part in a draft step.
+GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
+HEADS = {
+    head.name: head
+    for head in (
+        Head("gpt-oss-20b", GPT_OSS, 8640, GPT_OSS.vocab),
+        Head("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
+        Head("4096-wide, 32k draft vocabulary", Model(4096, 4096, 32, 8, 128, 8, 128256), 14336, 32000),
+    )
 }
-ATTENTION = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+TINY_HEADS = {
+    head.name: head
+    for head in (
+        Head("tiny", Model(64, 96, 2, 1, 32, 8, 512), 96, 512),
+        Head("tiny, reduced vocabulary", Model(64, 96, 2, 1, 32, 8, 512), 96, 256),
+    )
+}
 
-TARGET: dict[str, Any] = {
+# For whole engines: the published model, the same without quantized experts, and a dense one of its width and depth.
+DENSE = replace(GPT_OSS, intermediate=4 * GPT_OSS.hidden, layers=24)
+# The rest of the published config.json (RoPE scaling, sliding windows, SwiGLU's limit) is GptOssConfig's own default.
+PUBLISHED_BF16: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
-    "hidden_size": HIDDEN,
-    "intermediate_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
+    "num_hidden_layers": DENSE.layers,
     "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 131_072,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
-    "rope_theta": 150_000,
-    "rope_scaling": ROPE,
     "attention_bias": True,
-    "hidden_act": "silu",
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
+    "dtype": "bfloat16",
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 1,
-    "quantization_config": {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": [
-            "model.layers.*.self_attn",
-            "model.layers.*.mlp.router",
-            "model.embed_tokens",
-            "lm_head",
-        ],
-    },
-    **ATTENTION,
 }
-
-
-def head(layers: int, **more: Any) -> dict[str, Any]:
-    """A Llama-shaped draft head of the target's width, full vocabulary."""
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "target_hidden_size": HIDDEN,
-        "intermediate_size": 3 * HIDDEN,
-        "num_hidden_layers": layers,
-        "vocab_size": VOCAB,
-        "draft_vocab_size": VOCAB,
-        "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "eagle_aux_hidden_state_layer_ids": AUX_LAYERS,
-        **ATTENTION,
-        **more,
-    }
-
-
+NOT_QUANTIZED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+QUANTIZATION = {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED}
+TARGETS: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": PUBLISHED_BF16 | {"quantization_config": QUANTIZATION},
+    "gpt-oss-20b-bf16": PUBLISHED_BF16,
+    "dense": DENSE.config(),
+}
 FOLDERS = {
-    "gpt-oss-20b-shape": TARGET,
-    "eagle3-shape": head(1),
-    "peagle-shape": head(4, ptd_token_id=MASK_TOKEN),
+    "gpt-oss-20b-shape": TARGETS["gpt-oss-20b"],
+    "eagle3-shape": HEADS["gpt-oss-20b"].config(parallel=False),
+    "peagle-shape": HEADS["gpt-oss-20b"].config(parallel=True),
 }
 
 
@@ -90,8 +166,7 @@ def write_tokenizer(folder: Path) -> None:
     """One word a token id, whole vocabulary: t0, t1, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {f"t{i}": i for i in range(VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(GPT_OSS.vocab)}, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "t0", "eos_token": "t1", "unk_token": "t0"}
@@ -103,9 +178,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
     where = parser.parse_args().folder
     for name, config in FOLDERS.items():
-        (where / name).mkdir(parents=True, exist_ok=True)
-        (where / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        print(where / name)
+        print(write_config(where / name, config))
     write_tokenizer(where / "gpt-oss-20b-shape")
 
 

@@ -58,7 +58,7 @@ def give_graphs(drafter: Any, batches: Sequence[int], k: int) -> None:
 
 
 def decode_batch(runner: Any, num_reqs: int, k: int) -> dict[str, Any]:
-    """What the runner would call ``propose`` with after ``num_reqs`` requests verified k drafts each."""
+    """The arguments with which the runner calls ``propose`` after ``num_reqs`` requests verified k drafts each."""
     from vllm.v1.worker.gpu.input_batch import InputBatch
 
     num_rows, width = num_reqs * (1 + k), runner.model_config.get_hidden_size()

@@ -1,13 +1,12 @@
 """Which graphs serve draft steps under real traffic: ``python -m benchmarks.traffic [--out FILE]``. Needs no GPU.
 
-vLLM's own scheduler over a model that is not there: each draft is accepted at random, so that a step gives AL tokens a
-request. Requests arrive by a Poisson process of c x AL / OUTPUT a step, which keeps c in flight as long as vLLM's
-token budget holds them; the unit of time is a step, whatever it would take. For each step the product's own rule
+vLLM's own scheduler without a model: each draft is accepted at random, so that a step gives AL tokens a request.
+Requests arrive by a Poisson process of c x AL / OUTPUT a step, which keeps c in flight as long as vLLM's token budget
+holds them; the unit of time is a step, whatever it would take. For each step the product's own rule
 (``DraftGraphs.dispatch``) says how the batch drafts. ``before``: the rule until graphs followed the draft's own
 batches, no graph with a prefill in the batch or above ``max_cudagraph_capture_size / (K + 1)`` requests.
 """
 
-import argparse
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.models import HEADS, TARGETS, write_config
+from benchmarks.shapes import HEADS, TARGETS, write_config
 from peagle_vllm.provenance import provenance
 
 K, AL, OUTPUT = 7, 3.0, 1024
@@ -71,10 +70,8 @@ def config(server: Server) -> Any:
     made.scheduler_config.async_scheduling = True
     compilation = made.compilation_config
     compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = (
-        None,
-        server.max_cudagraph_capture_size,
-    )
+    compilation.cudagraph_capture_sizes = None
+    compilation.max_cudagraph_capture_size = server.max_cudagraph_capture_size
     made._set_cudagraph_sizes()
     return made
 
@@ -98,11 +95,8 @@ def scheduler(vllm_config: Any) -> Any:
 
 def acceptance_rate(length: float, k: int) -> float:
     """The rate of each of k drafts, given the one before, at which 1 + accepted is ``length`` on average."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        rate = (low + high) / 2
-        low, high = (rate, high) if sum(rate**i for i in range(1, k + 1)) < length - 1 else (low, rate)
-    return low
+    roots = np.roots([1.0] * k + [1 - length])  # of rate + rate^2 + ... + rate^k = length - 1
+    return float(max(root.real for root in roots if abs(root.imag) < 1e-9))
 
 
 def steps(vllm_config: Any, requests_a_step: float, count: int, seed: int) -> Iterator[np.ndarray]:
@@ -144,7 +138,7 @@ def flop_per_row() -> int:
 
 
 def simulate(name: str, c: int, count: int, warm: int = WARM, seed: int = 0) -> dict[str, Any]:
-    """``count`` steps of a server with c requests in flight, ``warm`` unseen ones before."""
+    """``count`` steps of a server with c requests in flight, after ``warm`` that do not count."""
     from peagle_vllm.v2.cudagraph import draft_graphs
 
     server = SERVERS[name]
@@ -180,33 +174,34 @@ def simulate(name: str, c: int, count: int, warm: int = WARM, seed: int = 0) -> 
     }
 
 
-def line(case: dict[str, Any]) -> str:
-    shares = ", ".join(f"{kind} {share:.1%}" for kind, share in case["share"].items())
-    reasons = "; ".join(f"{count} steps eager: {reason}" for reason, count in case["eager_reasons"].items())
-    head = f"{case['server']} c = {case['c']}: {case['steps']} steps of {case['requests_a_step']:.0f} requests"
-    return f"{head}: {shares}; padding {case['padding']:.1%} of rows" + (f"; {reasons}" if reasons else "")
+def simulate_cases(cases: list[str], count: int, warm: int) -> list[dict[str, Any]]:
+    """Each "SERVER:C", in this process."""
+    from benchmarks.engines import prepare_process
+
+    prepare_process()
+    return [simulate(name, int(c), count, warm) for name, c in (case.split(":") for case in cases)]
+
+
+def table(cases: list[dict[str, Any]]) -> str:
+    rows = []
+    for case in cases:
+        shares = (f"{share:.1%}" for share in case["share"].values())
+        where = f"{case['server']}, c = {case['c']}"
+        rows.append((where, case["steps"], f"{case['requests_a_step']:.0f}", *shares, f"{case['padding']:.1%}"))
+    return arms.table(("server", "steps", "requests a step", *KINDS, "padding rows"), rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
-    parser.add_argument("--steps", type=int, default=4096, help="of each case, after the first that are not seen")
-    parser.add_argument("--warm", type=int, default=WARM)
+    parser = arms.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=4096, help="of each case, after the first ones that do not count")
+    parser.add_argument("--warm", type=int, default=WARM, help="steps that do not count")
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="SERVER:C")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process, which fits them
     args = parser.parse_args()
-    if args.here:
-        arms.prepare_process()
-        asked = [case.split(":") for case in args.cases]
-        arms.hand_over([simulate(name, int(c), args.steps, args.warm) for name, c in asked])
-        return
-    sizes = ["--steps", str(args.steps), "--warm", str(args.warm)]
-    cases = []
-    for case in args.cases:
-        cases += arms.run(
-            "benchmarks.traffic", ["--here", *sizes, "--cases", case], arms.V2 | {"TRITON_INTERPRET": "1"}
-        )
-        print(line(cases[-1]), flush=True)
+    cases = arms.run(simulate_cases, arms.INTERPRETED_V2, cases=list(args.cases), count=args.steps, warm=args.warm)
+    print(table(cases))
+    for case in cases:
+        for reason, count in case["eager_reasons"].items():
+            print(f"{case['server']}, c = {case['c']}: {count} steps eager: {reason}")
     report = {"k": K, "acceptance_length": AL, "prompt_tokens": PROMPTS, "output_tokens": OUTPUT, "warm": args.warm}
     arms.write_result(args.out, __doc__, report | provenance() | {"cases": cases})
 

@@ -1,42 +1,28 @@
 """A client of examples/serve.sh: ``python examples/client.py [URL]`` streams a chat answer and a completion."""
 
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from openai import OpenAI
 
 
-def chat(client: OpenAI, model: str, text: str) -> str:
-    """Print the answer as it arrives; returns it whole."""
-    messages = [{"role": "user", "content": text}]
-    stream = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=64, stream=True)
-    answer = ""
+def show(stream: Iterable[Any], text: Callable[[Any], str | None]) -> None:
+    """Print the pieces of an answer as they arrive."""
     for chunk in stream:
-        piece = chunk.choices[0].delta.content or ""
-        print(piece, end="", flush=True)
-        answer += piece
+        print(text(chunk.choices[0]) or "", end="", flush=True)
     print()
-    return answer
-
-
-def complete(client: OpenAI, model: str, text: str) -> str:
-    """Print the text as it goes on; returns what was added."""
-    stream = client.completions.create(model=model, prompt=text, temperature=0, max_tokens=64, stream=True)
-    added = ""
-    for chunk in stream:
-        print(chunk.choices[0].text, end="", flush=True)
-        added += chunk.choices[0].text
-    print()
-    return added
 
 
 def main() -> None:
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    model = client.models.list().data[0].id
+    options = {"model": client.models.list().data[0].id, "temperature": 0, "max_tokens": 64, "stream": True}
     print("--- chat")
-    chat(client, model, "def read_lines(path):\n")
+    chat = [{"role": "user", "content": "def read_lines(path):\n"}]
+    show(client.chat.completions.create(messages=chat, **options), lambda choice: choice.delta.content)
     print("--- completion")
-    complete(client, model, "import os\n\ndef walk(top):\n")
+    show(client.completions.create(prompt="import os\n\ndef walk(top):\n", **options), lambda choice: choice.text)
 
 
 if __name__ == "__main__":

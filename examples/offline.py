@@ -1,6 +1,6 @@
 """Offline inference: ``python examples/offline.py [PAIR]``, PAIR a file of examples/pairs (default: tiny).
 
-Of P-EAGLE only the speculative config speaks; the plugin comes in when vLLM is imported.
+Only the speculative config names P-EAGLE; vLLM loads the plugin by itself.
 """
 
 import os
@@ -36,8 +36,8 @@ def main() -> None:
     for prompt, output in zip(PROMPTS, llm.chat(chats, SamplingParams(temperature=0, max_tokens=64)), strict=True):
         print(f"--- {prompt!r}\n{output.outputs[0].text}")
 
-    seen = read_engine(llm)
-    print(f"--- acceptance length {seen.length:.2f} over {seen.num_drafts} drafts")
+    acceptance = read_engine(llm)
+    print(f"--- acceptance length {acceptance.length:.2f} over {acceptance.num_drafts} drafts")
 
 
 if __name__ == "__main__":

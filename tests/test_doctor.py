@@ -17,35 +17,30 @@ import peagle_vllm
 from peagle_vllm.cli import app
 from peagle_vllm.doctor import Environment, decide_runner, read_environment
 from peagle_vllm.seams.fingerprint import Report, SeamReport, Status
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.version import VllmInstall
-from tests.seams.trees import copy_of_touched, doctor_file, installed, next_path, next_release
+from tests.seams.trees import change, copy_of_used, installed, next_path, next_release
 
 GPU = Environment(
-    python="3.12.0",
     torch="2.11.0",
     triton="3.6.0",
     device="a GPU",
     cpu_build=False,
     no_triton="",
     registered=True,
-    disabled=False,
-    vllm_plugins=None,
-    use_v2=None,
+    platform=None,
+    variables={},
 )
 CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
-    seam = Seam(
-        name="gate",
-        runner="V2",
-        why="x",
-        waits_for="x",
-        delete_when="x",
-        touches=(Touch("vllm.config.vllm", "VllmConfig", "wrapped"),),
-    )
-    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (SeamReport(seam, status),))
+    seam = Seam(name="gate", runner="V2", why="x", waits_for="x", delete_when="x")
+    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (SeamReport(seam, status, 1),))
+
+
+def under(environment: Environment, **variables: str) -> Environment:
+    return replace(environment, variables=variables)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +49,25 @@ def report(version: str = "0.33.0", status: Status = "holds") -> Report:
         (GPU, report(), "V2", "default"),
         (CPU, report(), "V1", "no CPU backend"),
         (replace(CPU, no_triton=""), report(), "V2", "default"),
-        (replace(GPU, use_v2="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
-        (replace(CPU, use_v2="1", no_triton=""), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
-        (replace(CPU, use_v2="1"), report(), "none", "needs Triton"),
-        (replace(GPU, use_v2="yes"), report(), "none", "yes"),
+        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (under(replace(CPU, no_triton=""), VLLM_USE_V2_MODEL_RUNNER="1"), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
+        (under(CPU, VLLM_USE_V2_MODEL_RUNNER="1"), report(), "none", "needs Triton"),
+        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="yes"), report(), "none", "yes"),
         (replace(GPU, device=None), report(), "none", "accelerator"),
         (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
-        (replace(GPU, disabled=True), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (replace(GPU, disabled=True), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (replace(GPU, vllm_plugins="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, vllm_plugins=""), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, vllm_plugins="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, vllm_plugins="other,peagle"), report(), "V2", "default"),
-        (replace(GPU, disabled=True, use_v2="1"), report(), "refused", "asks for V2"),
-        (replace(GPU, disabled=True, use_v2="1"), report(status="not needed"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, VLLM_PLUGINS="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS=""), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS="other,peagle"), report(), "V2", "default"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"), report(), "refused", "forces V2"),
+        (
+            under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"),
+            report(status="not needed"),
+            "stock vLLM",
+            "PEAGLE_VLLM_DISABLE",
+        ),
         (GPU, report(status="moved"), "refused", "gate"),
         (GPU, report(status="not needed"), "V2", "default"),
         (GPU, report("0.99.0"), "V2", "default"),
@@ -136,9 +136,9 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
 def test_its_runner_is_the_one_vllm_takes() -> None:
     """vLLM's own flag, read in a process of its own, decides as doctor says."""
     code = "from vllm.triton_utils import HAS_TRITON; print('HAS_TRITON', HAS_TRITON)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     runner = decide_runner(read_environment(installed()), report())
-    assert runner.name == ("V2" if "HAS_TRITON True" in told else "V1")
+    assert runner.name == ("V2" if "HAS_TRITON True" in ran.stdout else "V1")
 
 
 @pytest.mark.parametrize("entry_point", [True, False])
@@ -154,10 +154,10 @@ def test_the_next_release_holds() -> None:
     assert "P-EAGLE gets" not in ran.output  # a path says nothing of this machine
 
 
-def test_a_moved_seam_is_named_with_its_touches_and_exits_1(tmp_path: Path) -> None:
-    root = copy_of_touched(tmp_path)
+def test_a_moved_seam_is_named_with_its_definitions_and_exits_1(tmp_path: Path) -> None:
+    root = copy_of_used(tmp_path)
     assert doctor("--vllm", root).exit_code == 0
-    doctor_file(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
+    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
     ran = doctor("--vllm", root)
     assert ran.exit_code == 1
     assert re.search(r"speculator +V2 +\d+ +moved", ran.output)
@@ -166,28 +166,28 @@ def test_a_moved_seam_is_named_with_its_touches_and_exits_1(tmp_path: Path) -> N
     assert max(map(len, ran.output.splitlines())) <= 100
 
     data = json.loads(doctor("--vllm", root, "--json").output)
-    moved = {seam["name"]: [touch["touch"] for touch in seam["moved"]] for seam in data["seams"] if seam["moved"]}
-    touch = "vllm.v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._copy_request_inputs"
-    assert moved == {"speculator": [touch]}
+    moved = {seam["name"]: [each["definition"] for each in seam["moved"]] for seam in data["seams"] if seam["moved"]}
+    definition = "vllm.v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._copy_request_inputs"
+    assert moved == {"speculator": [definition]}
 
 
 def test_comments_in_vllm_change_nothing(tmp_path: Path) -> None:
-    root = copy_of_touched(tmp_path)
+    root = copy_of_used(tmp_path)
     old = "self.idx_mapping.fill_(-1)\n"
-    doctor_file(root, "vllm.v1.worker.gpu.spec_decode.speculator", old, old.rstrip() + "  # every row\n")
+    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", old, old.rstrip() + "  # every row\n")
     assert doctor("--vllm", root).exit_code == 0
 
 
 def test_a_gate_that_is_gone_is_not_needed(tmp_path: Path) -> None:
-    root = copy_of_touched(tmp_path)
-    doctor_file(root, "vllm.config.vllm", "parallel drafting for EAGLE speculative decoding", "something else")
+    root = copy_of_used(tmp_path)
+    change(root, "vllm.config.vllm", "parallel drafting for EAGLE speculative decoding", "something else")
     ran = doctor("--vllm", root)
     assert ran.exit_code == 0
     assert re.search(r"gate +V2 +\d+ +not needed", ran.output)
 
 
-def test_a_nightly_is_told_by_what_it_looks_like(tmp_path: Path) -> None:
-    root = copy_of_touched(tmp_path)
+def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
+    root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+gabc"\n')
     ran = doctor("--vllm", root)
     assert ran.exit_code == 0
@@ -204,8 +204,8 @@ def test_a_nightly_is_told_by_what_it_looks_like(tmp_path: Path) -> None:
 
 
 def test_an_accepted_seam_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = copy_of_touched(tmp_path)
-    doctor_file(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
+    root = copy_of_used(tmp_path)
+    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head-config,speculator")
     ran = doctor("--vllm", root)
     assert ran.exit_code == 0

@@ -128,7 +128,7 @@ def _where(result: dict, name: str) -> str:
 def seams() -> str:
     from peagle_vllm.seams import all_seams
     from peagle_vllm.seams.fingerprint import load_recorded
-    from peagle_vllm.seams.render import render
+    from tools.seams.page import render
 
     return render(all_seams(), load_recorded())
 

@@ -10,12 +10,13 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
+COUNTS = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,8 @@ class Group:
 
 
 OWN_PROCESS = (
-    "benchmarks",
-    "kernels",
-    "server",
-    "packaging",
-    "examples",
-    "features/test_processes.py",
-    "bench/test_real.py",
+    *("benchmarks", "kernels", "server", "packaging", "examples"),
+    *("features/test_processes.py", "bench/test_real.py"),
 )
 INTERPRETER = {"TRITON_INTERPRET": "1"}
 
@@ -67,30 +63,23 @@ GROUPS = {
     "compile": Group(paths=("kernels/test_aot.py",)),
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
-    "types": Group(
-        command=(
-            "-m",
-            "mypy",
-        )
-    ),
+    "types": Group(command=("-m", "mypy")),
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
     name: str
-    passed: int
-    failed: int
-    skipped: int
+    counts: dict[str, int]
     seconds: float
-    output: str
 
     @property
     def ok(self) -> bool:
-        return not self.failed and self.passed > 0
+        return not self.counts["failed"] and self.counts["passed"] > 0
 
 
 def run(name: str, full: bool) -> Outcome:
+    """One group in a process of its own; prints its output once it has ended."""
     print(f"start {name}\n", end="", flush=True)  # in one piece: two threads print
     group, began = GROUPS[name], time.monotonic()
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
@@ -98,21 +87,18 @@ def run(name: str, full: bool) -> Outcome:
     done = subprocess.run(
         group.argv(full), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
+    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
     if group.command:
-        counts = {"passed" if done.returncode == 0 else "failed": 1}
+        counts["failed" if done.returncode else "passed"] = 1
     else:
-        counts = {word.rstrip("s"): int(number) for number, word in COUNTS.findall(done.stdout[-400:])}
-    passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
-    failed = counts.get("failed", 0) + counts.get("error", 0)
-    if done.returncode and not failed:
-        failed = 1  # died, or collected nothing (pytest's exit status 5)
-    return Outcome(name, passed, failed, skipped, time.monotonic() - began, done.stdout)
-
-
-def report(outcome: Outcome) -> None:
+        for number, word in COUNTS.findall(done.stdout[-400:]):
+            counts["failed" if word == "error" else word] += int(number)
+    if done.returncode and not counts["failed"]:
+        counts["failed"] = 1  # it crashed, or collected nothing (pytest's exit status 5)
+    outcome = Outcome(name, counts, time.monotonic() - began)
     verdict = "ok" if outcome.ok else "FAILED"
-    print(f"\n===== {outcome.name}: {verdict} in {outcome.seconds:.0f} s =====", flush=True)
-    print(outcome.output.rstrip(), flush=True)
+    print(f"\n===== {name}: {verdict} in {outcome.seconds:.0f} s =====\n{done.stdout.rstrip()}\n", end="", flush=True)
+    return outcome
 
 
 def main() -> int:
@@ -123,19 +109,17 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.groups) - set(GROUPS):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
-    began, outcomes = time.monotonic(), []
+    began = time.monotonic()
     with ThreadPoolExecutor(args.jobs) as pool:
-        wanted = [name for name in GROUPS if name in (args.groups or GROUPS)]
-        for future in as_completed([pool.submit(run, name, args.full) for name in wanted]):
-            outcomes.append(future.result())
-            report(outcomes[-1])
+        futures = [pool.submit(run, name, args.full) for name in GROUPS if name in (args.groups or GROUPS)]
+        outcomes = [future.result() for future in as_completed(futures)]
 
     print(f"\n===== all groups in {time.monotonic() - began:.0f} s =====")
     for outcome in outcomes:
-        line = f"{outcome.passed:5} passed {outcome.failed:3} failed {outcome.skipped:3} skipped"
+        line = " ".join(f"{number:4} {word}" for word, number in outcome.counts.items())
         print(f"{outcome.name:10} {line} {outcome.seconds:6.0f} s{'' if outcome.ok else '   <-- FAILED'}")
-    total = {word: sum(getattr(outcome, word) for outcome in outcomes) for word in ("passed", "failed", "skipped")}
-    print(", ".join(f"{number} {word}" for word, number in total.items()))
+    total = sum((Counter(outcome.counts) for outcome in outcomes), Counter())
+    print(", ".join(f"{total[word]} {word}" for word in ("passed", "failed", "skipped")))
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 
 

@@ -15,7 +15,7 @@ from benchmarks import arms
 from benchmarks.gpu_day.page import page
 from benchmarks.gpu_day.parts import all_parts
 from benchmarks.gpu_day.running import read, run_parts
-from benchmarks.models import TARGETS
+from benchmarks.shapes import TARGETS
 
 PAGE = "gpu-day.txt"
 
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--slice", type=float, default=math.inf, metavar="SECONDS", help="end after so long")
     parser.add_argument("--retry", action="store_true", help="run failed parts again")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="parts that have one in their names")
-    parser.add_argument("--target", choices=TARGETS, default="gpt-oss-20b", help="what the engine serves (on a GPU)")
+    parser.add_argument("--target", choices=TARGETS, default="gpt-oss-20b", help="the engine's target (on a GPU)")
     parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in timed engines, as JSON")
     parser.add_argument("--report", action="store_true", help="run nothing, print the page")
     args = parser.parse_args()
@@ -39,13 +39,13 @@ def main() -> int:
     if args.report:
         print(page(every, read(args.out)))
         return 0
-    for key in arms.FORGOTTEN:
+    for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
 
     def write_page(known: dict) -> None:
         (args.out / PAGE).write_text(page(every, known))
 
-    known = run_parts(parts, args.out, args.slice, args.retry, lambda text: print(text, flush=True), write_page)
+    known = run_parts(parts, args.out, args.slice, args.retry, write_page)
     print("\n" + page(every, known))
     return 0 if all(known.get(part.name, {}).get("state") == "done" for part in parts) else 1
 

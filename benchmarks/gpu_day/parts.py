@@ -1,18 +1,19 @@
 """What runs, in order of value. Without a GPU the same parts at tiny shapes, for rehearsal."""
 
 import importlib.util
+import json
 from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks import draft_step, engine
-from benchmarks.arms import HAS_GPU
+from benchmarks.arms import HAS_GPU, call
 
 Kind = Literal["host", "kernels", "drafts", "bandwidth", "draft step", "engine"]
 JSON, JUNIT = "OUT.json", "OUT.xml"  # in a command: the file that it writes its result to
 PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", f"--junitxml={JUNIT}")
 
 HEAD = "gpt-oss-20b" if HAS_GPU else "tiny"
-DEPTHS, BATCHES = ((7, 5), ("1", "64")) if HAS_GPU else ((3,), ("1", "2"))
+DEPTHS, BATCHES = ((7, 5), (1, 64)) if HAS_GPU else ((3,), (1, 2))
 OURS = "plugin V2 graph" if HAS_GPU else "plugin V2 eager"
 DRAFT_ARMS = (OURS, "stock V1", "EAGLE-3 V2")
 ENGINE_ARMS = (engine.OURS, "stock P-EAGLE K=7, V1", "EAGLE-3 K=3", "none", "EAGLE-3 K=7")
@@ -27,9 +28,8 @@ class Part:
     """One process.
 
     Attributes:
-        name: what it is called in results and on the page; begins with its kind.
-        command: what follows ``python -m``. With JSON or JUNIT in it the result is that file, else what the process
-            hands over (``arms.hand_over``).
+        name: its name in results and on the page; begins with its kind.
+        command: what follows ``python -m``; it writes its result to the file JSON or JUNIT in it.
         limit: seconds after which it has failed.
         env: its own environment variables.
         needs: modules without which it cannot run.
@@ -58,30 +58,25 @@ def all_parts(target: str = "gpt-oss-20b", llm: str = "{}") -> list[Part]:
     """Every part.
 
     Args:
-        target: whose shapes the whole engine serves, one of ``models.TARGETS``.
+        target: whose shapes the whole engine serves, one of ``shapes.TARGETS``.
         llm: more arguments for ``LLM`` in draft steps and engines, as JSON.
     """
     twins = ("tests/kernels/test_prepare_inputs.py", "tests/kernels/test_gather_hidden.py")
     interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
     widths = ("--widths", "2880") if HAS_GPU else ()
-    steps = [
-        Part(
-            "draft step",
-            f"draft step, K={k} {arm}",
-            ("benchmarks.draft_step", "--one", arm, HEAD, str(k), "--batch", *BATCHES, "--llm", llm),
-            240,
-            draft_step.ARMS[arm].env,
-        )
-        for k in DEPTHS
-        for arm in DRAFT_ARMS
-    ]
-    served = ("--c", *BATCHES, "--repeats", "2", "--target", target, "--llm", llm)
-    engines = [
-        Part("engine", f"engine, {arm}", ("benchmarks.engine", "--one", arm, *served), 360, engine.ARMS[arm].env)
-        for arm in ENGINE_ARMS
-    ]
+    more = json.loads(llm)
+    steps = []
+    for k in DEPTHS:
+        for arm in DRAFT_ARMS:
+            step = {"head": HEAD, "k": k, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": more}
+            command = call(draft_step.run_arm, JSON, name=arm, **step)
+            steps.append(Part("draft step", f"draft step, K={k} {arm}", command, 240, draft_step.ARMS[arm].env))
+    engines = []
+    for arm in ENGINE_ARMS:
+        command = call(engine.run_arm, JSON, name=arm, target=target, concurrency=BATCHES, repeats=2, llm=more)
+        engines.append(Part("engine", f"engine, {arm}", command, 360, engine.ARMS[arm].env))
     return [
-        Part("host", "host", ("benchmarks.draft_step", "--bandwidth"), 90, needs=()),
+        Part("host", "host", call(draft_step.bandwidth, JSON), 90, needs=()),
         Part("kernels", "kernels", (*PYTEST, *twins), 240, interpreted, ("pytest", "hypothesis", "triton")),
         *(drafts(*which) for which in FIRST_DRAFTS),
         Part("bandwidth", "bandwidth", ("benchmarks.kernels", "--out", JSON, *widths), 240),

@@ -1,8 +1,9 @@
-"""One part after the other, in slices of time: what each of them found is kept, and nothing is done twice.
+"""One part after the other, in slices of time: every result is kept, and nothing is done twice.
 
-A slice is what a machine gives to one command. A part begins where at least half of its limit is left of the slice; if
-the slice ends first, it is begun again in the next one. So is a part in which the driver itself was killed. A part that
-was cut off twice has failed, like one that ends with an error or outlasts its limit; the next one runs all the same.
+A slice is the time that a machine gives to one command. A part begins where at least half of its limit is left of the
+slice; if the slice ends first, it is begun again in the next one. So is a part in which the driver itself was killed.
+A part that was cut off twice has failed, like one that ends with an error or outlasts its limit; the next one runs all
+the same.
 """
 
 import json
@@ -18,12 +19,12 @@ from typing import Any
 import psutil
 
 from benchmarks import arms, gpu_day
-from benchmarks.gpu_day.parts import JSON, JUNIT, Part
+from benchmarks.gpu_day.parts import JUNIT, Part
 from peagle_vllm.bench import processes
 
 FILE, LOG, SCRATCH = "gpu-day.json", "gpu-day.log", "parts"  # in the folder of results
 TRIES = 2
-KEPT = 200_000  # characters of each part's log
+LOG_CHARACTERS, REASON_CHARACTERS = 200_000, 400  # kept of each part's log; of a failed test's message
 BAD = ("failure", "error")  # what JUnit calls a test that did not pass
 
 Entry = dict[str, Any]
@@ -35,14 +36,7 @@ def read(folder: Path) -> dict[str, Entry]:
     try:
         return json.loads(file.read_text())["parts"] if file.exists() else {}
     except (ValueError, TypeError, KeyError) as error:
-        raise SystemExit(f"{file}: not what this script writes ({error!r}); choose another --out") from None
-
-
-def is_settled(entry: Entry, part: Part, retry: bool) -> bool:
-    """Whether nothing is left to do. A part whose command is another one now is a new part."""
-    if entry.get("command") != list(part.command):
-        return False
-    return entry["state"] == "done" or (entry["state"] == "failed" and not retry)
+        raise SystemExit(f"{file}: not written by this script ({error!r}); choose another --out") from None
 
 
 def run_parts(
@@ -50,10 +44,9 @@ def run_parts(
     folder: Path,
     seconds: float = math.inf,
     retry: bool = False,
-    note: Callable[[str], None] = print,
     after_each: Callable[[dict[str, Entry]], None] = lambda known: None,
 ) -> dict[str, Entry]:
-    """Run what is not settled yet.
+    """Run the parts that are neither done nor failed. A part whose command has changed is a new part.
 
     Args:
         folder: of results; made if need be.
@@ -72,32 +65,31 @@ def run_parts(
         known[part.name] = {"kind": part.kind, "command": list(part.command)} | entry
         arms.write_result(folder / FILE, gpu_day.__doc__, {"parts": known})
         after_each(known)
+        if entry["state"] != "running":
+            took = f" in {entry['seconds']:.0f} s" if "seconds" in entry else ""
+            print(
+                f"{part.name}: {entry['state']}{took}" + (f": {entry['error']}" if "error" in entry else ""), flush=True
+            )
 
     for part in parts:
         past = known.get(part.name, {})
-        if is_settled(past, part, retry):
+        if past.get("command") != list(part.command):
+            past = {}
+        state = past.get("state")
+        if state == "done" or (state == "failed" and not retry):
             continue
-        if missing := part.missing():
-            said = f"needs {' and '.join(missing)}, not installed here"
-            note(f"{part.name}: {said}")
-            keep(part, {"state": "unable", "tries": 0, "error": said})
-            continue
-        cut_before = past.get("state") in ("cut", "running") and past["command"] == list(part.command)
-        tries = 1 + past["tries"] if cut_before else 1
-        if tries > TRIES:
-            keep(part, past | {"state": "failed", "error": f"cut off {TRIES} times"})
-            note(f"{part.name}: failed: cut off {TRIES} times")
-            continue
+        tries = 1 + (past["tries"] if state in ("cut", "running") else 0)
         left = deadline - time.monotonic()
-        if left < part.limit / 2:
-            note(f"{part.name}: waits for the next slice")
-            continue
-        note(f"{part.name} ...")
-        keep(part, {"state": "running", "tries": tries})
-        entry = run(part, folder, left)
-        keep(part, {"tries": tries} | entry)
-        said = f": {entry['error']}" if "error" in entry else ""
-        note(f"{part.name}: {entry['state']} in {entry['seconds']:.0f} s{said}")
+        if missing := part.missing():
+            keep(part, {"state": "unable", "tries": 0, "error": f"needs {' and '.join(missing)}, not installed here"})
+        elif tries > TRIES:
+            keep(part, past | {"state": "failed", "error": f"cut off {TRIES} times"})
+        elif left < part.limit / 2:
+            print(f"{part.name}: waits for the next slice", flush=True)
+        else:
+            print(f"{part.name} ...", flush=True)
+            keep(part, {"state": "running", "tries": tries})
+            keep(part, {"tries": tries} | run(part, folder, left))
     return known
 
 
@@ -111,59 +103,55 @@ def run(part: Part, folder: Path, left: float) -> Entry:
     env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO"}  # for the log that is kept
     process = processes.start([sys.executable, "-m", *words], cwd=arms.ROOT, env=env, log=log)
     try:
-        process.wait(min(part.limit, left))
-        code = process.returncode
+        code = process.wait(min(part.limit, left))
     except psutil.TimeoutExpired:
         code = None
     finally:
         processes.end(process, patience=5)
     entry: Entry = {"seconds": round(time.monotonic() - began, 1)}
     with (folder / LOG).open("a") as merged:
-        merged.write(f"\n===== {part.name} =====\n{log.read_text(errors='replace')[-KEPT:]}")
+        merged.write(f"\n===== {part.name} =====\n{log.read_text(errors='replace')[-LOG_CHARACTERS:]}")
     if code is None and left < part.limit:
         return entry | {"state": "cut", "error": "the slice was over"}
-    result = result_of(part, scratch)
-    if result is not None:
+    if (result := result_of(part, scratch)) is not None:
         entry["result"] = result
-    if code == 0 and result is not None:
-        return entry | {"state": "done"}
     if code is None:
-        said = f"took longer than its limit of {part.limit:.0f} s"
-    elif code == 0:
-        said = "left no result"
+        error = f"took longer than its limit of {part.limit:.0f} s"
+    elif code:
+        error = failed_test(result) or processes.failure_reason(log)
+    elif result is None:
+        error = "left no result"
     else:
-        said = failed_test(result) or processes.failure_reason(log)
-    return entry | {"state": "failed", "error": said}
+        return entry | {"state": "done"}
+    return entry | {"state": "failed", "error": error}
 
 
 def result_of(part: Part, scratch: Path) -> Any:
-    """What the process wrote or handed over; None where there is nothing to be read."""
+    """What the process wrote; None where there is nothing to be read."""
     try:
         if any(JUNIT in word for word in part.command):
             return tests_of(scratch / "out.xml")
-        if any(JSON in word for word in part.command):
-            return json.loads((scratch / "out.json").read_text())
-        _, mark, handed = (scratch / "log").read_text(errors="replace").rpartition(arms.MARK)
-        return json.JSONDecoder().raw_decode(handed)[0] if mark else None
+        return json.loads((scratch / "out.json").read_text())
     except (OSError, ValueError, ET.ParseError):
         return None
 
 
 def tests_of(junit: Path) -> dict[str, dict[str, Any]]:
-    """Each test of pytest's JUnit file: "outcome", "says" where it did not pass, and its recorded properties."""
+    """Each test of pytest's JUnit file: "outcome", "message" where it did not pass, and its recorded properties."""
     found = {}
     for case in ET.parse(junit).getroot().iter("testcase"):
         bad = [child for child in case if child.tag in (*BAD, "skipped")]
-        test = {"outcome": bad[0].tag, "says": bad[0].get("message", "")[:2000]} if bad else {"outcome": "passed"}
+        test = {"outcome": bad[0].tag, "message": bad[0].get("message", "")[:2000]} if bad else {"outcome": "passed"}
         found[case.get("name")] = test | {p.get("name"): p.get("value") for p in case.iter("property")}
     return found
 
 
 def failed_test(result: Any) -> str:
-    """The first failed test and what it said, in one line; nothing where the result is not of tests."""
+    """The first failed test and its message, in one line; nothing where the result is not of tests."""
     tests = result.items() if isinstance(result, dict) else ()
     failed = [(name, test) for name, test in tests if isinstance(test, dict) and test.get("outcome") in BAD]
     if not failed:
         return ""
-    (name, test), said = failed[0], f"{len(failed)} of {len(tests)} tests failed"
-    return f"{said}; {name}: {' '.join(test['says'].split())[: arms.REASON_CHARACTERS]}"
+    name, test = failed[0]
+    message = " ".join(test["message"].split())[:REASON_CHARACTERS]
+    return f"{len(failed)} of {len(tests)} tests failed; {name}: {message}"

@@ -1,8 +1,8 @@
 """Start a server that is configured through its environment only, as managed endpoints do.
 
 ``SM_VLLM_MAX_MODEL_LEN=4096`` becomes ``--max-model-len 4096``, and so for every ``SM_VLLM_`` variable; an empty
-value or ``true`` makes a bare flag, ``false`` its ``--no-`` form. The port is 8080 unless told otherwise, and vLLM
-answers there to ``/ping`` and ``/invocations``. P-EAGLE comes in through ``SM_VLLM_SPECULATIVE_CONFIG``.
+value or ``true`` makes a bare flag, ``false`` its ``--no-`` form. The default port is 8080, where vLLM
+answers ``/ping`` and ``/invocations``. ``SM_VLLM_SPECULATIVE_CONFIG`` switches P-EAGLE on.
 """
 
 import os
@@ -14,7 +14,7 @@ DEFAULTS = {"SM_VLLM_PORT": "8080"}
 
 
 def arguments(environment: Mapping[str, str]) -> list[str]:
-    """The flags of ``vllm serve`` that the environment asks for."""
+    """The flags of ``vllm serve`` for these environment variables."""
     flags: list[str] = []
     for name, value in sorted((DEFAULTS | dict(environment)).items()):
         if not name.startswith(PREFIX):

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from plan import STAGES, run_stage
@@ -19,10 +21,10 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
+REPORT_SECONDS = 15
 
 
 def publish(folder: Path, place: Path) -> None:
@@ -44,42 +46,35 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:110]
 
 
-def start(name: str, work: Path) -> subprocess.Popen:
+def run(name: str, work: Path, out: Path) -> None:
+    """One stage in a process of its own, with its log in ``work``; publishes the model that it made."""
+    print(f"start   {name}", flush=True)
+    began, log, figures = time.time(), work / f"{name}.log", work / f"{name}.json"
     command = [sys.executable, str(HERE / "build.py"), "--work", str(work), "--stage", name]
-    with (work / f"{name}.log").open("w") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT})
-
-
-def finish(name: str, work: Path, out: Path, minutes: float) -> None:
-    figures = work / f"{name}.json"
-    figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": round(minutes, 1)}, indent=2))
+    with log.open("w") as written:
+        done = subprocess.run(command, stdout=written, stderr=written, env={**os.environ, **ENVIRONMENT}, check=False)
+    if done.returncode:
+        raise SystemExit(f"stage {name} failed, its log ends:\n{log.read_text()[-3000:]}")
+    minutes = round((time.time() - began) / 60, 1)
+    figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": minutes}, indent=2))
     if (work / name).is_dir():
         publish(work / name, out / name)
+    print(f"done    {name} in {minutes} min", flush=True)
 
 
 def build(names: list[str], work: Path, out: Path, jobs: int) -> None:
     """Run the stages ``names``; a stage waits for those of its needs that are among them."""
-    waiting, running, done, report = list(names), {}, set(), 0.0
-    while waiting or running:
-        for name in waiting:
-            if len(running) < jobs and not set(STAGES[name].needs) & set(names) - done:
-                running[name] = (start(name, work), time.time())
-                print(f"start   {name}", flush=True)
-        waiting = [name for name in waiting if name not in running]
-        time.sleep(1)
-        for name, (process, began) in list(running.items()):
-            if process.poll() is None:
-                continue
-            if process.returncode:
-                raise SystemExit(f"stage {name} failed, its log says:\n{(work / f'{name}.log').read_text()[-3000:]}")
-            minutes = (time.time() - began) / 60
-            finish(name, work, out, minutes)
-            print(f"done    {name} in {minutes:.1f} min ({len(done) + 1} of {len(names)})", flush=True)
-            done.add(name)
-            del running[name]
-        if time.time() - report > 15:
-            report = time.time()
-            for name in running:
+    order = TopologicalSorter({name: set(STAGES[name].needs) & set(names) for name in names})
+    order.prepare()
+    running: dict[Future[None], str] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        while order.is_active():
+            running |= {pool.submit(run, name, work, out): name for name in order.get_ready()}
+            finished = wait(running, timeout=REPORT_SECONDS, return_when=FIRST_COMPLETED).done
+            for future in finished:
+                future.result()
+                order.done(running.pop(future))
+            for name in running.values() if not finished else ():
                 print(f"        {name}: {last_line(work / f'{name}.log')}", flush=True)
 
 
@@ -98,9 +93,9 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     build(args.only or list(STAGES), work, args.out.resolve(), args.jobs)
-    evaluate = [sys.executable, str(HERE / "evaluate.py"), "--models", str(args.out), "--work", str(work)]
     if not args.only:
-        subprocess.run(evaluate, check=True, env={**os.environ, **ENVIRONMENT})
+        evaluate = [sys.executable, str(HERE / "evaluate.py"), "--models", str(args.out), "--work", str(work)]
+        subprocess.run(evaluate, check=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from speculators.models.peagle import PEagleDraftModel
 from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 from target import make_optimizers, set_rate
 from tokens import MASK_ID, VOCAB_SIZE
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,11 +29,18 @@ AUX_LAYERS = [2, 5, 7]
 EXCHANGES_A_STEP = 4
 LOSS = '{"kl_div": 0.5, "ce": 0.5}'
 SNAPSHOT_STEPS = 150
+COUNTED_EXCHANGES = 24
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """What to train: ``depth`` is the tokens drafted ahead in training, ``layers`` the decoder layers of the head."""
+    """What to train.
+
+    Attributes:
+        layers: decoder layers of the head.
+        depth: tokens drafted ahead in training.
+        muon_lr: peak learning rate of the matrices; AdamW's, of all else, is a tenth of it.
+    """
 
     name: str
     kind: str  # "eagle3" or "peagle"
@@ -40,6 +48,7 @@ class HeadPlan:
     layers: int
     depth: int
     steps: int
+    muon_lr: float = 0.01
     draft_vocab: int = VOCAB_SIZE
     begin_with: str | None = None  # a finished head of the same shape, in place of ``warm_start``
 
@@ -135,6 +144,26 @@ def loss_of(head: Eagle3DraftModel, plan: HeadPlan, sample: dict, loss_config: d
     return loss, metrics
 
 
+def budget(head: Eagle3DraftModel, plan: HeadPlan, states: TargetStates, exchanges: list) -> dict:
+    """What training takes: parameters, exchanges, and operations an exchange, forward and backward, as torch counts."""
+    loss_config = resolve_loss_config(LOSS, "eager")
+    with FlopCounterMode(display=False) as counter:
+        for sample in (as_sample(states, *exchange) for exchange in exchanges[:COUNTED_EXCHANGES]):
+            loss_of(head, plan, sample, loss_config)[0].backward()
+    head.zero_grad(set_to_none=True)
+    return {
+        "parameters": sum(weight.numel() for weight in head.parameters() if weight.requires_grad),
+        "exchanges_seen": plan.steps * EXCHANGES_A_STEP,
+        "mflop_an_exchange": round(counter.get_total_flops() / COUNTED_EXCHANGES / 1e6),
+    }
+
+
+def budget_of(plan: HeadPlan, target: Path, selfgen: Path) -> dict:
+    """``budget`` of a head that is trained already."""
+    exchanges = torch.load(selfgen)
+    return budget(new_head(plan, target, exchanges).float(), plan, TargetStates(target), exchanges)
+
+
 def accuracy(metrics: list[dict], plan: HeadPlan) -> list[float]:
     """Share of right tokens per draft position over several exchanges."""
     key = "position_{}_acc" if plan.kind == "peagle" else "full_acc_{}"
@@ -153,9 +182,10 @@ def train_head(plan: HeadPlan, target: Path, selfgen: Path, folder: Path, seed: 
     head, states = new_head(plan, target, exchanges).float(), TargetStates(target)
     if plan.begin_with:
         continue_from(head, folder.with_name(plan.begin_with))
-    elif plan.kind == "peagle":
+    else:
         warm_start(head, states.model)
-    optimizers = make_optimizers(head, muon_lr=0.01, adam_lr=1e-3)
+    spent = budget(head, plan, states, exchanges)
+    optimizers = make_optimizers(head, muon_lr=plan.muon_lr, adam_lr=plan.muon_lr / 10)
     loss_config = resolve_loss_config(LOSS, "eager")
     order, recent = [], []
     progress = tqdm(total=plan.steps, desc=plan.name, unit="step", mininterval=5)
@@ -183,8 +213,7 @@ def train_head(plan: HeadPlan, target: Path, selfgen: Path, folder: Path, seed: 
         "layers": plan.layers,
         "trained_depth": plan.depth,
         "steps": plan.steps,
-        "exchanges_a_step": EXCHANGES_A_STEP,
-        "exchanges": len(exchanges),
+        **spent,
         "draft_vocab": plan.draft_vocab,
         "training_accuracy": accuracy(recent, plan),
         "seconds": round(time.time() - began),

@@ -1,6 +1,6 @@
 """A target's own greedy answers to training prompts: the text its heads learn from.
 
-Heads trained on the source text itself are far worse: they must predict what the target will say, not the file.
+Heads trained on the source text itself are far worse: they must predict the target's answers, not the file.
 """
 
 import random

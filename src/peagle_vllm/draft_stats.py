@@ -1,4 +1,4 @@
-"""How drafts are made, counted where they are made, and how the counts travel. Imports no vLLM."""
+"""Counts how draft steps run, and carries the counts in vLLM's statistics. Imports no vLLM."""
 
 from typing import Any, Literal, get_args
 
@@ -6,8 +6,8 @@ Mode = Literal["graph", "piecewise", "eager"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 COUNTS = (*MODES, "rows", "padding_rows")
 
-# vLLM sends its front ends declared statistics only. This one is a dict[str, int], and whoever reads it passes over
-# names that it does not know, an API server without this plugin too; vLLM's Rust front end does not read it.
+# vLLM sends only declared statistics to its front ends. This one is a dict[str, int], and its readers skip names that
+# they do not know, in an API server without this plugin too; vLLM's Rust front end does not read it.
 CARRIER = "num_kv_fetch_reqs_by_stage"
 PREFIX = "peagle_draft_"
 

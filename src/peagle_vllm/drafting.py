@@ -8,7 +8,7 @@ MEGA = 1_000_000
 
 
 class DraftingError(ValueError):
-    """The configuration is none that vLLM would serve. One line."""
+    """vLLM would not serve this configuration with P-EAGLE. One line."""
 
 
 def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,12 +22,12 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         Graphs captured, what each kind serves at most, and sizes in bytes (``v2.memory.DraftMemory``).
 
     Raises:
-        DraftingError: JSON that is none, a configuration that vLLM refuses, or one that is not P-EAGLE.
+        DraftingError: invalid JSON, a configuration that vLLM refuses, or one that is not P-EAGLE.
     """
     try:
         speculative = json.loads(speculative_config)
     except json.JSONDecodeError as error:
-        raise DraftingError(f"--speculative-config is no JSON ({error})") from None
+        raise DraftingError(f"--speculative-config is not JSON ({error})") from None
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -61,21 +61,21 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
     }
 
 
-def lines(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) of what ``drafting`` told, for people."""
+def lines(sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) of what ``drafting`` returned, to print."""
     graphs = "none: this platform or configuration has no CUDA graphs"
-    if told["full_graphs"] or told["piecewise_graphs"]:
+    if sizes["full_graphs"] or sizes["piecewise_graphs"]:
         graphs = (
-            f"{told['full_graphs']} full (decode batches of up to {told['full_graph_requests']:,} requests), "
-            f"{told['piecewise_graphs']} piecewise (batches of up to {told['piecewise_rows']:,} rows)"
+            f"{sizes['full_graphs']} full (decode batches of up to {sizes['full_graph_requests']:,} requests), "
+            f"{sizes['piecewise_graphs']} piecewise (batches of up to {sizes['piecewise_rows']:,} rows)"
         )
     return [
         (
             "drafting",
-            f"K = {told['num_speculative_tokens']}, max_num_seqs {told['max_num_seqs']:,}, max_num_batched_tokens "
-            f"{told['max_num_batched_tokens']:,}, Model Runner {told['runner']}",
+            f"K = {sizes['num_speculative_tokens']}, max_num_seqs {sizes['max_num_seqs']:,}, max_num_batched_tokens "
+            f"{sizes['max_num_batched_tokens']:,}, Model Runner {sizes['runner']}",
         ),
         ("graphs", graphs),
-        ("draft buffers", f"{told['buffers_bytes'] / MEGA:,.0f} MB, the graphs' own memory apart"),
-        ("largest step", f"{told['largest_step_bytes'] / MEGA:,.0f} MB, off the KV cache"),
+        ("draft buffers", f"{sizes['buffers_bytes'] / MEGA:,.0f} MB, the graphs' own memory apart"),
+        ("largest step", f"{sizes['largest_step_bytes'] / MEGA:,.0f} MB, off the KV cache"),
     ]

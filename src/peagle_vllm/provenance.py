@@ -19,7 +19,7 @@ def provenance() -> dict[str, Any]:
         "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
         "hardware": found,
         "versions": versions(),
-        # A copy without git's own files can be told its commit.
+        # A copy without git's own files takes its commit from the environment.
         "commit": _commit() or os.environ.get("PEAGLE_COMMIT"),
     }
 
@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 def hardware() -> dict[str, str]:
     """CPU and system, and where there are GPUs their number, name and what decides their speed."""
     found = {"cpu": f"{_cpu()}, {os.cpu_count()} cores", "system": f"{platform.system()} {platform.machine()}"}
-    rows = _output("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader").splitlines()
+    rows = output_of("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader").splitlines()
     if rows:
         name, driver, *speed = (part.strip() for part in rows[0].split(","))
         found |= {"gpu": f"{len(rows)} x {name}", "driver": driver}
@@ -52,7 +52,7 @@ def device(hardware: dict[str, str]) -> str:
 
 
 def _commit() -> str:
-    return _output("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else ""
+    return output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else ""
 
 
 def _cpu() -> str:
@@ -62,7 +62,7 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _output(*command: str) -> str:
+def output_of(*command: str) -> str:
     """What a command writes; nothing where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()

@@ -3,11 +3,10 @@
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from peagle_vllm.acceptance import from_bench_serve
-from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps, sessions, write_json
+from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps, grid
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 
@@ -59,12 +58,11 @@ def write(
     ids to reasons, ``draft_steps`` arms to what their server counted."""
     (folder / "cells").mkdir(parents=True)
     rng = random.Random(seed)
-    for session in sessions(suite):
-        for cell in session.cells:
-            noise = 1 + rng.uniform(-spread, spread)
-            noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
-            why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
-            made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps)
-            write_json(asdict(made), folder / "cells" / f"{cell.id}.json", folder / ".partial")
+    for cell in grid(suite):
+        noise = 1 + rng.uniform(-spread, spread)
+        noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
+        why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
+        made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps)
+        (folder / f"cells/{cell.id}.json").write_text(made.to_json())
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

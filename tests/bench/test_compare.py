@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peagle_vllm.bench import BenchError
-from peagle_vllm.bench.cells import Cell, read_results
+from peagle_vllm.bench.cells import Cell, Condition, read_results
 from peagle_vllm.bench.compare import compare
 from peagle_vllm.bench.suite import Suite, read_suite
 from peagle_vllm.cli import app
@@ -31,8 +31,11 @@ def test_noise_is_no_regression(tmp_path: Path, suite: Suite) -> None:
 def test_the_slower_cell_is_named(tmp_path: Path, suite: Suite) -> None:
     after = results(tmp_path / "b", suite, seed=2, slower={("P-EAGLE", 7, 4): 1.1, ("EAGLE-3", 3, 1): 0.9})
     found = compare(results(tmp_path / "a", suite, seed=1), after)
-    verdicts = {change.key: change.verdict for change in found.changes if change.verdict != "same"}
-    assert verdicts == {("P-EAGLE", 7, "prompts", 4): "slower", ("EAGLE-3", 3, "prompts", 1): "faster"}
+    verdicts = {change.condition: change.verdict for change in found.changes if change.verdict != "same"}
+    assert verdicts == {
+        Condition("P-EAGLE", 7, "prompts", 4): "slower",
+        Condition("EAGLE-3", 3, "prompts", 1): "faster",
+    }
     assert found.worse
 
 
@@ -51,14 +54,14 @@ def test_only_disjoint_spreads_count(suite: Suite, after: tuple[float, float], v
 def test_a_failed_cell_is_a_regression(tmp_path: Path, suite: Suite) -> None:
     failed = {f"p-eagle-k7-prompts-c4-r{repeat}": "the server ended" for repeat in (1, 2)}
     found = compare(results(tmp_path / "a", suite), results(tmp_path / "b", suite, failed=failed))
-    assert found.lost == [(("P-EAGLE", 7, "prompts", 4), "failed: the server ended")]
+    assert found.lost == [(Condition("P-EAGLE", 7, "prompts", 4), "failed: the server ended")]
     assert found.worse
 
 
 def test_one_failed_repeat_is_a_regression(tmp_path: Path, suite: Suite) -> None:
     failed = {"p-eagle-k7-prompts-c4-r1": "why"}
     found = compare(results(tmp_path / "a", suite), results(tmp_path / "b", suite, failed=failed))
-    assert [key for key, _ in found.lost] == [("P-EAGLE", 7, "prompts", 4)]
+    assert [condition for condition, _ in found.lost] == [Condition("P-EAGLE", 7, "prompts", 4)]
 
 
 def test_one_repeat_says_that_noise_is_unknown(tmp_path: Path, suite: Suite) -> None:

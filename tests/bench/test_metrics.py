@@ -7,7 +7,7 @@ import pytest
 
 from peagle_vllm.acceptance import Acceptance, from_bench_serve, read_engine
 from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
-from peagle_vllm.bench.metrics import Ratio, Spread, best_depth, metrics_of, points, same_texts
+from peagle_vllm.bench.metrics import PERCENTILES, Ratio, Spread, best_depth, metrics_of, points, same_texts
 from peagle_vllm.bench.server import draft_steps_of
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
@@ -33,6 +33,8 @@ def cell(**raw) -> CellResult:
             "ttfts": [0.1, 0.3],
             "latencies": [1.1, 2.1],
             "itls": [[0.1, 0.3], [0.2]],
+            "output_throughput": 10.0,
+            **{f"p{p}_{name}_ms": p for p in PERCENTILES for name in ("ttft", "tpot", "itl")},
         }
         | raw,
     )
@@ -42,18 +44,16 @@ def test_metrics_by_hand() -> None:
     m = metrics_of(cell())
     assert m.output_tokens_per_second == 10
     assert m.tokens_per_second_per_user == 5
-    assert m.ttft == pytest.approx((200, 280, 298))
-    assert m.tpot == pytest.approx((100, 100, 100))  # 1.0 s / 10 and 1.8 s / 18
-    assert m.itl[0] == pytest.approx(200)
+    assert m.ttft == m.tpot == m.itl == PERCENTILES
     assert m.acceptance_length == 2.7
     assert m.acceptance == (0.8, 0.6, 0.3)
     assert m.kv_use == 0.4
     assert math.isnan(m.gpu_memory_mib)
 
 
-def test_an_answer_of_one_token_has_no_tpot() -> None:
-    m = metrics_of(cell(output_lens=[1, 29]))
-    assert m.tpot[0] == pytest.approx(1000 * 1.8 / 28)
+def test_answers_of_one_token_have_no_tpot() -> None:
+    m = metrics_of(cell(output_lens=[1, 1], itls=[[], []]))
+    assert all(math.isnan(value) for value in (*m.tpot, *m.itl)) and m.ttft == PERCENTILES
 
 
 def test_counters_come_back_whole() -> None:
@@ -112,7 +112,7 @@ def test_spread_and_ratio() -> None:
     a, b = Spread.of([10, 12, 11]), Spread.of([10.5, 9, 10])
     assert (a.median, a.low, a.high, a.repeats) == (11, 10, 12, 3)
     r = a.over(b)
-    assert (r.value, r.low, r.high) == (1.1, 10 / 10.5, 12 / 9)
+    assert (r.median, r.low, r.high) == (1.1, 10 / 10.5, 12 / 9)
     assert r.overlaps_one and r.in_doubt
     assert not Ratio(1.2, 1.1, 1.3, 2).in_doubt
     assert Ratio(1.2, 1.2, 1.2, 1).in_doubt  # one repeat shows no spread
@@ -126,8 +126,8 @@ def test_points_gather_repeats_and_leave_failures_out(tmp_path, suite_file) -> N
     found = points(read_results(synthetic.write(tmp_path / "r", suite, failed=failed)))
     by_name = {(p.arm, p.k, p.concurrency): p for p in found}
     assert len(found) == 9  # of 10: both repeats of one failed
-    assert (len(by_name["P-EAGLE", 7, 4].cells), by_name["P-EAGLE", 7, 4].asked) == (1, 2)
+    assert (len(by_name["P-EAGLE", 7, 4].cells), by_name["P-EAGLE", 7, 4].repeats) == (1, 2)
     assert by_name["P-EAGLE", 3, 1].acceptance == [0.75, 0.562, 0.422]
     best = best_depth(p for p in found if p.arm == "P-EAGLE" and p.concurrency == 1)
-    assert best is not None and best.k == 7
+    assert best.k == 7
     assert same_texts(by_name["P-EAGLE", 3, 4], by_name["none", 0, 4]) == 1

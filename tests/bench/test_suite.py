@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.bench import BenchError
-from peagle_vllm.bench.cells import Selection, sessions
+from peagle_vllm.bench import suite as module
+from peagle_vllm.bench.cells import grid
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,14 +45,14 @@ MISTAKES = {
     "too small": ("concurrency: [1, 4]", "concurrency: [1, 0]", 16, "concurrency.1: Input should be greater"),
     "twice in a list": ("concurrency: [1, 4]", "concurrency: [4, 4]", 16, "concurrency: lists a value twice"),
     "missing": ("    output_tokens: 64\n", "", 12, "datasets.prompts.output_tokens: is missing"),
-    "key twice": ("repeats: 2", "repeats: 2\nname: other", 18, "name: said twice"),
+    "key twice": ("repeats: 2", "repeats: 2\nname: other", 18, "name: is there twice"),
     "no k": ("    k: [3, 7]\n  P-", "  P-", 5, "arms.EAGLE-3: a speculative_config needs k"),
     "k without config": ("none: {}", "none: {k: [3]}", 4, "arms.none: k needs a speculative_config"),
     "two sources": (
         "    prompts: 12",
         "    hub: gsm8k\n    prompts: 12",
         12,
-        "datasets.prompts: say exactly one of hub",
+        "datasets.prompts: give exactly one of hub",
     ),
     "no folder": ("./eagle}", "./eagel}", 6, "arms.EAGLE-3.speculative_config.model: there is no folder ./eagel"),
     "no target": ("target: ./target", "target: ./tarket", 2, "target: there is no folder ./tarket"),
@@ -93,9 +94,9 @@ def test_no_suite_at_all(tmp_path: Path) -> None:
 
 
 def test_names_of_cells_are_unique_and_repeats_interleaved(suite_file: Path) -> None:
-    found = list(sessions(read_suite(suite_file)))
-    assert len({cell.id for session in found for cell in session.cells}) == 20
-    assert [(s.arm, s.k, s.repeat) for s in found[:6]] == [
+    found = grid(read_suite(suite_file))
+    assert len({cell.id for cell in found}) == 20
+    assert list(dict.fromkeys((c.arm, c.k, c.repeat) for c in found))[:6] == [
         ("none", 0, 1),
         ("EAGLE-3", 3, 1),
         ("EAGLE-3", 7, 1),
@@ -107,13 +108,13 @@ def test_names_of_cells_are_unique_and_repeats_interleaved(suite_file: Path) -> 
 
 def test_only(suite_file: Path) -> None:
     suite = read_suite(suite_file)
-    found = [cell for s in sessions(suite, Selection(k=[7], concurrency=[4], repeats=1)) for cell in s.cells]
+    found = grid(suite, k=[7], concurrency=[4], repeats=1)
     assert [(c.arm, c.k, c.concurrency, c.repeat) for c in found] == [
         ("none", 0, 4, 1),
         ("EAGLE-3", 7, 4, 1),
         ("P-EAGLE", 7, 4, 1),
     ]
-    assert not list(sessions(suite, Selection(arms=["none"], concurrency=[16])))
+    assert not grid(suite, arms=["none"], concurrency=[16])
 
 
 def test_fingerprint_follows_what_is_measured(suite_file: Path) -> None:
@@ -124,12 +125,14 @@ def test_fingerprint_follows_what_is_measured(suite_file: Path) -> None:
     assert suite.model_copy(update={"concurrency": [1]}).fingerprint() != suite.fingerprint()
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_shipped_suites(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # SPEED-Bench may not be shipped, so its folder is not there
-    from peagle_vllm.bench import suite as module
+@pytest.fixture
+def missing_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPEED-Bench may not be shipped, so its folder is not there."""
+    monkeypatch.setattr(module, "_exists", lambda path, _: path)
 
-    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_suites(file: Path, missing_files: None) -> None:
     suite = read_suite(file)
     assert suite.name == file.stem
     kinds = [arm.kind for arm in suite.arms.values()]
@@ -142,19 +145,13 @@ def test_there_are_the_suites_that_were_promised() -> None:
 
 
 @pytest.mark.parametrize("name", ["b200-gpt-oss-20b", "b200-gpt-oss-120b"])
-def test_published_flags_word_for_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peagle_vllm.bench import suite as module
-
-    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
+def test_published_flags_word_for_word(name: str, missing_files: None) -> None:
     suite = read_suite(ROOT / f"benchmarks/suites/{name}.yaml")
     assert suite.serve.words == shlex.split(PUBLISHED_FLAGS)
     assert suite.serve.environment == PUBLISHED_ENVIRONMENT
 
 
-def test_published_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    from peagle_vllm.bench import suite as module
-
-    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
+def test_published_sweep(missing_files: None) -> None:
     suite = read_suite(ROOT / "benchmarks/suites/b200-gpt-oss-20b.yaml")
     assert suite.concurrency == [1, 2, 4, 8, 16, 32, 64]
     assert suite.target == "openai/gpt-oss-20b"
@@ -167,12 +164,10 @@ def test_published_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_synthetic_lengths_are_the_published_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synthetic_lengths_are_the_published_ones(missing_files: None) -> None:
     """K=5 was not published: it lies on the planner's profile through the published K=3 and K=7."""
-    from peagle_vllm.bench import suite as module
-    from peagle_vllm.plan.published import judged, profiles
+    from peagle_vllm.plan.backtest import judged, profiles
 
-    monkeypatch.setattr(module, "_missing_files", lambda *_: ())
     suite = read_suite(ROOT / "benchmarks/suites/h200-synthetic.yaml")
     figures = next(p for p in judged() if p.dataset == "HumanEval")
     for kind in ("EAGLE-3", "P-EAGLE"):

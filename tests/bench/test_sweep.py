@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.cells import Cell, DraftSteps, read_results, sessions
+from peagle_vllm.bench.cells import Cell, DraftSteps, grid, read_results
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,11 @@ class Trial:
         return [line.split(" ", 1)[1] for line in self.log.read_text().splitlines() if line.startswith(word + " ")]
 
     def cells(self) -> list[Cell]:
-        return [cell for session in sessions(read_suite(self.suite)) for cell in session.cells]
+        return grid(read_suite(self.suite))
+
+    def written(self) -> dict[str, int]:
+        """When each cell was written."""
+        return {file.name: file.stat().st_mtime_ns for file in (self.results / "cells").glob("*.json")}
 
     def change(self, old: str, new: str) -> None:
         text = self.suite.read_text()
@@ -110,15 +114,6 @@ def test_a_whole_sweep(trial: Trial) -> None:
     assert str(trial.suite.parent) not in json.dumps(one.configuration)
 
 
-def test_a_second_run_measures_nothing(trial: Trial) -> None:
-    trial.run()
-    before = {file: file.stat().st_mtime_ns for file in (trial.results / "cells").iterdir()}
-    status, _ = trial.run()
-    assert status == 0
-    assert {file: file.stat().st_mtime_ns for file in (trial.results / "cells").iterdir()} == before
-    assert len(trial.lines("measured")) == len(trial.cells())
-
-
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sign: sign.name)
 def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
     trial.change("repeats: 2", "repeats: 6")
@@ -138,14 +133,13 @@ def test_killed_three_times(trial: Trial, sign: signal.Signals) -> None:
         if sign != signal.SIGKILL:
             assert process.returncode == 130
             assert "interrupted" in one_line(output)
-        now = {file.name: file.stat().st_mtime_ns for file in (trial.results / "cells").glob("*.json")}
-        assert whole.items() <= now.items(), "a cell was measured again, or lost"
-        whole = now
+        assert whole.items() <= trial.written().items(), "a cell was measured again, or lost"
+        whole = trial.written()
     status, output = trial.run()
     assert status == 0, output
     found = read_results(trial.results)
     assert Counter(r.cell for r in found) == Counter(trial.cells())
-    assert whole.items() <= {f.name: f.stat().st_mtime_ns for f in (trial.results / "cells").iterdir()}.items()
+    assert whole.items() <= trial.written().items()
     measured = Counter(trial.lines("measured"))
     assert sum(measured.values()) <= len(trial.cells()) + 3  # at most the one cell that each kill threw away
     trial.assert_nothing_is_left()
@@ -257,16 +251,13 @@ def test_two_sweeps_in_one_folder(trial: Trial) -> None:
     trial.assert_nothing_is_left()
 
 
-def test_results_of_another_suite(trial: Trial) -> None:
+def test_results_of_another_suite_or_of_other_versions(trial: Trial) -> None:
     trial.run()
     trial.change("output_tokens: 64", "output_tokens: 32")
     status, output = trial.run()
     assert status == 2
     assert "results of another suite" in one_line(output)
-
-
-def test_results_of_other_versions(trial: Trial) -> None:
-    trial.run()
+    trial.change("output_tokens: 32", "output_tokens: 64")
     sweep = json.loads((trial.results / "sweep.json").read_text())
     sweep["versions"]["torch"] = "0.1"
     (trial.results / "sweep.json").write_text(json.dumps(sweep))
@@ -275,10 +266,12 @@ def test_results_of_other_versions(trial: Trial) -> None:
     assert "begun with other versions (torch 0.1 -> " in one_line(output)
 
 
-def test_more_repeats_are_added(trial: Trial) -> None:
+def test_a_second_run_measures_only_what_is_missing(trial: Trial) -> None:
     trial.run()
+    before = trial.written()
     trial.change("repeats: 2", "repeats: 3")
-    status, _ = trial.run()
-    assert status == 0
-    assert Counter(r.cell for r in read_results(trial.results)) == Counter(trial.cells())
-    assert len(trial.lines("measured")) == len(trial.cells())
+    for _ in range(2):
+        assert trial.run()[0] == 0
+        assert before.items() <= trial.written().items()
+        assert Counter(r.cell for r in read_results(trial.results)) == Counter(trial.cells())
+        assert len(trial.lines("measured")) == len(trial.cells())

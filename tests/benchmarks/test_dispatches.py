@@ -1,4 +1,4 @@
-"""What a draft step asks of the host stays small: counted on CPU in live engines."""
+"""What a draft step costs the host stays small: counted on CPU in live engines."""
 
 import json
 
@@ -19,7 +19,7 @@ def committed() -> dict[str, dict]:
 def test_operations_of_a_draft_step(runner):
     """No more than the committed counts, which docs/performance.md shows."""
     names = [name for name in PLUGIN if runner in name]
-    for result in arms.run("benchmarks.dispatches", ["--here", *names], dispatches.ARMS[names[0]][1]):
+    for result in arms.run(dispatches.run_arms, dispatches.ARMS[names[0]][1], names=names):
         totals = result["totals"]
         assert not [op for op in result["operations"] if "item" in op or "_local_scalar_dense" in op]
         assert totals["operations"] <= committed()[result["arm"]]["totals"]["operations"], result

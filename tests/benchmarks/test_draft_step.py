@@ -1,11 +1,10 @@
-"""The draft-step benchmark: its floor, its aims, its engines' arguments, and a run on a tiny head."""
-
-from pathlib import Path
+"""The draft-step benchmark: its floor, its graph sizes, its aims, and a run on a tiny head."""
 
 import pytest
 
 from benchmarks import draft_step
-from benchmarks.models import HEADS, Head, Model
+from benchmarks.engines import graph_sizes
+from benchmarks.shapes import Head, Model
 from tests.benchmarks.running import is_summary, run_script
 
 
@@ -24,28 +23,13 @@ def test_floor_by_hand():
 def test_every_arm_has_a_graph_for_its_rows(k):
     """V1 drops what rounding to whole requests lifts over the largest size: that must be none of these."""
     batches = [1, 4, 16, 64, 256]
-    sizes = draft_step.graph_sizes(batches, k)
+    sizes = graph_sizes(batches, k)
     largest = sizes["max_cudagraph_capture_size"]
     rounded = {-(-size // (k + 1)) * (k + 1) for size in sizes["cudagraph_capture_sizes"]}
     assert max(rounded) == largest
     for n in batches:
         for rows in (n, n * (k + 1), n * 2 * k):
             assert any(size >= rows for size in rounded)
-
-
-def test_arguments_for_a_gpu(monkeypatch, tmp_path):
-    """What only a GPU would get: vLLM takes the graph sizes, and no request leaves the batch early."""
-    from vllm.config import CompilationConfig
-
-    monkeypatch.setattr(draft_step, "HAS_GPU", True)
-    arm, head = draft_step.ARMS["plugin V2 eager"], HEADS["gpt-oss-20b"]
-    arguments = draft_step.engine_arguments(arm, head, 7, [1, 64], tmp_path)
-    compilation = CompilationConfig(**arguments["compilation_config"])
-    assert compilation.cudagraph_mode.name == "PIECEWISE"
-    assert compilation.max_cudagraph_capture_size == 896
-    assert arguments["speculative_config"]["synthetic_acceptance_length"] == 1.0
-    assert arguments["max_num_batched_tokens"] >= 2 * 7 * 64
-    assert Path(arguments["speculative_config"]["model"], "config.json").exists()
 
 
 def cell(arm: str, batch: int, device_us: float, launches: tuple[int, int] = (1, 1)) -> dict:
@@ -76,5 +60,5 @@ def test_runs_on_a_tiny_head(tmp_path):
     assert (only["arm"], only["k"], only["batch"]) == ("plugin V1", 3, 2)
     for column in ("device_us", "idle_us", "host_us"):
         assert is_summary(only[column], 2)
-    assert only["launches"]["operations"] > 0  # how few, test_dispatches says: here the twins run, not the kernels
+    assert only["launches"]["operations"] > 0  # test_dispatches bounds them: here the twins run, not the kernels
     assert only["bytes"] > 0

@@ -1,6 +1,10 @@
 """The engine benchmark: how it sums up and judges, and a run on tiny models."""
 
-from benchmarks import engine
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import draft_step, engine, engines
+from benchmarks.shapes import HEADS, TARGETS
 from tests.benchmarks.running import is_summary, run_script
 
 
@@ -9,7 +13,7 @@ def cell(arm: str, c: int, *speeds: float) -> dict:
 
 
 def test_passes_are_summed_up_and_judged():
-    seen = [
+    passes = [
         cell("EAGLE-3 K=3", 1, 90.0, 100.0),
         cell("EAGLE-3 K=7", 1, 80.0),
         cell("stock P-EAGLE K=7, V1", 1, 150.0),
@@ -17,7 +21,7 @@ def test_passes_are_summed_up_and_judged():
         cell(engine.OURS, 1, 180.0, 182.0),
         cell("EAGLE-3 K=3", 1, 110.0),
     ]
-    cells = engine.summed_up(seen)
+    cells = engine.summed_up(passes)
     assert len(cells) == 4
     ours = next(c for c in cells if c["arm"] == engine.OURS)
     assert is_summary(ours["tokens_per_second"], 3)
@@ -31,15 +35,24 @@ def test_published_lengths_fit_their_depth():
 
 
 def test_arguments_for_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine, "HAS_GPU", True)
-    for name, arm in engine.ARMS.items():
-        arguments = engine.engine_arguments(arm, "gpt-oss-20b", [1, 64], tmp_path / name)
-        sizes = arguments["compilation_config"]["cudagraph_capture_sizes"]
-        assert min(sizes) == 1
-        assert {64, 64 * (arm.k + 1)} <= set(sizes)
+    """Graphs for every batch size, which vLLM accepts, and synthetic acceptance: in all arms of both benchmarks."""
+    from vllm.config import CompilationConfig
+
+    monkeypatch.setattr(engines, "HAS_GPU", True)
+    head = HEADS["gpt-oss-20b"]
+    steps = {name: replace(arm, k=7) for name, arm in draft_step.ARMS.items()}
+    for name, arm in (engine.ARMS | steps).items():
+        arguments = engines.dummy_pair(arm, TARGETS["gpt-oss-20b"], head, [1, 64], 1024, tmp_path / name)
+        compilation = CompilationConfig(**arguments["compilation_config"])
+        assert {1, 64, 64 * (arm.k + 1)} <= set(compilation.cudagraph_capture_sizes)
+        assert compilation.max_cudagraph_capture_size == 64 * (2 * arm.k if arm.k else 1)
+        assert (getattr(compilation.cudagraph_mode, "name", None) == "PIECEWISE") == arm.eager
+        assert arguments["max_num_batched_tokens"] >= 2 * arm.k * 64
         assert ("speculative_config" in arguments) == (name != "none")
-        if arm.k:
-            assert arguments["speculative_config"]["synthetic_acceptance_length"] == arm.length
+        if speculative := arguments.get("speculative_config"):
+            assert speculative["synthetic_acceptance_length"] == arm.length
+            assert ("parallel_drafting" in speculative) == arm.parallel
+            assert Path(speculative["model"], "config.json").exists()
 
 
 def test_runs_on_tiny_models(tmp_path):

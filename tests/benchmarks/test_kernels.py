@@ -1,7 +1,9 @@
 """The kernel benchmark: its shapes, its bytes, and a run on tiny ones."""
 
+import torch
+
 from benchmarks import kernels
-from benchmarks.batches import Shape, moved_bytes
+from benchmarks.kernels import KERNELS, Shape, moved_bytes
 from tests.benchmarks.running import is_summary, run_script
 
 
@@ -14,7 +16,7 @@ def test_shapes_are_those_announced():
 
 def test_bytes_of_a_batch_by_hand():
     """K = 1, two requests, the second with one of its two rows refused: 3 valid rows, 4 draft rows, 4 staged."""
-    moved = moved_bytes(Shape("decode", 2, 2, 1, width=10), element_bytes=2)
+    moved = moved_bytes(Shape("decode", 2, 2, 1, width=10).case(torch.bfloat16))
     indices = 3 * 12 + 4 * 28 + 2 * 24
     assert moved["prepare_inputs"] == (3 + 4) * 3 * 20 + indices
     assert moved["gather_hidden"] == (3 + 1 + 4) * 20 + 4 * 4
@@ -29,9 +31,9 @@ def test_runs_on_tiny_shapes(tmp_path):
     assert [cell["kind"] for cell in result["cells"]] == ["decode", "prefill"]
     for cell in result["cells"]:
         assert {"reqs", "query", "k", "width", "rows", "stock_over_both", "copy_over"} <= set(cell)
-        copies = {f"copy of {name}" for name in ("prepare_inputs", "gather_hidden", "both")}
-        assert set(cell["arms"]) == {"prepare_inputs", "gather_hidden", "both", "stock"} | copies
+        copies = {f"copy of {name}" for name in KERNELS}
+        assert set(cell["arms"]) == {*KERNELS, "stock"} | copies
         for name, arm in cell["arms"].items():
             assert is_summary(arm["device_us"], 3)
             assert is_summary(arm["host_us"], 3)
-            assert ("of_copy_bandwidth" in arm) == (name in ("prepare_inputs", "gather_hidden", "both"))
+            assert ("of_copy_bandwidth" in arm) == (name in KERNELS)

@@ -1,47 +1,32 @@
-"""What the scripts share: processes, samples, both timers, the profiler's names, and the probe in a live engine."""
+"""What the scripts share: processes, samples, the timer, the profiler's names, and the probe in a live engine."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import arms, probe, timing
-from benchmarks.launches import count, shown
+from benchmarks import arms, engines, probe, timing
+from benchmarks.launches import as_text, count
 
 
-def test_an_arm_that_fails_says_why_in_one_line():
-    with pytest.raises(arms.ArmError) as failure:
-        arms.run("benchmarks.dispatches", ["--here", "no such arm"], {})
-    assert "invalid choice" in str(failure.value)
-    assert "\n" not in str(failure.value)
-
-
-def test_the_reason_is_the_exception_and_not_what_a_dying_process_writes():
-    stderr = """Traceback (most recent call last):
-      File "x.py", line 1
-    pydantic_core.ValidationError: 1 validation error for ModelConfig
-      max_model_len must be positive
-    """
-    said = "pydantic_core.ValidationError: 1 validation error for ModelConfig max_model_len must be positive"
-    assert arms._reason(stderr, "noise") == said
-    assert arms._reason("", "one\ntwo\n") == "two"
-    assert arms._reason("", "") == ""
-
-
-def test_an_arm_inherits_no_other_arms_environment(monkeypatch):
-    asked = {}
+def test_an_arm_runs_in_a_process_of_its_own_and_names_its_error(monkeypatch):
+    """Arguments and result travel as JSON; nothing of another arm's environment is inherited."""
     monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pid, env = arms.run(probed, arms.V1, names=["PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER"])
+    assert pid != os.getpid()
+    assert env == [None, None, "0"]
+    with pytest.raises(arms.ArmError, match=r"^TypeError: .*'int' object is not iterable$"):
+        arms.run(probed, {}, names=1)
+    with pytest.raises(arms.ArmError, match="took longer than 0 s"):
+        arms.run(probed, {}, timeout=0.01, names=[])
 
-    def process(command, env, **kwargs):
-        asked.update(env)
-        return SimpleNamespace(returncode=0, stdout=f"noise\n{arms.MARK}[1]\nmore", stderr="")
 
-    monkeypatch.setattr(arms.subprocess, "run", process)
-    assert arms.run("x", [], arms.V1) == [1]
-    assert not {"PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET"} & set(asked)
-    assert asked["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+def probed(names: list[str]) -> tuple[int, list[str | None]]:
+    """Run by the test above in another process."""
+    return os.getpid(), [os.environ.get(name) for name in names]
 
 
 def test_summary():
@@ -50,15 +35,15 @@ def test_summary():
 
 
 def test_merged_reaches_into_dictionaries():
-    both = arms.merged({"a": 1, "c": {"x": 1, "y": 2}}, {"b": 2, "c": {"y": 3}})
+    both = engines.merged({"a": 1, "c": {"x": 1, "y": 2}}, {"b": 2, "c": {"y": 3}})
     assert both == {"a": 1, "b": 2, "c": {"x": 1, "y": 3}}
 
 
 def test_a_table_without_a_gpu_says_so(monkeypatch):
     monkeypatch.setattr(arms, "HAS_GPU", False)
-    assert arms.heading("columns").startswith("not a GPU result")
+    assert arms.measured_table(("a", "b"), [("long", 1)]).splitlines() == [arms.NOT_A_GPU, "a     b", "long  1"]
     monkeypatch.setattr(arms, "HAS_GPU", True)
-    assert arms.heading("columns") == "columns"
+    assert arms.measured_table(("a", "b"), []) == "a  b"
 
 
 def test_launches_are_told_apart_by_their_names():
@@ -66,11 +51,11 @@ def test_launches_are_told_apart_by_their_names():
     names += ["cudaMemsetAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::copy_", "cudaEventRecord"]
     calls = count(names)
     assert calls == {"kernel_launches": 3, "graph_launches": 1, "copies": 2, "waits": 1}
-    assert shown(calls) == "3k+1g+2c"
+    assert as_text(calls) == "3k+1g+2c"
 
 
 class FakeCuda:
-    """Stands for ``torch.cuda``: notes the order of what is queued."""
+    """In place of ``torch.cuda``: notes the order of what is queued."""
 
     def __init__(self):
         self.log: list[str] = []
@@ -97,21 +82,24 @@ class FakeCuda:
         self.log.append("sleep")
 
 
-def test_cuda_timer_queues_the_call_behind_other_work(monkeypatch):
+def test_on_a_gpu_the_timer_queues_the_call_behind_other_work(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(timing.torch, "cuda", fake)
-    clock = timing.CudaTimer()
-    clock.flush = SimpleNamespace(zero_=lambda: fake.log.append("flush"))
-    timed = clock.measure(lambda: fake.log.append("call"), repeats=2)
-    assert timed.device == [500.0, 500.0]
-    assert len(timed.host) == 2
+    monkeypatch.setattr(timing, "HAS_GPU", True)
+    timer = timing.Timer()
+    timer.flush = SimpleNamespace(zero_=lambda: fake.log.append("flush"))
+    times = timer.measure(lambda: fake.log.append("call"), repeats=2)
+    assert times.device == [500.0, 500.0]
+    assert len(times.host) == 2
     warm = 5 * ["event", "call", "event"] + ["wait"]
     assert fake.log == warm + 2 * ["wait", "flush", "sleep", "event", "call", "event", "wait"]
 
 
-def test_wall_timer_measures_the_same_way():
-    timed = timing.WallTimer().measure(lambda: None, repeats=3)
-    assert len(timed.device) == len(timed.host) == 3
+def test_on_a_cpu_both_times_are_the_wall_clock(monkeypatch):
+    monkeypatch.setattr(timing, "HAS_GPU", False)
+    times = timing.Timer().measure(lambda: None, repeats=3)
+    assert len(times.device) == 3
+    assert times.device == times.host
 
 
 def decode(batch: int, rows: int):
@@ -134,7 +122,7 @@ class Drafter:
 
 def test_probe_sees_each_kind_of_step_and_goes_away():
     drafter = Drafter()
-    with probe.watched(drafter, timing.WallTimer(), batch=2, k=3, repeats=2, warm=1) as steps:
+    with probe.watched(drafter, timing.Timer(), batch=2, k=3, repeats=2, warm=1) as steps:
         drafter.propose(decode(1, 4))  # not full
         for _ in range(probe.num_steps(2, 1)):
             assert drafter.propose(decode(2, 4)).shape == (2, 3)
@@ -146,6 +134,6 @@ def test_probe_says_when_steps_were_missing():
     drafter = Drafter()
     with (
         pytest.raises(RuntimeError, match="only 1 decode steps with all 2 requests"),
-        probe.watched(drafter, timing.WallTimer(), batch=2, k=3, repeats=2, warm=1),
+        probe.watched(drafter, timing.Timer(), batch=2, k=3, repeats=2, warm=1),
     ):
         drafter.propose(decode(2, 4))

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
+from peagle_vllm.heads.convert import new_folder
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.writer import new_folder
 from tests.commands.running import only_line, run
 from tests.heads import published, writers
 from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed
@@ -176,7 +176,7 @@ def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "empty").mkdir()
     for out in (head, tmp_path / "empty", tmp_path / "dangling", head / "config.json", tmp_path):
         assert "exists; name a folder that does not" in only_line(run(monkeypatch, "convert", head, out))
-    assert "is no folder; make it first" in only_line(run(monkeypatch, "convert", head, tmp_path / "a" / "b"))
+    assert "is not a folder; make it first" in only_line(run(monkeypatch, "convert", head, tmp_path / "a" / "b"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "empty", "head"]
 
 
@@ -226,7 +226,7 @@ def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: P
     head, out = published.write_head(tmp_path / "head"), tmp_path / "out"
     process = start(head, out)
     limit = time.monotonic() + 60
-    while not any(path.stat().st_size > 1 << 20 for part in partials(tmp_path) for path in part.iterdir()):
+    while not any(path.stat().st_size > 1 << 20 for part in partials(tmp_path) for path in part.rglob("*")):
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.005)
     process.send_signal(how)

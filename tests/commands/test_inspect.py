@@ -1,6 +1,7 @@
 """``peagle-vllm inspect``: the table, the JSON, the exit status."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -154,10 +155,11 @@ def test_a_published_head_by_its_headers(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tensors = {
-        n: TensorInfo(n, tuple(shape), dtype, "model.safetensors") for n, (dtype, shape) in published.shapes().items()
+        name: TensorInfo(name, tuple(shape), dtype, "model.safetensors", math.prod(shape) * published.BYTES[dtype])
+        for name, (dtype, shape) in published.shapes().items()
     }
     remote = RemoteHead("amazon/GPT-OSS-20B-P-EAGLE", published.CONFIG, tensors)
-    monkeypatch.setattr("peagle_vllm.heads.files._search", lambda model, revision: replace(remote, name=model))
+    monkeypatch.setattr("peagle_vllm.heads.files.find", lambda model, revision: replace(remote, name=model))
     ran = run(monkeypatch, "inspect", remote.name, "--target", published.write_target(tmp_path / "target"))
     assert (ran.code, ran.err) == (0, "")
     for fact in PUBLISHED_TABLE:
@@ -165,14 +167,14 @@ def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    assert "no/where is no folder" in only_line(run(monkeypatch, "inspect", "no/where"))
-    assert "no/where is no folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", "no/where"))
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = writers.speculators().save(tmp_path / "head")
     (folder / "config.json").write_text("{")
-    assert "config.json is no JSON" in only_line(run(monkeypatch, "inspect", folder))
+    assert "config.json is not valid JSON" in only_line(run(monkeypatch, "inspect", folder))
 
 
 @pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["diagnose"], ["doctor"]])

@@ -85,7 +85,7 @@ def test_what_inspect_finds_needs_no_engine(tmp_path: Path, monkeypatch: pytest.
 def test_unreadable_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pair = ("--target", TARGET, "--head", PEAGLE)
     assert "cannot be read" in only_line(run(monkeypatch, "diagnose", *pair, "--prompts", tmp_path / "absent"))
-    assert "no JSON object" in only_line(run(monkeypatch, "diagnose", *pair, "--engine", "[]"))
-    assert "is no folder" in only_line(run(monkeypatch, "diagnose", "--target", "no/where", "--head", PEAGLE))
+    assert "not a JSON object" in only_line(run(monkeypatch, "diagnose", *pair, "--engine", "[]"))
+    assert "is not a folder" in only_line(run(monkeypatch, "diagnose", "--target", "no/where", "--head", PEAGLE))
     line = only_line(run(monkeypatch, "diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
     assert "vLLM cannot run this pair" in line and "no_such_argument" in line

@@ -6,24 +6,22 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.diagnose.curve import oddities
-from peagle_vllm.diagnose.engine import read_prompts
-from peagle_vllm.diagnose.interventions import Known, Setup, interventions, setup_of
-from peagle_vllm.diagnose.search import LEAST_GAIN, diagnose
+from peagle_vllm.diagnose.interventions import Intervention, Setup, interventions, setup_of
+from peagle_vllm.diagnose.prompts import read_prompts
+from peagle_vllm.diagnose.search import LEAST_GAIN, diagnose, oddities
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.target import Target, TargetFiles, Token
+from peagle_vllm.heads.target import Target, Token, read_tokens, special_tokens
 from tests.models import PEAGLE, TARGET
 
 RIGHT = Setup(aux_layers=(2, 5, 7), mask_token_id=6, k=5)
 DRAFTS = 400
 
 
-def known(**changes: object) -> Known:
-    head = replace(read_head(PEAGLE), **{k: v for k, v in changes.items() if k == "trained_depth"})
-    specials = (Token(6, "<|mask|>", "special"), Token(0, "<|pad|>", "special"))
-    longest = changes.get("longest_prompt", 100)
-    assert isinstance(longest, int)
-    return Known(head, Target("t", 128, 512, 8), specials, has_template=True, longest_prompt=longest)
+def proposed(setup: Setup, trained_depth: int = 8, longest_prompt: int = 100) -> list[Intervention]:
+    """What is tried on a setup of a known pair."""
+    head = replace(read_head(PEAGLE), trained_depth=trained_depth)
+    specials = [Token(6, "<|mask|>", "special"), Token(0, "<|pad|>", "special")]
+    return list(interventions(setup, head, Target("t", 128, 512, 8), specials, True, longest_prompt))
 
 
 def counted(drafts: int, *accepted: int) -> Acceptance:
@@ -48,9 +46,8 @@ class Pair:
         return curve(self.share - self.cost * wrong, setup.k)
 
 
-def causes(setup: Setup, pair: Pair, always: bool = False, **changes: object) -> list[str]:
-    facts = known(**changes)
-    found = diagnose(setup, pair, lambda s: interventions(s, facts), always)
+def causes(setup: Setup, pair: Pair, always: bool = False) -> list[str]:
+    found = diagnose(setup, pair, proposed, always)
     for trial in found.causes:
         assert trial.gain >= LEAST_GAIN
         assert trial.after.length >= 1.15 * trial.before.length
@@ -98,20 +95,19 @@ def test_a_head_that_is_just_poor_has_no_cause():
 
 
 def test_a_smaller_k_is_tried_and_the_trained_depth_known():
-    def setups(k: int, **changes: object) -> list[int]:
-        return [i.setup.k for i in interventions(replace(RIGHT, k=k), known(**changes)) if i.kind == "K"]
+    def setups(k: int, trained_depth: int) -> list[int]:
+        return [i.setup.k for i in proposed(replace(RIGHT, k=k), trained_depth) if i.kind == "K"]
 
-    assert (setups(1), setups(8), setups(16), setups(16, trained_depth=3)) == ([], [4], [8], [3])
+    assert (setups(1, 8), setups(8, 8), setups(16, 8), setups(16, 3)) == ([], [4], [8], [3])
 
 
 def test_prompts_that_are_too_long():
     def measure(setup: Setup) -> Acceptance:
         return curve(0.75 if setup.prompt_tokens else 0.4, setup.k)
 
-    facts = known(longest_prompt=4000)
-    found = diagnose(RIGHT, measure, lambda s: interventions(s, facts))
+    found = diagnose(RIGHT, measure, lambda setup: proposed(setup, longest_prompt=4000))
     assert [trial.intervention.kind for trial in found.causes] == ["prompt length"]
-    assert "prompt length" not in {i.kind for i in interventions(RIGHT, known())}
+    assert "prompt length" not in {i.kind for i in proposed(RIGHT)}
 
 
 def test_few_drafts_tell_nothing():
@@ -120,7 +116,7 @@ def test_few_drafts_tell_nothing():
 
 
 def test_the_likely_mask_token_comes_first():
-    assert TargetFiles(str(TARGET)).special_tokens()[0] == Token(6, "<|mask|>", "special")
+    assert special_tokens(read_tokens(str(TARGET)))[0] == Token(6, "<|mask|>", "special")
     head = read_head(PEAGLE)
     assert setup_of(head, Target("t", 128, 512, 8), 5, True) == RIGHT
 
@@ -128,7 +124,7 @@ def test_the_likely_mask_token_comes_first():
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("{", ":2 is no JSON"),
+        ("{", ":2 is not valid JSON"),
         ('{"text": "x"}', ':2 holds neither "prompt" nor "messages"'),
         ('{"messages": []}', ":2 holds neither"),
         ('{"messages": [{"role": "user"}]}', ":2 holds neither"),

@@ -6,9 +6,11 @@ mutations that make another, valid head are left out here (``_is_valid_too``).
 
 import copy
 import json
+import operator
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +55,26 @@ def mutations(head: Written) -> Iterator[Mutation]:
 
 
 def _of_fields(config: dict[str, Any]) -> Iterator[Mutation]:
-    for path in _paths(config):
+    for path in paths(config):
         key = next(part for part in reversed(path) if isinstance(part, str))
         label, old = ".".join(map(str, path)), _at(config, path)
         words = (key, *old) if isinstance(old, dict) else (key,)
         words += ("no mask token id",) if key in ("mask_token_id", "ptd_token_id") else ()
         words += ("correct the sizes in config.json",) if key in SIZES else ()  # only the weights tell that it is wrong
         if not isinstance(old, bool):
-            yield Mutation(f"{label} deleted", words, _editing(path, _delete))
+            yield Mutation(f"{label} deleted", words, partial(_edit, path=path, edit=operator.delitem))
         for value in BAD_VALUES:
             if not _is_valid_too(old, value, key):
-                yield Mutation(f"{label} = {value!r}", words, _editing(path, _putting(value)))
+                yield Mutation(f"{label} = {value!r}", words, partial(_put, path=path, value=value))
     for key, value in (("auto_map", {"AutoModel": "evil.Model"}), ("comment", "x"), ("quantization_config", "x")):
-        yield Mutation(f"{key} added", (key,), _editing((key,), _putting(value)))
+        yield Mutation(f"{key} added", (key,), partial(_put, path=(key,), value=value))
 
 
-def _paths(node: Any, path: tuple = ()) -> Iterator[tuple]:
+def paths(node: Any, path: tuple = ()) -> Iterator[tuple]:
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in inner:
         yield (*path, key)
-        yield from _paths(value, (*path, key))
+        yield from paths(value, (*path, key))
 
 
 def _at(node: Any, path: tuple) -> Any:
@@ -81,19 +83,12 @@ def _at(node: Any, path: tuple) -> Any:
     return node
 
 
-def _editing(path: tuple, edit: Callable[[Any, Any], None]) -> Callable[[Written], None]:
-    return lambda head: edit(_at(head.config, path[:-1]), path[-1])
+def _edit(head: Written, path: tuple, edit: Callable[[Any, Any], object]) -> None:
+    edit(_at(head.config, path[:-1]), path[-1])
 
 
-def _delete(node: Any, key: Any) -> None:
-    del node[key]
-
-
-def _putting(value: Any) -> Callable[[Any, Any], None]:
-    def put(node: Any, key: Any) -> None:
-        node[key] = copy.deepcopy(value)
-
-    return put
+def _put(head: Written, path: tuple, value: Any) -> None:
+    _edit(head, path, lambda node, key: operator.setitem(node, key, copy.deepcopy(value)))
 
 
 def _is_valid_too(old: Any, new: Any, key: str) -> bool:
@@ -122,32 +117,25 @@ def _of_tensors(head: Written) -> Iterator[Mutation]:
         words += ("layers",) if "layer" in name else ()
         full = head.config["draft_vocab_size"] == head.layer_config["vocab_size"]
         if not (words[0] == "embed_tokens" or (words[0] == "lm_head" and full)):  # then the target's is taken
-            yield Mutation(f"{name} dropped", words, _replacing(name, lambda t: None))
-        yield Mutation(f"{name} renamed", (*words, "x"), _renaming(name, "x." + name))
+            yield Mutation(f"{name} dropped", words, partial(_replace, name=name, make=lambda tensor: None))
+        yield Mutation(f"{name} renamed", (*words, "x"), partial(_rename, name=name))
         for label, make in _TENSOR_EDITS.items():
-            yield Mutation(f"{name} {label}", words, _replacing(name, make))
+            yield Mutation(f"{name} {label}", words, partial(_replace, name=name, make=make))
         other = names[(names.index(name) + 1) % len(names)]
         if head.tensors[other].shape != tensor.shape:
             last = other.rsplit(".", 1)[0].removeprefix("model.").replace("midlayer.", "layers.0.")
-            yield Mutation(f"{name} and {other} swapped", (*words, last), _swapping(name, other))
+            yield Mutation(f"{name} and {other} swapped", (*words, last), partial(_swap, name=name, other=other))
 
 
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.cat([tensor, tensor[:1]])
+def _fill_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    tensor = tensor.clone()
+    if tensor.is_floating_point():
+        tensor.view(-1)[-1] = value
+    return tensor
 
 
-def _holed(value: float) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    def make(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        if tensor.is_floating_point():
-            tensor.view(-1)[-1] = value
-        return tensor
-
-    return make
-
-
-_TENSOR_EDITS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
-    "one row longer": _widened,
+_TENSOR_EDITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one row longer": lambda tensor: torch.cat([tensor, tensor[:1]]),
     "one row shorter": lambda tensor: tensor[:-1].contiguous(),
     "empty": lambda tensor: tensor[:0].contiguous(),
     "one number": lambda tensor: tensor.reshape(-1)[0].clone(),
@@ -155,34 +143,25 @@ _TENSOR_EDITS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "of whole numbers": lambda tensor: tensor.to(torch.int32) if tensor.is_floating_point() else tensor.float(),
     "of flags": lambda tensor: tensor.bool(),
     "of fp8": lambda tensor: tensor.float().to(torch.float8_e4m3fn),
-    "with NaN": _holed(float("nan")),
-    "with Inf": _holed(float("inf")),
-    "with -Inf": _holed(float("-inf")),
+    "with NaN": partial(_fill_last, value=float("nan")),
+    "with Inf": partial(_fill_last, value=float("inf")),
+    "with -Inf": partial(_fill_last, value=float("-inf")),
     "in double precision": lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
 }
 
 
-def _replacing(name: str, make: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Written], None]:
-    def change(head: Written) -> None:
-        made = make(head.tensors.pop(name))
-        if made is not None:
-            head.tensors[name] = made
-
-    return change
+def _replace(head: Written, name: str, make: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    made = make(head.tensors.pop(name))
+    if made is not None:
+        head.tensors[name] = made
 
 
-def _renaming(name: str, to: str) -> Callable[[Written], None]:
-    def change(head: Written) -> None:
-        head.tensors[to] = head.tensors.pop(name)
-
-    return change
+def _rename(head: Written, name: str) -> None:
+    head.tensors["x." + name] = head.tensors.pop(name)
 
 
-def _swapping(one: str, other: str) -> Callable[[Written], None]:
-    def change(head: Written) -> None:
-        head.tensors[one], head.tensors[other] = head.tensors[other], head.tensors[one]
-
-    return change
+def _swap(head: Written, name: str, other: str) -> None:
+    head.tensors[name], head.tensors[other] = head.tensors[other], head.tensors[name]
 
 
 # --------------------------------------------------------------------------------------------- files
@@ -191,118 +170,86 @@ def _swapping(one: str, other: str) -> Callable[[Written], None]:
 def _of_files() -> Iterator[Mutation]:
     for where, file in (("config", CONFIG), ("weights", WEIGHTS)):
         for label, damage in _FILE_DAMAGES.items():
-            yield Mutation(f"{where} {label}", (file, "*.safetensors"), damage=_damaging(file, damage))
+            yield Mutation(f"{where} {label}", (file, "*.safetensors"), damage=partial(_damage, file=file, how=damage))
     for at in (0, 7, 9, 60, 400, 2000):
-        yield Mutation(f"weights cut at {at}", (WEIGHTS,), damage=_damaging(WEIGHTS, _cutting(at)))
+        cut = partial(os.truncate, length=at)
+        yield Mutation(f"weights cut at {at}", (WEIGHTS,), damage=partial(_damage, file=WEIGHTS, how=cut))
     for length in (0, 1, 2**20, 101 << 20, 2**40, 2**64 - 1):
-        yield Mutation(f"header of {length} bytes", (WEIGHTS,), damage=_damaging(WEIGHTS, _header_length(length)))
-    for target in (
-        "../elsewhere.safetensors",
-        "/etc/passwd",
-        "a/b.safetensors",
-        "..",
-        "",
-        "absent.safetensors",
-        3,
-        None,
-    ):
-        yield Mutation(f"index names {target!r}", ("weight_map", "is missing"), damage=_index({"fc.weight": target}))
+        resize = partial(_put_header_length, length=length)
+        yield Mutation(f"header of {length} bytes", (WEIGHTS,), damage=partial(_damage, file=WEIGHTS, how=resize))
+    names: tuple[Any, ...] = ("../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "..", "")
+    for name in (*names, "absent.safetensors", 3, None):
+        words = ("weight_map", "it is missing")
+        yield Mutation(f"index names {name!r}", words, damage=partial(_write_index, weight_map={"fc.weight": name}))
     for content in ({}, [], "x", None):
-        yield Mutation(f"weight_map {content!r}", ("weight_map",), damage=_index(content))
-    yield Mutation("index promises more", ("lacks more",), damage=_index({"more": WEIGHTS}))
-    yield Mutation("index is no JSON", ("index.json",), damage=lambda f: _index_file(f).write_text("{"))
-    yield Mutation("index without end", ("index.json",), damage=lambda f: _index_file(f).symlink_to("/dev/zero"))
+        yield Mutation(f"weight_map {content!r}", ("weight_map",), damage=partial(_write_index, weight_map=content))
+    promising = partial(_write_index, weight_map={"more": WEIGHTS})
+    yield Mutation("index promises more", ("lacks more",), damage=promising)
+    yield Mutation("index is not valid JSON", ("index.json",), damage=lambda folder: (folder / _INDEX).write_text("{"))
+    yield Mutation("index without end", ("index.json",), damage=lambda f: (f / _INDEX).symlink_to("/dev/zero"))
 
 
 def _of_shards() -> Iterator[Mutation]:
     """An index and its two files."""
     first = "model-00001-of-00002.safetensors"
     for label, damage in _FILE_DAMAGES.items():
-        yield Mutation(f"shard {label}", (first,), damage=_damaging(first, damage))
-        yield Mutation(f"index {label}", ("index.json", "weight_map"), damage=_damaging(_INDEX, damage))
-    yield Mutation("index promises a tensor more", ("lacks more",), damage=_reindex(lambda m: m.update(more=first)))
-    yield Mutation("index swaps its files", ("lacks",), damage=_reindex(_swap_files))
-    yield Mutation("index forgets a file", ("missing",), damage=_reindex(_forget(first)))
+        yield Mutation(f"shard {label}", (first,), damage=partial(_damage, file=first, how=damage))
+        words = ("index.json", "weight_map")
+        yield Mutation(f"index {label}", words, damage=partial(_damage, file=_INDEX, how=damage))
+    for name, words, edit in (
+        ("index promises a tensor more", "lacks more", lambda files: files | {"more": first}),
+        ("index swaps its files", "lacks", _swap_files),
+        ("index forgets a file", "missing", lambda files: {n: f for n, f in files.items() if f != first}),
+    ):
+        yield Mutation(name, (words,), damage=partial(_edit_index, edit=edit))
 
 
-def _reindex(edit: Callable[[dict], object]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        index = json.loads((folder / _INDEX).read_text())
-        edit(index["weight_map"])
-        (folder / _INDEX).write_text(json.dumps(index))
-
-    return damage
+def _edit_index(folder: Path, edit: Callable[[dict], dict]) -> None:
+    _write_index(folder, edit(json.loads((folder / _INDEX).read_text())["weight_map"]))
 
 
-def _swap_files(weight_map: dict[str, str]) -> None:
+def _write_index(folder: Path, weight_map: Any) -> None:
+    (folder / _INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def _swap_files(weight_map: dict[str, str]) -> dict[str, str]:
     one, other = sorted(set(weight_map.values()))
-    weight_map.update({name: one if file == other else other for name, file in weight_map.items()})
+    return {name: one if file == other else other for name, file in weight_map.items()}
 
 
-def _forget(file: str) -> Callable[[dict[str, str]], None]:
-    def forget(weight_map: dict[str, str]) -> None:
-        for name in [name for name, where in weight_map.items() if where == file]:
-            del weight_map[name]
-
-    return forget
+def _damage(folder: Path, file: str, how: Callable[[Path], object]) -> None:
+    how(folder / file)
 
 
-def _damaging(file: str, damage: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda folder: damage(folder / file)
+def _put_header_length(path: Path, length: int) -> None:
+    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
 
 
-def _linked_to(where: str) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        path.unlink()
-        path.symlink_to(where)
-
-    return damage
+def _link(path: Path, to: str | Path) -> None:
+    path.unlink()
+    path.symlink_to(to)
 
 
-def _moved_out(path: Path) -> None:
+def _move_out(path: Path) -> None:
     """A link out of the folder to the very file, as the hub's cache has them: that is fine."""
     outside = path.parent.parent / f"outside-{path.name}"
     path.rename(outside)
     path.symlink_to(outside)
 
 
-def _as(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return damage
-
-
 _FILE_DAMAGES: dict[str, Callable[[Path], object]] = {
     "deleted": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
     "of noise": lambda path: path.write_bytes(bytes(range(256)) * 8),
-    "without end": _linked_to("/dev/zero"),
-    "a broken link": _linked_to("nowhere"),
-    "a link to itself": lambda path: _linked_to(path.name)(path),
-    "a link to a folder": _linked_to(".."),
-    "a link out of the folder": _moved_out,
-    "a link to another file": _linked_to("/etc/passwd"),
-    "a folder": _as(lambda path: path.mkdir()),
-    "a pipe": _as(lambda path: os.mkfifo(path)),
+    "without end": partial(_link, to="/dev/zero"),
+    "a broken link": partial(_link, to="nowhere"),
+    "a link to itself": lambda path: _link(path, path.name),
+    "a link to a folder": partial(_link, to=".."),
+    "a link out of the folder": _move_out,
+    "a link to another file": partial(_link, to="/etc/passwd"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "a list": lambda path: path.write_text("[1]"),
     "nested deep": lambda path: path.write_text("[" * 100_000),
-    "too large": lambda path: os.truncate(path, 200 << 20),
+    "too large": partial(os.truncate, length=200 << 20),
 }
-
-
-def _cutting(at: int) -> Callable[[Path], None]:
-    return lambda path: os.truncate(path, at)
-
-
-def _header_length(length: int) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
-
-
-def _index_file(folder: Path) -> Path:
-    return folder / _INDEX
-
-
-def _index(weight_map: Any) -> Callable[[Path], object]:
-    return lambda folder: _index_file(folder).write_text(json.dumps({"weight_map": weight_map}))

@@ -37,6 +37,7 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": VOCAB,
 }
+BYTES = {"BF16": 2, "I64": 8, "BOOL": 1}  # of one number
 TARGET_CONFIG = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 24, "eos_token_id": 200002}
 TOKENIZER = {
     "added_tokens": [{"id": 201020, "content": "<|reserved_201020|>", "special": True}],
@@ -75,10 +76,9 @@ def write_head(folder: Path) -> Path:
     """The head as a file full of holes: zeros all over, but for ``mask_hidden``."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    sizes = {"BF16": 2, "I64": 8, "BOOL": 1}
     header, end = {}, 0
-    for name, (dtype, shape) in sorted(shapes().items(), key=lambda item: (-sizes[item[1][0]], item[0])):
-        begin, end = end, end + int(np.prod(shape)) * sizes[dtype]
+    for name, (dtype, shape) in sorted(shapes().items(), key=lambda item: (-BYTES[item[1][0]], item[0])):
+        begin, end = end, end + int(np.prod(shape)) * BYTES[dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)

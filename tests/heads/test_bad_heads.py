@@ -110,16 +110,16 @@ REFUSED = {
     "no fc": (drop("fc.weight"), "fc is missing", AGAIN),
     "no norm": (
         drop("norm.weight", "layers.1.mlp.up_proj.weight"),
-        "layers.1.mlp.up_proj is missing and 1 more",
+        "norm is missing (and 1 more)",
         AGAIN,
     ),
     "a layer less": (layer_setting(num_hidden_layers=3), "num_hidden_layers is 3, the weights hold 2", "correct it"),
     "a layer more": (layer_setting(num_hidden_layers=1), "num_hidden_layers is 1, the weights hold 2", "correct it"),
-    "lost norm": (add_input_norm, 'input_norm is in the weights, vLLM sees no "norm_before_fc"', "true there"),
+    "lost norm": (add_input_norm, 'input_norm is in the weights, but vLLM finds no "norm_before_fc"', "true there"),
     "norm without weights": (setting(norm_before_fc=True), "norm_before_fc is set, the weights hold no", AGAIN),
     "fc_norm nowhere named": (
         lambda head: (fc_norm(head), head.layer_config.pop("fc_norm")),
-        'fc_norm is in the weights, vLLM sees no "fc_norm": transformer_layer_config of {}/config.json',
+        'fc_norm is in the weights, but vLLM finds no "fc_norm": transformer_layer_config of {}/config.json',
         'add "fc_norm": true there',
     ),
     "lm_head rows": (
@@ -167,7 +167,7 @@ REFUSED = {
         reduced(
             lambda head: (put("d2t", lambda t: torch.arange(len(t)) // 8 + torch.arange(len(t)))(head), small(head))
         ),
-        "d2t could be offsets or target ids, and no t2d tells which",
+        "d2t could be offsets or target ids, and no t2d shows which",
         "store it as offsets",
     ),
     "t2d of another size": (
@@ -207,7 +207,7 @@ REFUSED = {
         'num_attention_heads is "2", needs a whole number',
         "cor",
     ),
-    "odd heads": (layer_setting(num_attention_heads=3), "num_attention_heads is 3, no multiple of", "correct them"),
+    "odd heads": (layer_setting(num_attention_heads=3), "num_attention_heads is 3, not a multiple of", "correct them"),
     "another activation": (layer_setting(hidden_act="gelu"), 'hidden_act is "gelu", needs one of silu', "correct it"),
     "no epsilon": (
         lambda head: head.layer_config.pop("rms_norm_eps"),

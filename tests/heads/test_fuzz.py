@@ -1,7 +1,6 @@
 """Mutated heads: each is read and judged, or refused with ``HeadError``; never another exception."""
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from peagle_vllm.heads.check_config import KINDS
 from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.config import AUX_KEY
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target
+from tests.heads.mutations import paths
 from tests.heads.writers import FOREIGN, SERVED, Written, eagle3
 
 HEADS = SERVED | FOREIGN | {"eagle3": eagle3}
@@ -29,41 +31,17 @@ SCALARS = st.one_of(
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner))
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.float8_e4m3fn]
 FIELDS = [
-    "architectures",
-    "compression_config",
-    "dflash_config",
-    "draft_vocab_size",
-    "eagle_aux_hidden_state_layer_ids",
-    "eagle_config",
-    "fc_norm",
-    "mask_token_id",
-    "model_type",
-    "norm_before_fc",
-    "num_aux_hidden_states",
-    "num_aux_layers",
-    "pard_token",
-    "ptd_token_id",
-    "quantization_config",
-    "speculators_config",
-    "speculators_model_type",
-    "target_hidden_size",
-    "transformer_layer_config",
+    *("architectures", "dflash_config", "draft_vocab_size", AUX_KEY, "mask_token_id", "num_aux_hidden_states"),
+    *("num_aux_layers", "pard_token", "ptd_token_id", "speculators_config", "speculators_model_type"),
+    *("target_hidden_size", "transformer_layer_config", *KINDS),
 ]
-
-
-def places(node: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The path of every value in a JSON document."""
-    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in inner:
-        yield (*path, key)
-        yield from places(value, (*path, key))
 
 
 def mutate_config(draw: st.DrawFn, config: dict[str, Any]) -> None:
     if draw(st.booleans()):
         config[draw(st.sampled_from(FIELDS))] = draw(JSON)
         return
-    *parents, key = draw(st.sampled_from(list(places(config))))
+    *parents, key = draw(st.sampled_from(list(paths(config))))
     node: Any = config
     for parent in parents:
         node = node[parent]
@@ -144,7 +122,7 @@ def judge(head: Written, data: st.DataObject) -> None:
         line.encode()
 
 
-SETTINGS = {"deadline": 5000, "suppress_health_check": list(HealthCheck)}
+SETTINGS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @settings(max_examples=250, **SETTINGS)

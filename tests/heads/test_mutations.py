@@ -93,7 +93,7 @@ def refusals(ran: Ran) -> list[str]:
         assert len(lines) == 1
         return lines
     assert ran.err == ""
-    data = json.loads(ran.out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    data = json.loads(ran.out, parse_constant=lambda word: pytest.fail(f"{word} is not valid JSON"))
     lines = [problem["line"] for problem in data["problems"] if problem["severity"] == "error"]
     assert ran.code == (1 if lines else 0)
     for line in lines:

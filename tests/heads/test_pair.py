@@ -48,10 +48,6 @@ def test_sound_variants_have_no_problem(change: Change, tmp_path: Path):
     assert problems(head, tmp_path) == []
 
 
-def test_deep_targets_give_vllms_default_layers():
-    assert default_aux_layers(24) == (2, 12, 21)
-
-
 # What the speculative config gets wrong.
 
 

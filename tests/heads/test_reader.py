@@ -71,23 +71,6 @@ def test_fields(name: str, expected: tuple, tmp_path: Path):
     ) == expected
 
 
-def test_mask_token_keys_are_searched_in_vllms_order(tmp_path: Path):
-    head = vllm_format()
-    head.config |= {
-        "dflash_config": {"mask_token_id": 1},
-        "mask_token_id": 2,
-        "dspark_noise_token_id": 3,
-        "pard_token": 4,
-        "ptd_token_id": 5,
-    }
-    order = ["dflash_config", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"]
-    for place, key in enumerate(order, start=1):
-        read = read_head(head.save(tmp_path))
-        assert (read.mask_token_id, read.mask_token_key) == (place, key.replace("config", "config.mask_token_id"))
-        del head.config[key]
-    assert read_head(head.save(tmp_path)).mask_token_key is None
-
-
 def test_aux_layers_may_stand_in_eagle_config(tmp_path: Path):
     head = vllm_format()
     head.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
@@ -104,26 +87,11 @@ def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_p
     head.shards = shards
     wanted = head.tensors["mask_hidden"].to(dtype)
     head.tensors = {name: value.to(dtype) for name, value in head.tensors.items()}
-    read = read_head(head.save(tmp_path)).mask_hidden()
-    assert read.dtype == np.float32
-    assert read.shape == (3 * HIDDEN,)
-    np.testing.assert_array_equal(read, wanted.float().numpy().ravel())
-
-
-def test_shards_name_their_files(tmp_path: Path):
-    head = speculators()
-    head.shards = 3
     read = read_head(head.save(tmp_path))
-    assert len({info.file for info in read.tensors.values()}) == 3
-    assert set(read.tensors) == set(head.tensors)
-
-
-def test_a_prefixed_mask_hidden_is_found(tmp_path: Path):
-    head = speculators()
-    head.tensors["model.mask_hidden"] = head.tensors.pop("mask_hidden")
-    read = read_head(head.save(tmp_path))
-    assert read.has_mask_hidden
-    assert read.mask_hidden().size == 3 * HIDDEN
+    assert set(read.tensors) == set(head.tensors) and len({info.file for info in read.tensors.values()}) == shards
+    vector = read.mask_hidden()
+    assert vector.dtype == np.float32 and vector.shape == (3 * HIDDEN,)
+    np.testing.assert_array_equal(vector, wanted.float().numpy().ravel())
 
 
 def test_a_folder_without_safetensors_yields_no_tensors(tmp_path: Path):
@@ -176,8 +144,8 @@ def same_tensor_twice(folder: Path) -> None:
     ("damage", "words"),
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
-        (damage_config("{"), "config.json is no JSON"),
-        (damage_config("[" * 100_000), "config.json is no JSON"),
+        (damage_config("{"), "config.json is not valid JSON"),
+        (damage_config("[" * 100_000), "config.json is not valid JSON"),
         (damage_config("[1]"), "config.json holds a list, needs a JSON object"),
         (edit(hidden_size=None), "hidden_size is null, needs a whole number above 0"),
         (edit(hidden_size="16"), 'hidden_size is "16"'),
@@ -193,14 +161,14 @@ def same_tensor_twice(folder: Path) -> None:
         (edit(eagle_config=[1]), "eagle_config is [1], needs a JSON object"),
         (edit(dflash_config="x"), "dflash_config is"),
         (edit(speculators_model_type="peagle"), "transformer_layer_config is null"),
-        (truncate, "model.safetensors is no whole safetensors file"),
-        (no_header, "model.safetensors is no whole safetensors file"),
+        (truncate, "model.safetensors is not a complete safetensors file"),
+        (no_header, "model.safetensors is not a complete safetensors file"),
         (index_of(), "weight_map is missing"),
         (index_of(fc="../model.safetensors"), 'weight_map names "../model.safetensors"'),
         (index_of(fc="/etc/passwd"), "weight_map names"),
         (index_of(fc=3), "weight_map names 3"),
-        (index_of(fc="absent.safetensors"), "absent.safetensors is missing"),
-        (index_of(fc="x" * 5000 + ".safetensors"), "is missing"),
+        (index_of(fc="absent.safetensors"), "absent.safetensors is not a complete safetensors file (it is missing"),
+        (index_of(fc="x" * 5000 + ".safetensors"), "is not a complete safetensors file"),
         (index_of(fc="model.safetensors"), "lacks fc"),
         (same_tensor_twice, "are the same tensor"),
     ],
@@ -213,16 +181,6 @@ def test_what_cannot_be_read_is_one_line(damage, words: str, tmp_path: Path):
     assert words in line
     assert str(tmp_path) in line
     assert "\n" not in line
-
-
-def test_hostile_names_stay_on_one_printable_line(tmp_path: Path):
-    head = vllm_format()
-    head.tensors["model.fc.weight"] = head.tensors["fc.weight"].clone()
-    head.config["architectures"] = ["a\nb\ud800", 3]
-    with pytest.raises(HeadError) as caught:
-        read_head(head.save(tmp_path))
-    assert "\n" not in str(caught.value)
-    str(caught.value).encode()
 
 
 def test_reading_imports_neither_torch_nor_vllm(tmp_path: Path):

@@ -47,18 +47,19 @@ def test_fields(name: str, tmp_path: Path):
         assert get_parallel_drafting_token_id(config) == head.mask_token_id
 
 
-@pytest.mark.parametrize("missing", ["mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"])
-def test_mask_token_order(missing: str, tmp_path: Path):
+def test_mask_token_order(tmp_path: Path):
     from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
     head = SERVED["vllm-llama"]()
+    head.config["dflash_config"] = {"mask_token_id": 0}
     keys = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-    head.config |= {key: place for place, key in enumerate(keys)}
-    for key in keys[: keys.index(missing) + 1]:
+    head.config |= {key: place for place, key in enumerate(keys, start=1)}
+    for place, key in enumerate(("dflash_config", *keys)):
+        read = read_head(head.save(tmp_path))
+        assert (read.mask_token_id, read.mask_token_key) == (place, key.replace("config", "config.mask_token_id"))
+        assert get_parallel_drafting_token_id(vllms_config(tmp_path)) == place
         del head.config[key]
-    read = read_head(head.save(tmp_path))
-    if read.mask_token_key is not None:
-        assert get_parallel_drafting_token_id(vllms_config(tmp_path)) == read.mask_token_id
+    assert read_head(head.save(tmp_path)).mask_token_key is None
 
 
 def test_the_classes_that_know_mask_hidden():

@@ -1,76 +1,15 @@
-"""Random target batches, as both runners make them, for the kernel tests.
-
-Everything is made on the CPU, where the twins run; kernels get it ``moved`` to where they run.
-"""
+"""Random target batches for the kernel tests; ``benchmarks.batches`` builds them."""
 
 import os
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, geometry
-from peagle_kernels.layout import ragged_lengths
+from benchmarks.batches import Case, Request, build
 
-MASK_TOKEN = 511
 POISON = 0x5A5A  # what every output element holds before a kernel runs
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNEL_DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-
-
-def moved(thing: Any, device: str) -> Any:
-    """``thing`` with every tensor on ``device``, strides kept; tuples of them alike, with names or without."""
-    if isinstance(thing, torch.Tensor):
-        if thing.device.type == device:
-            return thing
-        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device=device).copy_(thing)
-    if not isinstance(thing, tuple):
-        return thing
-    return getattr(type(thing), "_make", tuple)(moved(one, device) for one in thing)
-
-
-@dataclass
-class Case:
-    """One random call of ``prepare_inputs``: its arguments and its requests in plain Python."""
-
-    requests: list["Request"]
-    target: TargetBatch
-    aux: tuple[torch.Tensor, ...]
-    groups: KVGroups
-    layout: Layout
-    step: DraftStep
-    max_speculative_tokens: int
-    draft_lengths: list[int]
-
-    def poisoned_buffers(self) -> DraftBuffers:
-        """Buffers with room to spare, every element poisoned, the layout filled in."""
-        layout, extra = self.layout, 5
-        num_staging = max(layout.num_staging_rows, self.step.num_target_rows) + extra
-        out = allocate_buffers(
-            max_rows=layout.num_rows + extra,
-            max_num_reqs=layout.num_reqs_padded + extra,  # a row of request state each, too
-            max_speculative_tokens=self.max_speculative_tokens,
-            staging=torch.zeros(num_staging, sum(h.shape[1] for h in self.aux) or 1),
-            slot_mappings=torch.zeros(len(self.groups.block_tables), layout.num_rows + extra, dtype=torch.int64),
-        )
-        for tensor in out:
-            tensor.fill_(POISON)
-        if not layout.static_length:
-            starts = torch.tensor([0, *self.draft_lengths]).cumsum(0)
-            out.query_start_loc[: len(starts)] = starts
-        return out
-
-
-@dataclass
-class Request:
-    """One request after its target step: verified rows at ``p0 .. p0+n-1``, ``rejected`` refused."""
-
-    p0: int
-    n: int
-    rejected: int
-    samples: bool  # False: a prefill chunk that is not the last
-    is_dummy: bool
 
 
 @st.composite
@@ -87,10 +26,6 @@ def cases(draw) -> Case:
         rejected = draw(st.integers(0, min(n - 1, max_k)))
         samples = rejected > 0 or draw(st.booleans())
         requests.append(Request(p0, n, rejected, samples, draw(st.integers(0, 9)) == 0))
-    num_padding_reqs = draw(st.integers(0, 2)) if static else 0
-    num_padding_rows = draw(st.integers(0, 3))
-    block_sizes = draw(st.lists(st.sampled_from([4, 16]), min_size=0, max_size=2))
-    widths = draw(st.lists(st.sampled_from([3, 8]), min_size=0, max_size=4))
     return build(
         requests,
         k=k,
@@ -98,75 +33,9 @@ def cases(draw) -> Case:
         static=static,
         shape_k=draw(st.integers(k, max_k)) if static else None,
         max_model_len=max_model_len,
-        num_padding_reqs=num_padding_reqs,
-        num_padding_rows=num_padding_rows,
-        block_sizes=block_sizes,
-        widths=widths,
+        num_padding_reqs=draw(st.integers(0, 2)) if static else 0,
+        num_padding_rows=draw(st.integers(0, 3)),
+        block_sizes=draw(st.lists(st.sampled_from([4, 16]), min_size=0, max_size=2)),
+        widths=draw(st.lists(st.sampled_from([3, 8]), min_size=0, max_size=4)),
         seed=draw(st.integers(0, 2**31)),
-    )
-
-
-def build(
-    requests: list[Request],
-    *,
-    k: int,
-    max_k: int,
-    static: bool,
-    shape_k: int | None = None,
-    max_model_len: int,
-    num_padding_reqs: int = 0,
-    num_padding_rows: int = 0,
-    block_sizes: list[int],
-    widths: list[int],
-    seed: int,
-) -> Case:
-    """A case from its requests.
-
-    Args:
-        shape_k: K that a static layout is made for; the step may draft fewer. None: the step's own.
-    """
-    rng = torch.Generator().manual_seed(seed)
-
-    def randint(low: int, high: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=rng).to(dtype)
-
-    num_reqs = len(requests)
-    num_query = torch.tensor([r.n for r in requests])
-    num_rows = int(num_query.sum())
-    num_states = num_reqs + 3
-    idx_mapping = torch.randperm(num_states, generator=rng)[:num_reqs]
-    idx_mapping[[i for i, r in enumerate(requests) if r.is_dummy]] = -1
-    target = TargetBatch(
-        input_ids=randint(1, 500, num_rows, dtype=torch.int32),
-        positions=torch.cat([torch.arange(r.p0, r.p0 + r.n) for r in requests]),
-        query_start_loc=torch.cat([torch.zeros(1), num_query.cumsum(0)]).int(),
-        num_rejected=torch.tensor([r.rejected for r in requests], dtype=torch.int32),
-        num_sampled=torch.tensor([int(r.samples) * (1 + r.n - r.rejected) for r in requests], dtype=torch.int32),
-        idx_mapping=idx_mapping,
-        last_sampled=randint(1, 500, num_states, dtype=torch.int64),
-        next_prefill_tokens=randint(1, 500, num_states, dtype=torch.int32),
-        temperature=torch.rand(num_states, generator=rng),
-        seeds=randint(0, 1000, num_states, dtype=torch.int64),
-    )
-    tables = []
-    for size in block_sizes:
-        blocks = -(-max_model_len // size)
-        tables.append(randint(0, 60, num_reqs + num_padding_reqs, blocks + 1, dtype=torch.int32)[:, :blocks])
-    if static:
-        length = geometry.static_length(max_k, k if shape_k is None else shape_k)
-        lengths = [length] * (num_reqs + num_padding_reqs)
-        num_draft_rows = sum(lengths) + num_padding_rows
-        layout = Layout(num_draft_rows, len(lengths), static_length=length, staging_length=max_k + 1)
-    else:
-        lengths = ragged_lengths(num_query.numpy(), k, max_model_len).tolist()
-        layout = Layout(sum(lengths) + num_padding_rows, num_reqs)
-    return Case(
-        requests=requests,
-        target=target,
-        aux=tuple(torch.randn(num_rows + 2, width, generator=rng) for width in widths),
-        groups=KVGroups(tuple(tables), tuple(block_sizes)),
-        layout=layout,
-        step=DraftStep(num_reqs, num_rows, k, max_model_len, MASK_TOKEN),
-        max_speculative_tokens=max_k,
-        draft_lengths=lengths,
     )

@@ -4,23 +4,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from benchmarks.batches import MASK_TOKEN, Case, Request, build, moved
 from peagle_kernels import prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
-from tests.kernels.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, Request, build, cases, moved
+from tests.kernels.batches import KERNEL_DEVICE, POISON, cases
 
 
 def run(fn, case: Case):
     """The buffers that ``fn`` filled where it runs, on the CPU."""
     device = KERNEL_DEVICE if fn is prepare_inputs_triton else "cpu"
-    out = moved(case.poisoned_buffers(), device)
+    out = moved(case.buffers(extra=5, fill=POISON), device)
     fn(*moved((case.target, case.aux, case.groups), device), case.layout, case.step, out)
     return moved(out, "cpu")
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_twin_equals_the_story_told_per_request(case: Case):
-    """The twin against the design's words: loops over requests and positions, no shared code."""
+def test_twin_equals_a_loop_over_requests(case: Case):
+    """The twin against the description of the draft batch: loops over requests and positions, no shared code."""
     out, step = run(prepare_inputs_torch, case), case.step
     k = step.num_speculative_tokens
     drafted = max(k, 1)
@@ -96,9 +97,9 @@ def test_kernel_equals_twin_and_writes_every_element(case: Case):
         "sample_idx_mapping": layout.num_reqs_padded * k,
     }
     for name, count in written.items():
-        values = getattr(kernel, name)
-        assert (values[:count] != POISON).all(), f"{name}: an element was not written"
-        assert (values[count:] == POISON).all(), f"{name}: written past its end"
+        buffer = getattr(kernel, name)
+        assert (buffer[:count] != POISON).all(), f"{name}: an element was not written"
+        assert (buffer[count:] == POISON).all(), f"{name}: written past its end"
     assert (kernel.slot_mappings[:, : layout.num_rows] != POISON).all()
     assert (kernel.slot_mappings[:, layout.num_rows :] == POISON).all()
 

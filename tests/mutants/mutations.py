@@ -14,7 +14,7 @@ V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 HEAD_FIELDS = "src/peagle_vllm/heads/config.py"
 CONVERT = "src/peagle_vllm/heads/convert.py"
-VOCABULARY = "src/peagle_vllm/heads/vocabulary.py"
+HEAD = "src/peagle_vllm/heads/head.py"
 LOADED = "src/peagle_vllm/serving.py"
 HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
@@ -28,7 +28,7 @@ SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_t
 DIALECT = "tests/drafts/test_dialects.py::test_drafts_of_a_dialect"
 THERE_AND_BACK = "tests/commands/test_convert.py::test_there_and_back_changes_no_tensor"
 STOCK_FINDS = "tests/commands/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
-EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_the_story_told_per_request"
+EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_a_loop_over_requests"
 KERNEL_TEST = "tests/kernels/test_prepare_inputs.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
 STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
@@ -247,9 +247,9 @@ MUTATIONS = (
     ),
     Mutation(
         "target ids are taken for offsets",
-        VOCABULARY,
-        'Map("target ids", as_ids)',
-        'Map("target ids", as_offsets)',
+        HEAD,
+        'VocabularyMap("target ids", as_ids, fault)',
+        'VocabularyMap("target ids", as_offsets, fault)',
         "tests/commands/test_convert.py::test_target_ids_become_offsets",
     ),
     Mutation(
@@ -262,15 +262,15 @@ MUTATIONS = (
     Mutation(
         "convert forgets norm_before_residual",
         CONVERT,
-        '"norm_before_residual": head.norms["norm_before_residual"],',
-        '"norm_before_residual": False,',
+        "        **norms,\n",
+        '        **norms | {"norm_before_residual": False},\n',
         f"{DIALECT}[speculators-bare]",
     ),
     Mutation(
         "convert swaps two weights",
         CONVERT,
-        "(head.folder, info)))",
-        '(head.folder, head.tensors[name.replace("gate_", "up_")])))',
+        "_pieces(head, name, on_write)",
+        '_pieces(head, name.replace("gate_", "up_"), on_write)',
         THERE_AND_BACK,
     ),
     Mutation(

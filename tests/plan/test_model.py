@@ -12,12 +12,11 @@ from peagle_vllm.bench.cells import read_results
 from peagle_vllm.bench.metrics import points
 from peagle_vllm.bench.suite import read_suite
 from peagle_vllm.cli import app
-from peagle_vllm.plan.acceptance import Profile, ProfileError, from_alpha, from_lengths, from_shares, parse
 from peagle_vllm.plan.advice import break_even, choose, schedule, schedule_json, why_not
 from peagle_vllm.plan.fit import fit, judge, non_negative
-from peagle_vllm.plan.model import Costs, Target, speedup, textbook
+from peagle_vllm.plan.model import ONE_STEP, Costs, Target, speedup
+from peagle_vllm.plan.profile import Profile, from_alpha, from_lengths, from_shares, parse
 from tests.bench import synthetic
-from tests.bench.conftest import suite_file  # noqa: F401
 
 
 def test_the_textbooks_expected_tokens() -> None:
@@ -32,14 +31,14 @@ def test_the_textbooks_expected_tokens() -> None:
 @pytest.mark.parametrize(("alpha", "k", "published"), [(0.3, 2, 1.2), (0.5, 3, 1.6), (0.7, 4, 2.4)])
 def test_the_textbooks_table(alpha: float, k: int, published: float) -> None:
     """Its draft cost is not stated; 5% of a target step gives every "~" of the table within 6%."""
-    assert speedup(textbook(0.05), from_alpha(alpha), 1, k) == pytest.approx(published, rel=0.06)
+    assert speedup(Costs(ONE_STEP, forward=0.05), from_alpha(alpha), 1, k) == pytest.approx(published, rel=0.06)
 
 
 def test_parallel_and_sequential_drafts() -> None:
     """One forward against K, all else equal."""
     profile = from_alpha(0.7)
-    assert speedup(textbook(0.1, "parallel"), profile, 1, 7) == pytest.approx(profile.length(7) / 1.1)
-    assert speedup(textbook(0.1, "sequential"), profile, 1, 7) == pytest.approx(profile.length(7) / 1.7)
+    assert speedup(Costs(ONE_STEP, once=0.1), profile, 1, 7) == pytest.approx(profile.length(7) / 1.1)
+    assert speedup(Costs(ONE_STEP, forward=0.1), profile, 1, 7) == pytest.approx(profile.length(7) / 1.7)
 
 
 def test_profiles() -> None:
@@ -66,7 +65,7 @@ def test_lengths_give_themselves_back() -> None:
     "text", ["", "alpha=2", "0.5,0.7", "al:3=9", "al:x=2", "alpha=x", "1.5", "al:"], ids=lambda text: text or "empty"
 )
 def test_profiles_that_cannot_be(text: str) -> None:
-    with pytest.raises(ProfileError):
+    with pytest.raises(BenchError):
         parse(text)
     done = CliRunner().invoke(app, ["plan", "--what-if", text, "--draft-cost", "0.1"])
     assert done.exit_code == 2 and done.stderr.count("\n") == 1
@@ -81,7 +80,7 @@ def test_target_steps_between_and_beyond_points() -> None:
 
 
 @pytest.fixture
-def measured(tmp_path: Path, suite_file: Path):  # noqa: F811
+def measured(tmp_path: Path, suite_file: Path):
     folder = synthetic.write(tmp_path / "r", read_suite(suite_file), spread=0.002)
     return folder, points(read_results(folder))
 
@@ -90,7 +89,6 @@ def measured(tmp_path: Path, suite_file: Path):  # noqa: F811
 def test_costs_come_back_out_of_cells(measured, arm: str) -> None:
     _, found = measured
     fitted = fit(found, arm, "prompts")
-    assert fitted.costs.drafting == ("parallel" if arm == "P-EAGLE" else "sequential")
     once, forward = (3.0, 0.0) if arm == "P-EAGLE" else (2.0, 1.0)
     assert fitted.costs.once == pytest.approx(once, abs=0.2)
     assert fitted.costs.forward == pytest.approx(forward, abs=0.05)
@@ -145,12 +143,12 @@ def test_the_command_plans_and_draws(measured) -> None:
     assert "num_speculative_tokens_per_batch_size" in done.output
     assert "Break-even surface" in (folder / "plan.html").read_text()
     done = CliRunner().invoke(app, ["plan", str(folder), "--arm", "DFlash"])
-    assert done.exit_code == 2 and "whole arms here: none, EAGLE-3, P-EAGLE" in done.stderr
+    assert done.exit_code == 2 and "arms with cells: none, EAGLE-3, P-EAGLE" in done.stderr
 
 
 # -------------------------------------------------------------------------------------- advice
 
-COSTS = Costs(Target(((1, 4.0), (64, 10.3))), "parallel", once=1.0, forward=0.0, per_token=0.1)
+COSTS = Costs(Target(((1, 4.0), (64, 10.3))), once=1.0, per_token=0.1)
 
 
 def test_break_even_is_where_nothing_gains() -> None:
@@ -182,7 +180,7 @@ def test_when_not_to_speculate() -> None:
     assert why_not(COSTS, from_alpha(0.7), 1, depths) == ""
     assert "acceptance is low" in why_not(COSTS, from_alpha(0.05), 1, depths)
     assert "the batch is large" in why_not(COSTS, from_alpha(0.5), 512, depths)
-    tiny = Costs(Target(((1, 0.5),)), "sequential", once=0.0, forward=1.0, per_token=0.0)
+    tiny = Costs(Target(((1, 0.5),)), forward=1.0)
     assert "the target is small" in why_not(tiny, from_alpha(0.6), 1, depths)
 
 
@@ -193,7 +191,7 @@ def test_permuted_acceptance_changes_the_answer() -> None:
     def profile(rates) -> Profile:
         return from_shares({7: [math.prod(rates[: i + 1]) for i in range(7)]})
 
-    costs = Costs(Target(((1, 4.0),)), "sequential", once=0.0, forward=0.5, per_token=0.0)
+    costs = Costs(Target(((1, 4.0),)), forward=0.5)
     forwards = choose(costs, profile(conditional), 1, range(1, 8))
     backwards = choose(costs, profile(conditional[::-1]), 1, range(1, 8))
     assert (forwards.k, backwards.k) == (3, 0)

@@ -28,12 +28,10 @@ def noted() -> DraftStats:
     return stats
 
 
-def seam(module: str, **classes: type) -> SimpleNamespace:
-    """A module of that name with these classes, and the seam installed in it."""
-    stand_in = ModuleType(module)
+def module(**classes: type) -> ModuleType:
+    stand_in = ModuleType("vllm.stand_in")
     vars(stand_in).update(classes)
-    draft_metrics.install(stand_in)
-    return SimpleNamespace(**classes)
+    return stand_in
 
 
 def statistics() -> SimpleNamespace:
@@ -49,7 +47,8 @@ class Scheduler:
 
 
 def scheduler(*sends: Any) -> Scheduler:
-    wrapped = seam("vllm.v1.core.sched.scheduler", Scheduler=type("Scheduler", (Scheduler,), {}))
+    wrapped = module(Scheduler=type("Scheduler", (Scheduler,), {}))
+    draft_metrics.install_scheduler(wrapped)
     return wrapped.Scheduler(list(sends))
 
 
@@ -60,21 +59,19 @@ def test_counts_are_taken_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "drafter", "held_as"),
-    [
-        ("vllm.v1.worker.gpu.model_runner", "speculator", "model_runner_output"),
-        ("vllm.v1.worker.gpu_model_runner", "drafter", "_model_runner_output"),
-    ],
+    ("drafter", "held_as"),
+    [("speculator", "model_runner_output"), ("drafter", "_model_runner_output")],
     ids=["V2", "V1"],
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "asynchronous"])
-def test_counts_ride_with_the_output_of_their_step(module: str, drafter: str, held_as: str, is_async: bool) -> None:
+def test_counts_ride_with_the_output_of_their_step(drafter: str, held_as: str, is_async: bool) -> None:
     class GPUModelRunner:
         def sample_tokens(self, grammar_output: None) -> Any:
             output = Output(("a",))
             return SimpleNamespace(**{held_as: output}) if is_async else output
 
-    runner = seam(module, GPUModelRunner=GPUModelRunner).GPUModelRunner()
+    draft_metrics.install_worker(module(GPUModelRunner=GPUModelRunner))
+    runner = GPUModelRunner()
 
     def step() -> Output:
         output = runner.sample_tokens(None)

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from peagle_vllm.seams.ledger import Touch, What
+from peagle_vllm.seams.ledger import Definition, What
 from peagle_vllm.seams.source import Source
 from tests.seams.trees import fake
 
@@ -44,7 +44,7 @@ BASE = dedent('''
 
 def digest(tmp_path: Path, text: str, qualname: str, what: What = "body") -> str | None:
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
-    return Source(fake(folder, {"mod.py": text})).digest(Touch("vllm.mod", qualname, "called", what))
+    return Source(fake(folder, {"mod.py": text})).digest(Definition("vllm.mod", qualname, "called", what))
 
 
 EVERYTHING = [
@@ -173,8 +173,8 @@ def test_what_is_gone_has_no_digest(tmp_path: Path, qualname: str) -> None:
 
 def test_a_missing_or_unreadable_module_has_no_digest(tmp_path: Path) -> None:
     source = Source(fake(tmp_path, {"mod.py": "def broken(:"}))
-    assert source.digest(Touch("vllm.mod", "broken", "called")) is None
-    assert source.digest(Touch("vllm.none", "broken", "called")) is None
+    assert source.digest(Definition("vllm.mod", "broken", "called", "body")) is None
+    assert source.digest(Definition("vllm.none", "broken", "called", "body")) is None
 
 
 def test_digests_are_the_same_on_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

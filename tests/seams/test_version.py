@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.seams.fingerprint import load_recorded
-from peagle_vllm.seams.version import NotVllmError, minor_of, read
+from peagle_vllm.seams.version import NotVllmError, VllmInstall, read
 from tests.seams.trees import fake, installed, next_release
 
 
@@ -75,19 +75,19 @@ def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -
     ],
 )
 def test_minor_version(version: str, minor: str) -> None:
-    assert minor_of(version) == minor
+    assert VllmInstall(Path(), version, "vllm").minor == minor
 
 
 def test_the_installed_vllm_is_found_as_it_names_itself() -> None:
     install = installed()
     assert importlib.metadata.version(install.distribution).partition("+")[0] == install.version.partition("+")[0]
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').origin)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
+    assert ran.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
 
 
 def test_the_next_release_is_another_recorded_one() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.seams import all_seams
+from peagle_vllm.seams.fingerprint import load_recorded
+from peagle_vllm.seams.ledger import Definition
 from peagle_vllm.seams.source import Source
 from peagle_vllm.seams.version import VllmInstall, find_vllm, read
 
@@ -48,11 +49,12 @@ def next_release() -> VllmInstall:
     return read(next_path())
 
 
-def copy_of_touched(folder: Path) -> Path:
-    """The installed vLLM's touched modules, copied to ``folder`` so that they can be doctored."""
+def copy_of_used(folder: Path) -> Path:
+    """The modules of the installed vLLM that the seams depend on, copied to ``folder`` so that they can be changed."""
     install = installed()
     source = Source(install.root)
-    modules = {touch.module for seam in all_seams() for touch in seam.touches}
+    builds = load_recorded()[install.minor].values()
+    modules = {Definition.of_key(key).module for build in builds for own in build.values() for key in own}
     texts = {module: source.text(module) for module in modules}
     files = {
         module.replace(".", "/").removeprefix("vllm/") + ("/__init__.py" if source.is_package(module) else ".py"): text
@@ -62,7 +64,7 @@ def copy_of_touched(folder: Path) -> Path:
     return fake(folder, files, install.version, install.distribution)
 
 
-def doctor_file(root: Path, module: str, old: str, new: str) -> None:
+def change(root: Path, module: str, old: str, new: str) -> None:
     """Replace ``old``, which must be there, in a module of a copied tree."""
     path = root / f"{module.replace('.', '/')}.py"
     text = path.read_text()

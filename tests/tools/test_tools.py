@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Shell:
-    """Stands for the commands that ``tools/env.py`` runs; those that contain ``fails`` and no ``unless`` fail."""
+    """In place of the commands that ``tools/env.py`` runs; those that contain ``fails`` and no ``unless`` fail."""
 
     def __init__(self, fails: str = "", unless: str = ""):
         self.fails, self.unless, self.commands = fails, unless, []

@@ -8,7 +8,7 @@ RESULTS/report.md|html      with plots/*.svg; made from the above, any time
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,75 +19,73 @@ from peagle_vllm.acceptance import Acceptance
 from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.suite import Suite, slug
 
-SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; written to the microsecond
 
-
-@dataclass(frozen=True, order=True)
-class Cell:
-    """One measurement: one call of ``vllm bench serve``."""
+@dataclass(frozen=True)
+class Condition:
+    """What is measured; its cells are the repeats of it."""
 
     arm: str
     k: int  # 0: no speculation
     dataset: str
     concurrency: int
-    repeat: int
 
     @property
-    def id(self) -> str:
-        """Names the cell's file."""
-        return f"{slug(self.arm)}-k{self.k}-{slug(self.dataset)}-c{self.concurrency}-r{self.repeat}"
+    def condition(self) -> "Condition":
+        """Without what a subclass adds."""
+        return Condition(self.arm, self.k, self.dataset, self.concurrency)
+
+    @property
+    def drafter(self) -> str:
+        return f"{self.arm} K={self.k}" if self.k else self.arm
 
     @property
     def label(self) -> str:
-        depth = f" K={self.k}" if self.k else ""
-        return f"{self.arm}{depth}, {self.dataset}, c={self.concurrency}, repeat {self.repeat}"
+        return f"{self.drafter}, {self.dataset}, c={self.concurrency}"
 
 
 @dataclass(frozen=True)
-class Session:
-    """What one server start is used for: one arm at one depth, in one repeat."""
+class Cell(Condition):
+    """One measurement: one call of ``vllm bench serve``."""
 
-    arm: str
-    k: int
     repeat: int
-    cells: tuple[Cell, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{super().label}, repeat {self.repeat}"
+
+    @property
+    def server_id(self) -> str:
+        """Names the log of the server, which all cells of an arm, depth and repeat share."""
+        return f"{slug(self.arm)}-k{self.k}-r{self.repeat}"
 
     @property
     def id(self) -> str:
-        return f"{slug(self.arm)}-k{self.k}-r{self.repeat}"
+        """Names the cell's file, ``cells/ID.json``."""
+        return f"{slug(self.arm)}-k{self.k}-{slug(self.dataset)}-c{self.concurrency}-r{self.repeat}"
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Restricts a sweep; an empty collection restricts nothing."""
+def grid(
+    suite: Suite,
+    *,
+    arms: Collection[str] = (),
+    k: Collection[int] = (),
+    concurrency: Collection[int] = (),
+    repeats: int | None = None,
+) -> list[Cell]:
+    """Every cell, in order; an empty collection restricts nothing, and ``k`` leaves arms without speculation in.
 
-    arms: Collection[str] = ()
-    k: Collection[int] = ()  # arms without speculation stay in
-    concurrency: Collection[int] = ()
-    repeats: int | None = None
-
-    def admits(self, cell: Cell) -> bool:
-        return (
-            (not self.arms or cell.arm in self.arms)
-            and (not self.k or cell.k == 0 or cell.k in self.k)
-            and (not self.concurrency or cell.concurrency in self.concurrency)
-        )
-
-
-def sessions(suite: Suite, selection: Selection | None = None) -> Iterator[Session]:
-    """Every server start, in order. All arms come once before any comes twice, so that a machine that slowly
-    changes (heat, other users) changes all arms alike."""
-    selection = selection or Selection()
-    for repeat in range(1, (selection.repeats or suite.repeats) + 1):
-        for name, arm in suite.arms.items():
-            for k in arm.depths:
-                cells = [
-                    Cell(name, k, dataset, concurrency, repeat)
-                    for dataset in suite.datasets
-                    for concurrency in suite.concurrency
-                ]
-                if wanted := tuple(cell for cell in cells if selection.admits(cell)):
-                    yield Session(name, k, repeat, wanted)
+    All arms come once before any comes twice, so that a machine that slowly changes (heat, other users) changes all
+    arms alike.
+    """
+    return [
+        Cell(name, depth, dataset, c, repeat)
+        for repeat in range(1, (repeats or suite.repeats) + 1)
+        for name, arm in suite.arms.items()
+        for depth in arm.depths
+        for dataset in suite.datasets
+        for c in suite.concurrency
+        if (not arms or name in arms) and (not k or depth in {0, *k}) and (not concurrency or c in concurrency)
+    ]
 
 
 @dataclass(frozen=True)
@@ -145,31 +143,38 @@ class CellResult:
     def ok(self) -> bool:
         return self.status == "ok"
 
+    def to_json(self) -> str:
+        return to_json(asdict(self))
+
 
 _CELL_RESULT = TypeAdapter(CellResult)
 
 
-def write_json(data: dict[str, Any], file: Path, partial: Path) -> None:
-    """Write whole or not at all: into ``partial``, then renamed."""
-    with partial.open("w") as out:
-        out.write(_lines(data) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(file)
-
-
-def _lines(data: dict[str, Any], indent: str = " ") -> str:
+def to_json(data: dict[str, Any], indent: str = " ") -> str:
     """JSON with one key a line, lists of samples on theirs: readable, and no larger than need be."""
     parts = []
     for key, value in data.items():
-        deeper = isinstance(value, dict) and value
-        text = _lines(value, indent + " ") if deeper else json.dumps(value, separators=(", ", ": "))
+        nested = isinstance(value, dict) and value
+        text = to_json(value, indent + " ") if nested else json.dumps(value, separators=(", ", ": "))
         parts.append(f"{indent}{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}"
+    return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}" + ("\n" if indent == " " else "")
+
+
+def write_whole(file: Path, text: str, partial: Path | None = None) -> None:
+    """Write whole or not at all: into ``partial`` (without it into a file beside ``file``), which is then renamed."""
+    partial = partial or file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with partial.open("w") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_cell(file: Path) -> CellResult:
-    """Raises BenchError when the file is no cell; the message says which of its entries is wrong."""
+    """Raises BenchError when the file is no cell; the message names the entry that is wrong."""
     try:
         return _CELL_RESULT.validate_json(file.read_bytes())
     except ValidationError as error:
@@ -181,7 +186,7 @@ def read_cell(file: Path) -> CellResult:
 
 
 def read_results(folder: Path) -> list[CellResult]:
-    """All cells of a sweep, in the order of arm, K, data set, concurrency, repeat as the suite lists them.
+    """All cells of a sweep, in the order of arm (as the suite lists them), K, data set, concurrency, repeat.
 
     Raises:
         BenchError: there are none, or one cannot be read.
@@ -189,19 +194,13 @@ def read_results(folder: Path) -> list[CellResult]:
     files = sorted((folder / "cells").glob("*.json"))
     if not files:
         raise BenchError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
-    found = [read_cell(file) for file in files]
-    order = {name: i for i, name in enumerate(read_sweep(folder).get("suite", {}).get("arms", {}))}
-    return sorted(
-        found,
-        key=lambda r: (
-            order.get(r.cell.arm, len(order)),
-            r.cell.arm,
-            r.cell.k,
-            r.cell.dataset,
-            r.cell.concurrency,
-            r.cell.repeat,
-        ),
-    )
+    arms = list(read_sweep(folder).get("suite", {}).get("arms", {}))
+
+    def order(result: CellResult) -> tuple[Any, ...]:
+        c = result.cell
+        return (arms.index(c.arm) if c.arm in arms else len(arms), c.arm, c.k, c.dataset, c.concurrency, c.repeat)
+
+    return sorted(map(read_cell, files), key=order)
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:

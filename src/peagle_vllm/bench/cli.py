@@ -24,7 +24,7 @@ def fail(message: str) -> NoReturn:
 
 
 def check_extra() -> None:
-    """Say which package is missing; where vLLM is installed too, most of them are there."""
+    """Exit with the name of a package that is missing; where vLLM is installed too, most of them are there."""
     for name in ("pydantic", "yaml", "psutil", "matplotlib"):
         if importlib.util.find_spec(name) is None:
             fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[bench]"')
@@ -42,9 +42,9 @@ def latest_results() -> Path:
 def run(
     suite: Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="What to measure: benchmarks/suites/.")],
     results: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where results go; bench-results/NAME if not said.")
+        Path | None, typer.Option(metavar="FOLDER", help="Where results go; without it bench-results/NAME.")
     ] = None,
-    arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be said often.")] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be given often.")] = None,
     k: Annotated[list[int] | None, typer.Option("--k", help="Only this depth; arms without speculation stay.")] = None,
     concurrency: Annotated[list[int] | None, typer.Option(help="Only this concurrency.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
@@ -54,33 +54,25 @@ def run(
     Exit status: 0 all cells are there; 1 some failed, the others are there; 2 the sweep cannot run; 130 interrupted.
     """
     check_extra()
-    try:
-        failed = _run(suite, results, arm or [], k or [], concurrency or [], repeats)
-    except KeyboardInterrupt:
-        print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
-    raise typer.Exit(1 if failed else 0)
-
-
-def _run(
-    suite: Path, results: Path | None, arm: list[str], k: list[int], concurrency: list[int], repeats: int | None
-) -> int:
-    """How many cells failed."""
     from peagle_vllm.bench import BenchError
-    from peagle_vllm.bench.cells import Selection
+    from peagle_vllm.bench.cells import grid
     from peagle_vllm.bench.suite import read_suite
     from peagle_vllm.bench.sweep import Sweep
 
     try:
         read = read_suite(suite)
-        if unknown := [name for name in arm if name not in read.arms]:
+        if unknown := [name for name in arm or [] if name not in read.arms]:
             fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
-        selection = Selection(arms=arm, k=k, concurrency=concurrency, repeats=repeats)
+        cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
-        return Sweep(read, suite.parent, folder, selection=selection).run()
+        failed = Sweep(read, suite.parent, folder, cells).run()
     except BenchError as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()
@@ -88,7 +80,7 @@ def report(
     results: Annotated[
         Path | None, typer.Argument(metavar="RESULTS", help="Folder of a sweep; the last one in bench-results.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; RESULTS if not said.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; without it RESULTS.")] = None,
 ) -> None:
     """Write report.md and report.html: tables, plots, best K, and the published figures beside the measured ones."""
     check_extra()
@@ -100,11 +92,11 @@ def report(
 
     folder = results or latest_results()
     try:
-        written = write_report(folder, out or folder)
+        summary = write_report(folder, out := out or folder)
     except BenchError as error:
         fail(str(error))
-    Console().print(Markdown(written.summary))
-    print(f"{written.markdown}\n{written.html}")
+    Console().print(Markdown(summary))
+    print(f"{out / 'report.md'}\n{out / 'report.html'}")
 
 
 @app.command()

@@ -1,16 +1,16 @@
-"""Metrics of a cell from its raw samples, and medians with spread over repeats.
+"""Metrics of a cell, medians with spread over repeats, and ratios between arms.
 
-docs/benchmarking.md states every formula; the definitions are vLLM's (``vllm/benchmarks/serve.py``), so that a
-number here is the number that `vllm bench serve` prints.
+Rates and percentiles are those that ``vllm bench serve`` wrote; docs/benchmarking.md states every formula.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from peagle_vllm.bench.cells import CellResult
+from peagle_vllm.bench.cells import CellResult, Condition
 
 PERCENTILES = (50, 90, 99)
 
@@ -48,23 +48,16 @@ class Metrics:
 def metrics_of(result: CellResult) -> Metrics:
     """Metrics of a cell that is ok."""
     raw, drafts = result.raw, result.drafts
-    rate = raw["total_output_tokens"] / raw["duration"]
-    tpot = [
-        (latency - ttft) / (tokens - 1)
-        for latency, ttft, tokens in zip(raw["latencies"], raw["ttfts"], raw["output_lens"], strict=True)
-        if tokens > 1
-    ]
-    itl = [gap for request in raw["itls"] for gap in request]
 
-    def in_ms(seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(1000 * np.percentile(seconds or [math.nan], PERCENTILES))
+    def times(name: str, sampled: bool = True) -> tuple[float, ...]:  # vLLM writes 0 where it has no sample
+        return tuple(raw[f"p{p}_{name}_ms"] if sampled else math.nan for p in PERCENTILES)
 
     return Metrics(
-        output_tokens_per_second=rate,
-        tokens_per_second_per_user=rate / result.cell.concurrency,
-        ttft=in_ms(raw["ttfts"]),
-        tpot=in_ms(tpot),
-        itl=in_ms(itl),
+        output_tokens_per_second=raw["output_throughput"],
+        tokens_per_second_per_user=raw["output_throughput"] / result.cell.concurrency,
+        ttft=times("ttft"),
+        tpot=times("tpot", any(tokens > 1 for tokens in raw["output_lens"])),
+        itl=times("itl", any(raw["itls"])),
         acceptance_length=drafts.length if drafts else 1.0,
         acceptance=drafts.shares if drafts else (),
         eager_draft_steps=result.draft_steps.eager_share if result.draft_steps else math.nan,
@@ -72,6 +65,10 @@ def metrics_of(result: CellResult) -> Metrics:
         gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
         texts=tuple(raw.get("texts_sha256", ())),
     )
+
+
+def number(value: float, form: str = ",.0f") -> str:
+    return "" if math.isnan(value) else format(value, form)
 
 
 @dataclass(frozen=True)
@@ -84,27 +81,26 @@ class Spread:
     repeats: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
-        known = [value for value in values if not math.isnan(value)]
+    def of(cls, samples: Iterable[float]) -> "Spread":
+        known = [value for value in samples if not math.isnan(value)]
         if not known:
             return cls(math.nan, math.nan, math.nan, 0)
         return cls(float(np.median(known)), min(known), max(known), len(known))
 
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""
-        return Ratio(
-            self.median / other.median, self.low / other.high, self.high / other.low, min(self.repeats, other.repeats)
-        )
+        repeats = min(self.repeats, other.repeats)
+        return Ratio(self.median / other.median, self.low / other.high, self.high / other.low, repeats)
+
+    def text(self, form: str = ",.0f") -> str:
+        """``median (low..high)``; the range is left out where it is not seen."""
+        median, low, high = (number(value, form) for value in (self.median, self.low, self.high))
+        return median if low == high else f"{median} ({low}..{high})"
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A speedup. It is *in doubt* when its range holds 1, or when one repeat shows no spread at all."""
-
-    value: float
-    low: float
-    high: float
-    repeats: int
+class Ratio(Spread):
+    """A ratio of medians. It is *in doubt* when its range holds 1, or when one repeat shows no spread at all."""
 
     @property
     def overlaps_one(self) -> bool:
@@ -114,26 +110,30 @@ class Ratio:
     def in_doubt(self) -> bool:
         return self.overlaps_one or self.repeats < 2
 
+    def text(self, form: str = ".2f") -> str:
+        """``1.23``, with a question mark where it is in doubt."""
+        return f"{self.median:{form}}{'?' if self.in_doubt else ''}"
+
 
 @dataclass(frozen=True)
-class Point:
-    """All repeats of one arm at one depth, data set and concurrency."""
+class Point(Condition):
+    """All repeats of one condition."""
 
-    arm: str
     kind: str
-    k: int
-    dataset: str
-    concurrency: int
     cells: tuple[Metrics, ...]
-    asked: int  # repeats that were run, failed ones included
+    repeats: int  # that were run, failed ones included
     layers_share: float | None = None  # layers of the head / layers of the target, where both are known
+
+    @property
+    def failed(self) -> int:
+        return self.repeats - len(self.cells)
 
     def spread(self, name: str, at: int | None = None) -> Spread:
         """A metric by its field name; ``at`` is an index into a tuple of values."""
-        values = [getattr(cell, name) for cell in self.cells]
+        samples = [getattr(cell, name) for cell in self.cells]
         if at is not None:
-            values = [value[at] if at < len(value) else math.nan for value in values]
-        return Spread.of(values)
+            samples = [sample[at] if at < len(sample) else math.nan for sample in samples]
+        return Spread.of(samples)
 
     @property
     def tokens_per_second(self) -> Spread:
@@ -145,28 +145,65 @@ class Point:
         return [self.spread("acceptance", i).median for i in range(self.k)]
 
 
+def points(results: Iterable[CellResult]) -> list[Point]:
+    """Cells gathered over repeats, in the order in which they come. Conditions without a whole cell are left out."""
+    groups: defaultdict[Condition, list[CellResult]] = defaultdict(list)
+    for result in results:
+        groups[result.cell.condition].append(result)
+    found = []
+    for condition, members in groups.items():
+        if whole := tuple(metrics_of(result) for result in members if result.ok):
+            layers = members[0].configuration.get("layers", {})
+            share = layers["draft"] / layers["target"] if len(layers) == 2 else None
+            found.append(
+                Point(**vars(condition), kind=members[0].kind, cells=whole, repeats=len(members), layers_share=share)
+            )
+    return found
+
+
 def same_texts(point: Point, base: Point) -> float:
     """Share of requests answered with the same text as without speculation, at temperature 0; NaN when unknown."""
     pairs = list(zip(point.cells[0].texts, base.cells[0].texts, strict=False))
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else math.nan
 
 
-def points(results: Iterable[CellResult]) -> list[Point]:
-    """Cells gathered over repeats, in the order in which they come. Points without a whole cell are left out."""
-    groups: dict[tuple[str, int, str, int], list[CellResult]] = {}
-    for result in results:
-        c = result.cell
-        groups.setdefault((c.arm, c.k, c.dataset, c.concurrency), []).append(result)
-    found = []
-    for (arm, k, dataset, concurrency), members in groups.items():
-        whole = tuple(metrics_of(result) for result in members if result.ok)
-        if whole:
-            layers = members[0].configuration.get("layers", {})
-            share = layers["draft"] / layers["target"] if len(layers) == 2 else None
-            found.append(Point(arm, members[0].kind, k, dataset, concurrency, whole, len(members), share))
+def by_dataset(points: Iterable[Point]) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(point.dataset, []).append(point)
     return found
 
 
-def best_depth(candidates: Iterable[Point]) -> Point | None:
+def best_depth(candidates: Iterable[Point]) -> Point:
     """The point with the most output tokens per second: "best K" as the published tables mean it."""
-    return max(candidates, key=lambda point: point.tokens_per_second.median, default=None)
+    return max(candidates, key=lambda point: point.tokens_per_second.median)
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """One concurrency: each arm at its best depth, and the ratios between arms."""
+
+    concurrency: int
+    best: dict[str, Point]  # by arm
+    ratios: dict[tuple[str, str], Ratio]  # by the two arms
+
+    def parallel_over_sequential(self) -> Ratio | None:
+        """P-EAGLE / EAGLE-3, the first of each, which is what was published."""
+        kinds = {arm: point.kind for arm, point in self.best.items()}
+        return next((r for (a, b), r in self.ratios.items() if (kinds[a], kinds[b]) == ("P-EAGLE", "EAGLE-3")), None)
+
+
+def best_rows(points: Sequence[Point]) -> list[BestRow]:
+    """For each concurrency the ratios of the published tables: P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its
+    kind, and everything / no speculation."""
+    rows = []
+    for concurrency in sorted({p.concurrency for p in points}):
+        here = [p for p in points if p.concurrency == concurrency]
+        best = {arm: best_depth(p for p in here if p.arm == arm) for arm in dict.fromkeys(p.arm for p in here)}
+        parallel, eagle, none = ([a for a in best if best[a].kind == kind] for kind in ("P-EAGLE", "EAGLE-3", "none"))
+        pairs = [(a, b) for a in parallel for b in eagle]
+        pairs += [(parallel[0], b) for b in parallel[1:]]
+        pairs += [(a, b) for b in none for a in best if a not in none]
+        ratios = {(a, b): best[a].tokens_per_second.over(best[b].tokens_per_second) for a, b in pairs}
+        rows.append(BestRow(concurrency, best, ratios))
+    return rows

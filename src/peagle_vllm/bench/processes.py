@@ -1,4 +1,4 @@
-"""Child processes: started so that none outlives the sweep, ended with everything they started, and why they ended."""
+"""Child processes: started so that none outlives this one, ended with everything they started, and why they ended."""
 
 import contextlib
 import os
@@ -11,15 +11,24 @@ from pathlib import Path
 
 import psutil
 
-DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
+# A process that is killed outright (SIGKILL, out of memory) cannot end what it started. So a child requests SIGTERM for
+# the end of its parent (PR_SET_PDEATHSIG is 1), makes sure that the parent is still there, and becomes the command.
+# Standard library only: importing this package would take longer than all the rest.
+DIE_WITH_PARENT = """\
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> psutil.Popen:
     """Start ``command`` in a process group of its own, with its output in ``log``; it ends when this process does."""
-    wrapped = [sys.executable, "-S", "-E", str(DIE_WITH_PARENT), str(os.getpid()), *command]
     with log.open("ab") as out:
         return psutil.Popen(
-            wrapped,
+            [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
             cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
@@ -52,7 +61,7 @@ def _group(process: psutil.Popen) -> list[psutil.Process]:
 
 
 def how_it_ended(returncode: int) -> str:
-    """An exit status in words."""
+    """``exit status 1``, or ``killed by SIGKILL``."""
     if returncode >= 0:
         return f"exit status {returncode}"
     try:
@@ -67,13 +76,13 @@ VALUE_ERROR = re.compile(r"^Value error, (?P<reason>.*?)(?: \[type=.*)?$")  # th
 ERROR = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Refused\w*|Interrupt|Exit)\b:? ?.*)")
 DIED = re.compile(r"^(?P<reason>.*\b(?:died|Killed|out of memory|SIGKILL)\b.*)")
 ECHOES = ("Engine core initialization failed", "EngineCore encountered an issue", "EngineDeadError")
-MOST = 2_000_000  # characters to look at; a server whose engine has died repeats its stack trace for every request
+MOST = 2_000_000  # characters that are read; a server whose engine has ended repeats its stack trace for every request
 
 
 def failure_reason(log: Path, limit: int = 400) -> str:
-    """The line of a log that says why a process ended, at most ``limit`` characters.
+    """The line of a log that gives the reason why a process ended, at most ``limit`` characters.
 
-    The last error that does not merely repeat another one; else a line that says that something died; else the last
+    The last error that does not merely repeat another one; else a line about something that died; else the last
     error at all; else the last line.
     """
     try:

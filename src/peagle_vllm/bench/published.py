@@ -1,12 +1,13 @@
 """The published figures, beside which measured ones are put. Data in published.json, each with source and hardware."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-FILE = Path(__file__).with_name("published.json")
+from peagle_vllm.bench.metrics import Point, best_rows
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Published:
         acceptance_length: by arm kind, then K.
         tokens_per_second: by arm kind ("none" has K 0), then K, then concurrency; empty where only ratios are known.
         ratios: P-EAGLE / EAGLE-3 in output tokens per second, best K each, by concurrency.
-        best_k: by arm kind, in the words of the source.
+        best_k: by arm kind, as the source states it.
     """
 
     target: str
@@ -33,10 +34,33 @@ class Published:
     def name(self) -> str:
         return f"{self.target}, {self.dataset}"
 
+    def beside(self, points: Sequence[Point]) -> list[tuple[str, str, str]]:
+        """Name, published and measured value of each ratio, acceptance length and rate."""
+        rows = []
+
+        def add(name: str, value: str, measured: Iterable[str]) -> None:
+            rows.append((name, value, next(iter(measured), "not measured")))
+
+        ratios = {row.concurrency: row.parallel_over_sequential() for row in best_rows(points)}
+        for c, value in self.ratios.items():
+            add(f"P-EAGLE / EAGLE-3, c={c}", f"{value:.2f}", (r.text() for r in (ratios.get(c),) if r))
+        for kind, by_k in self.acceptance_length.items():
+            for k, value in by_k.items():
+                als = (f"{p.spread('acceptance_length').median:.2f}" for p in points if (p.kind, p.k) == (kind, k))
+                add(f"AL, {kind} K={k}", f"{value:.2f}", als)
+        for kind, rates in self.tokens_per_second.items():
+            for k, by_c in rates.items():
+                for c, value in by_c.items():
+                    here = (p for p in points if (p.kind, p.k, p.concurrency) == (kind, k, c))
+                    name = f"tokens/s, {kind}{f' K={k}' if k else ''}, c={c}"
+                    add(name, f"{value:,.0f}", (p.tokens_per_second.text() for p in here))
+        return rows
+
 
 @cache
 def published() -> tuple[Published, ...]:
-    return TypeAdapter(tuple[Published, ...]).validate_json(FILE.read_bytes())
+    file = Path(__file__).with_name("published.json")
+    return TypeAdapter(tuple[Published, ...]).validate_json(file.read_bytes())
 
 
 def matching(target: str, dataset: str) -> list[Published]:

@@ -5,8 +5,7 @@ them; it is one file, fetches nothing and runs no script.
 """
 
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from peagle_vllm.bench import BenchError
-from peagle_vllm.bench.cells import CellResult, read_results, read_sweep
-from peagle_vllm.bench.metrics import Point, points
+from peagle_vllm.bench.cells import CellResult, read_results, read_sweep, write_whole
+from peagle_vllm.bench.metrics import Point, best_rows, by_dataset, number, points, same_texts
 from peagle_vllm.bench.plots import Plot, sweep_plots
-from peagle_vllm.bench.published import matching
+from peagle_vllm.bench.published import Published, matching
 from peagle_vllm.bench.suite import slug
-from peagle_vllm.bench.tables import Table, best_table, by_dataset, cell_table, published_table, warnings
 from peagle_vllm.provenance import device
 
-PLOTS = "plots"  # folder beside report.md
 STYLE = """
 :root { color-scheme: light dark; --bg: #fff; --fg: #1b1f24; --line: #d9dde3; --band: #f5f6f8 }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171b; --fg: #e6e8eb; --line: #343a42; --band: #1c2026 } }
@@ -40,26 +37,116 @@ figure { display: inline-block; vertical-align: top; width: 37rem; max-width: 10
 figcaption { font-weight: 600 } svg { width: 100%; height: auto; font-family: system-ui, sans-serif }
 pre { overflow-x: auto; background: var(--band); padding: .7rem; font-size: .8rem }
 """
+READING = (
+    "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
+    "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, "
+    "or when there is one repeat only. docs/benchmarking.md states every formula."
+)
+
+
+# ------------------------------------------------------------------------------ tables
 
 
 @dataclass(frozen=True)
-class Written:
-    markdown: Path
-    html: Path
-    summary: str  # the best-K tables, as Markdown
+class Table:
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def markdown_table(t: Table, level: int = 2) -> str:
+    """A table under a heading of this level."""
+    lines = [t.header, ("---",) * len(t.header), *t.rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{'#' * level} {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
+
+
+def percentiles(point: Point, name: str) -> str:
+    medians = [point.spread(name, i).median for i in range(3)]
+    return " / ".join(number(value, ".0f" if max(medians) >= 100 else ".1f") for value in medians)
+
+
+def cell_table(dataset: str, points: Sequence[Point]) -> Table:
+    """Every metric of every point."""
+    base = {p.concurrency: p for p in points if p.kind == "none"}
+    rows = []
+    for p in points:
+        eager = p.spread("eager_draft_steps").median
+        rows.append(
+            {
+                "arm": p.arm,
+                "K": str(p.k or ""),
+                "c": str(p.concurrency),
+                "tokens/s": p.tokens_per_second.text(),
+                "tokens/s per user": f"{p.spread('tokens_per_second_per_user').median:.1f}",
+                "AL": p.spread("acceptance_length").text(".2f"),
+                "accepted at position 1..K, %": " ".join(f"{100 * share:.0f}" for share in p.acceptance),
+                "TTFT ms, p50 / p90 / p99": percentiles(p, "ttft"),
+                "TPOT ms": percentiles(p, "tpot"),
+                "ITL ms": percentiles(p, "itl"),
+                "KV use %": number(100 * p.spread("kv_use").median, ".1f"),
+                "GPU memory MiB": number(p.spread("gpu_memory_mib").median),
+                "same text %": number(100 * same_texts(p, base[p.concurrency])) if p.concurrency in base else "",
+                "repeats": f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
+                "eager draft steps %": f"{100 * eager:.1f}" if eager > 0 else "",
+            }
+        )
+    names = [name for name in rows[0] if name != "eager draft steps %" or any(row[name] for row in rows)]
+    note = (
+        "Medians over repeats, in brackets the smallest and largest. Same text: answers equal to those without "
+        "speculation; only float32 at temperature 0 promises 100."
+    )
+    return Table(f"All cells, {dataset}", names, [[row[name] for name in names] for row in rows], note)
+
+
+def best_table(dataset: str, points: Sequence[Point]) -> Table:
+    """The published form: output tokens/s of each arm at its best K, and the ratios between them."""
+    rows = best_rows(points)
+    arms, pairs = dict.fromkeys(p.arm for p in points), dict.fromkeys(pair for row in rows for pair in row.ratios)
+    lines = []
+    for row in rows:
+        rates = [
+            f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed"
+            for p in map(row.best.get, arms)
+        ]
+        ratios = [row.ratios[pair].text() if pair in row.ratios else "" for pair in pairs]
+        lines.append([str(row.concurrency), *rates, *ratios])
+    note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt (below)."
+    return Table(f"Best K, {dataset}", ["c", *arms, *map(" / ".join, pairs)], lines, note)
+
+
+def doubts(dataset: str, points: Sequence[Point]) -> Iterator[str]:
+    """One line for every ratio of the best-K table that its spread does not carry."""
+    ratios = [(row.concurrency, *pair, ratio) for row in best_rows(points) for pair, ratio in row.ratios.items()]
+    if ratios and all(ratio.repeats < 2 for *_, ratio in ratios):
+        yield f"{dataset}: every ratio, for there is one repeat and its noise is unknown."
+        return
+    for concurrency, above, below, ratio in ratios:
+        where = f"{dataset}, c={concurrency}, {above} / {below} = {ratio.median:.2f}"
+        if ratio.repeats < 2:
+            yield f"{where}: one repeat, so its noise is unknown."
+        elif ratio.overlaps_one:
+            yield f"{where}: its range over repeats is {ratio.low:.2f}..{ratio.high:.2f} and holds 1."
+
+
+def beside_table(figures: Published, points: Sequence[Point]) -> Table:
+    note = f"Published: {figures.source}; {figures.hardware}."
+    header = ("", "published", "measured here")
+    return Table(f"Beside the published figures: {figures.name}", header, figures.beside(points), note)
+
+
+# ------------------------------------------------------------------------------ pages
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that both pages show."""
-
     title: str
     setting: str
     results: list[CellResult]
     groups: dict[str, list[Point]]
     best: list[Table]
-    beside: list[Table]
-    cells: list[Table]
+    tables: list[Table]  # of every published figure and every cell
     doubts: list[str]
     failures: list[str]
 
@@ -73,16 +160,15 @@ def gather(folder: Path) -> Report:
         raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
     suite: dict[str, Any] = read_sweep(folder).get("suite", {})
     target = suite.get("target", "")
-    beside = [published_table(p, group) for name, group in groups.items() for p in matching(target, name)]
     return Report(
         title=f"Sweep {suite.get('name', folder.name)}",
         setting=setting(results, suite),
         results=results,
         groups=groups,
         best=[best_table(name, group) for name, group in groups.items()],
-        beside=beside,
-        cells=[cell_table(name, group) for name, group in groups.items()],
-        doubts=warnings(groups),
+        tables=[beside_table(p, group) for name, group in groups.items() for p in matching(target, name)]
+        + [cell_table(name, group) for name, group in groups.items()],
+        doubts=[line for name, group in groups.items() for line in doubts(name, group)],
         failures=failures,
     )
 
@@ -90,7 +176,7 @@ def gather(folder: Path) -> Report:
 def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     """Where and with what this was measured, in one paragraph."""
     one = next(r for r in results if r.ok)
-    versions = ", ".join(f"{name} {number}" for name, number in one.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
     datasets = "; ".join(
         f"{name}: at least {d['prompts']} {'chat' if d['chat'] else 'raw'} prompts a cell, "
         f"{'exactly' if d['ignore_eos'] else 'at most'} {d['output_tokens']} output tokens each"
@@ -106,18 +192,9 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     )
 
 
-READING = (
-    "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
-    "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, "
-    "or when there is one repeat only. docs/benchmarking.md states every formula."
-)
-
-
 def parts(report: Report) -> Iterator[str | Plot]:
     """The report from top to bottom."""
-    yield f"# {report.title}"
-    yield from (report.setting, READING)
-    yield from map(markdown_table, report.best)
+    yield from (f"# {report.title}", report.setting, READING, *map(markdown_table, report.best))
     if report.failures:
         yield "## Failed cells\n\n" + _bullets(report.failures)
     if report.doubts:
@@ -125,14 +202,7 @@ def parts(report: Report) -> Iterator[str | Plot]:
     for name, group in report.groups.items():
         yield f"## Plots, {name}"
         yield from sweep_plots(name, group)
-    yield from map(markdown_table, (*report.beside, *report.cells))
-
-
-def markdown_table(t: Table, level: int = 2) -> str:
-    """A table under a heading of this level."""
-    lines = [t.header, ("---",) * len(t.header), *t.rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{'#' * level} {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
+    yield from map(markdown_table, report.tables)
 
 
 def _bullets(lines: Iterable[str]) -> str:
@@ -157,43 +227,39 @@ def html_page(title: str, content: Iterable[str | Plot], more: str = "") -> str:
 
 def _configurations(results: list[CellResult]) -> str:
     """The whole configuration of the first cell of each arm and depth, folded."""
-    first = {(r.cell.arm, r.cell.k): r for r in reversed(results)}
-    found = ["<h2>Configuration</h2>"]
-    for (arm, k), r in reversed(first.items()):
+    found = {"": "<h2>Configuration</h2>"}
+    for r in results:
         whole = {"configuration": r.configuration, "versions": r.versions, "hardware": r.hardware}
-        name, text = (f"{arm}, K={k}" if k else arm), escape(json.dumps(whole, indent=1))
-        found.append(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>")
-    return "\n".join(found)
+        name, text = escape(r.cell.drafter), escape(json.dumps(whole, indent=1))
+        found.setdefault(name, f"<details><summary>{name}</summary><pre>{text}</pre></details>")
+    return "\n".join(found.values())
 
 
-def write_report(folder: Path, out: Path) -> Written:
-    """Write pages and plots, each whole; raises BenchError when there is nothing to report."""
+def write_report(folder: Path, out: Path) -> str:
+    """Write report.md, report.html and plots/*.svg into ``out``, each whole. Returns a summary in Markdown.
+
+    Raises:
+        BenchError: there is nothing to report, or ``out`` cannot be written.
+    """
     report = gather(folder)
     content = list(parts(report))
-    files = {f"{PLOTS}/{slug(part.title)}.svg": part for part in content if isinstance(part, Plot)}
-    names = {plot: name for name, plot in files.items()}
+    names = {part: f"plots/{slug(part.title)}.svg" for part in content if isinstance(part, Plot)}
     text = "\n\n".join(p if isinstance(p, str) else f"![{p.title}]({names[p]})" for p in content) + "\n"
     page = html_page(report.title, content, _configurations(report.results))
-    write_whole(out, {name: plot.svg for name, plot in files.items()} | {"report.md": text, "report.html": page})
-    summary = "\n\n".join(markdown_table(t) for t in report.best)
+    write_files(out, {name: plot.svg for plot, name in names.items()} | {"report.md": text, "report.html": page})
+    summary = list(map(markdown_table, report.best))
     if report.failures:
-        summary += f"\n\n{len(report.failures)} cells failed; the report names them."
+        summary.append(f"{len(report.failures)} cells failed; the report names them.")
     if report.doubts:
-        summary += "\n\nRatios in doubt:\n\n" + _bullets(report.doubts)
-    return Written(out / "report.md", out / "report.html", summary)
+        summary.append("Ratios in doubt:\n\n" + _bullets(report.doubts))
+    return "\n\n".join(summary)
 
 
-def write_whole(folder: Path, files: dict[str, str]) -> None:
+def write_files(folder: Path, files: dict[str, str]) -> None:
     """Write each file whole or not at all, by its path in ``folder``; raises BenchError when that cannot be."""
     try:
         for name, text in files.items():
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_name(f".{file.name}.{os.getpid()}")
-            try:
-                partial.write_text(text)
-                partial.replace(file)
-            finally:
-                partial.unlink(missing_ok=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / name, text)
     except OSError as error:
         raise BenchError(f"{folder}: cannot be written ({error.strerror})") from None

@@ -1,45 +1,43 @@
-"""The server of one session: started, watched, ended.
+"""The server of one arm at one depth: started, watched, ended.
 
 ``vllm bench sweep serve`` starts servers, too. It is not used for that, because it gives all of them one
 environment, throws their output away, measures whatever answers on the port, gives up a server's other runs when
 one crashes, and leaves the server running when it is terminated itself.
 """
 
+import contextlib
 import json
-import re
-import shutil
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from peagle_vllm.bench import BenchError, processes
-from peagle_vllm.bench.cells import DraftSteps
-from peagle_vllm.bench.processes import failure_reason
+from peagle_vllm.bench.cells import Cell, DraftSteps
 from peagle_vllm.bench.suite import Suite
+from peagle_vllm.provenance import output_of
 
 HOST = "127.0.0.1"
 MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
-# `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it asks for the version of a
+# `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
 # distribution named `vllm`); use the command here once that is mended.
-SERVER = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-
-# Of /metrics: no counter of vLLM keeps the peak of the first; the second is what this package adds.
-KV_USE = re.compile(r"^vllm:kv_cache_usage_perc(?:\{.*\})? (\S+)$", re.MULTILINE)
-DRAFT_STEPS = re.compile(r"^vllm:peagle_draft_(steps|rows|padding_rows)_total\{(.*)\} (\S+)$", re.MULTILINE)
-MODE = re.compile(r'\bmode="(\w+)"')
-EVERY_SECONDS = 1.0  # between two looks at the gauges
+EVERY_SECONDS = 1.0  # between two samples of the gauges
 
 
-class ServerFailed(Exception):
-    """The server did not start, or died; the message says why."""
+class CellFailed(Exception):
+    """One cell failed; the message gives the reason. The sweep goes on."""
+
+
+class ServerFailed(CellFailed):
+    """The server did not start, or ended, and its cell failed with it."""
 
 
 def free_port() -> int:
@@ -69,59 +67,41 @@ def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
     return arguments
 
 
-def client_environment(suite: Suite) -> dict[str, str]:
-    """What all arms share: nothing in which arms differ may reach the client."""
-    return ENVIRONMENT | suite.serve.environment
-
-
-def serve_environment(suite: Suite, arm_name: str) -> dict[str, str]:
-    return client_environment(suite) | suite.arms[arm_name].environment
+def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
+    """Variables of an arm's server; without an arm those of the client, to which all arms must be alike."""
+    return ENVIRONMENT | suite.serve.environment | (suite.arms[arm_name].environment if arm_name else {})
 
 
 class Server:
-    """A running server. Use as a context manager: it is gone afterwards, whatever happened."""
+    """A running server for the arm and depth of ``cell``; ``folder`` is the suite's.
 
-    def __init__(
-        self,
-        arguments: list[str],
-        environment: dict[str, str],
-        *,
-        port: int,
-        cwd: Path,
-        log: Path,
-        command: list[str] | None = None,
-    ):
-        self.port, self.log, self.url = port, log, f"http://{HOST}:{port}"
-        self._cwd, self._environment = cwd, environment
-        self._command = [*(command or SERVER), "--host", HOST, "--port", str(port), *arguments]
-        self._process: psutil.Popen | None = None
-        self.start_seconds = 0.0
+    Use as a context manager: it is gone afterwards, whatever happened.
+    """
+
+    def __init__(self, suite: Suite, cell: Cell, folder: Path, log: Path):
+        self.port = suite.port or free_port()
+        check_port(self.port)
+        self._url, self._log, self.start_seconds = f"http://{HOST}:{self.port}", log, 0.0
+        command = [*COMMAND, "--host", HOST, "--port", str(self.port), *serve_arguments(suite, cell.arm, cell.k)]
+        self._process: psutil.Popen = processes.start(command, cwd=folder, env=environment(suite, cell.arm), log=log)
 
     def __enter__(self) -> "Server":
-        check_port(self.port)
-        self._process = processes.start(self._command, cwd=self._cwd, env=self._environment, log=self.log)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            processes.end(self._process)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        processes.end(self._process)
 
     def check(self) -> None:
         """Raises ServerFailed when the server has ended."""
-        assert self._process is not None
         if (status := self._process.poll()) is not None:
-            raise ServerFailed(f"the server ended ({processes.how_it_ended(status)}): {failure_reason(self.log)}")
+            raise self._failed(f"the server ended ({processes.how_it_ended(status)})")
 
     def check_well(self, patience: float = 1, more_patience: float = 15) -> None:
         """After a cell failed: raises ServerFailed when the server has ended, or is about to.
 
-        A server whose engine died answers requests with errors for a while before it ends. So one that stays healthy
-        for ``patience`` seconds is well, and one that does not gets ``more_patience`` to end and to say why.
+        A server whose engine has ended answers requests with errors for a while before it ends, too. So one that
+        stays healthy for ``patience`` seconds is well, and one that does not gets ``more_patience`` to end and to log
+        the reason.
         """
         began, healthy = time.monotonic(), True
         while time.monotonic() - began < (patience if healthy else more_patience):
@@ -130,14 +110,7 @@ class Server:
             time.sleep(0.2)
         self.check()
         if not healthy:
-            raise ServerFailed(f"the server is not healthy any more: {failure_reason(self.log)}")
-
-    def _is_healthy(self) -> bool:
-        try:
-            self.get("/health", timeout=5)
-        except OSError:
-            return False
-        return True
+            raise self._failed("the server is not healthy any more")
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raises ServerFailed when it ends first, or takes longer than ``seconds``."""
@@ -147,29 +120,42 @@ class Server:
             if self._is_healthy():
                 break
             if time.monotonic() - began > seconds:
-                raise ServerFailed(f"the server was not ready after {seconds:.0f} s: {failure_reason(self.log)}")
+                raise self._failed(f"the server was not ready after {seconds:.0f} s")
             time.sleep(pause)
             pause = min(0.5, 1.3 * pause)
         self.check()  # it was our server that answered
         self.start_seconds = time.monotonic() - began
 
-    def get(self, path: str, timeout: float = 30) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
+    def _failed(self, what: str) -> ServerFailed:
+        return ServerFailed(f"{what}: {processes.failure_reason(self._log)}")
+
+    def _is_healthy(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._request("/health", timeout=5)
+            return True
+        return False
+
+    def _request(self, path: str, timeout: float, method: str = "GET") -> str:
+        request = urllib.request.Request(self._url + path, method=method)
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
             return answer.read().decode()
 
     def empty_prefix_cache(self) -> None:
         """So that no cell finds its prompts already computed by the cell before."""
-        request = urllib.request.Request(self.url + "/reset_prefix_cache", method="POST")
-        with urllib.request.urlopen(request, timeout=60):
-            pass
+        self._request("/reset_prefix_cache", 60, "POST")
+
+    def metrics(self, timeout: float = 30) -> str:
+        """The text of ``/metrics``; empty where the server is busy, or gone (then ``check`` raises)."""
+        with contextlib.suppress(OSError):
+            return self._request("/metrics", timeout)
+        return ""
 
 
 class Gauges:
-    """Call ``sample`` as often as you like; it looks once a second."""
+    """What no counter keeps the peak of. Call ``sample`` as often as you like; it reads once a second."""
 
     def __init__(self, server: Server):
         self._server, self._last = server, 0.0
-        self._nvidia_smi = shutil.which("nvidia-smi")
         self.kv_use: list[float] = []  # share of the cache in use, 0..1, the mean over engines
         self.gpu_memory_mib: list[float] = []  # over all visible GPUs
 
@@ -177,38 +163,27 @@ class Gauges:
         if time.monotonic() - self._last < EVERY_SECONDS:
             return
         self._last = time.monotonic()
-        try:
-            shares = [float(value) for value in KV_USE.findall(self._server.get("/metrics", timeout=5))]
-        except OSError:  # the server is busy or gone; who waits for the cell notices the latter
-            shares = []
+        shares = [value for name, _, value in samples(self._server.metrics(5)) if name == "vllm:kv_cache_usage_perc"]
         if shares:
             self.kv_use.append(sum(shares) / len(shares))
-        if self._nvidia_smi:
-            self.gpu_memory_mib += _gpu_memory(self._nvidia_smi)
+        used = output_of("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
+        with contextlib.suppress(ValueError):  # a GPU that shares the system's memory has no number here
+            self.gpu_memory_mib += [sum(map(float, used))] if used else []
 
 
-def _gpu_memory(nvidia_smi: str) -> list[float]:
-    command = [nvidia_smi, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return [sum(float(line) for line in done.stdout.split())]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return []
+def samples(metrics: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each line of ``/metrics``."""
+    from prometheus_client.parser import text_string_to_metric_families  # comes with vLLM
+
+    for family in text_string_to_metric_families(metrics):
+        yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)
 
 
-def read_draft_steps(server: Server) -> DraftSteps | None:
-    """The counters now, over all engines; None where the server shows none, or is busy or gone."""
-    try:
-        text = server.get("/metrics", timeout=30)
-    except OSError:
-        return None
-    return draft_steps_of(text)
-
-
-def draft_steps_of(text: str) -> DraftSteps | None:
-    """The counters in the text of ``/metrics``; None where it holds none."""
+def draft_steps_of(metrics: str) -> DraftSteps | None:
+    """This package's counters in the text of ``/metrics``, over all engines; None where it holds none."""
     counts: Counter[str] = Counter()
-    for name, labels, value in DRAFT_STEPS.findall(text):
-        mode = MODE.search(labels)
-        counts[mode[1] if mode else name] += int(float(value))
+    for name, labels, value in samples(metrics):
+        counter = name.removeprefix("vllm:peagle_draft_").removesuffix("_total")
+        if name == f"vllm:peagle_draft_{counter}_total":
+            counts[labels.get("mode", counter)] += int(value)
     return DraftSteps(**counts) if counts else None

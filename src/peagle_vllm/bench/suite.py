@@ -7,26 +7,75 @@ directory of server and client; every other model name is one of the model hub.
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from peagle_vllm.bench import BenchError
 
-Positive = Annotated[int, Field(ge=1)]
-Environment = dict[str, str]
-
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
-OURS = {
+SET_BY_THE_SWEEP = {
     "--host": "the sweep serves on 127.0.0.1",
-    "--port": "say `port:`",
-    "--model": "say `target:`",
-    "--speculative-config": "say `speculative_config:` in the arm",
+    "--port": "set `port:`",
+    "--model": "set `target:`",
+    "--speculative-config": "set `speculative_config:` in the arm",
     "--served-model-name": "the sweep names the model",
 }
+
+
+def is_path(name: str) -> bool:
+    return name.startswith(("./", "../", "/"))
+
+
+def _exists(path: str, info: ValidationInfo) -> str:
+    """``path``, if it is there; the folder that it is relative to is the validation's context."""
+    what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
+    if not ((folder / path).is_file() if what == "file" else (folder / path).is_dir()):
+        mend = "; docs/benchmarking.md shows how to make it" if info.field_name == "speed_bench" else ""
+        raise ValueError(f"there is no {what} {path} (looked in {folder}){mend}")
+    return path
+
+
+def _model(name: str, info: ValidationInfo) -> str:
+    return _exists(name, info) if is_path(name) else name
+
+
+def _data(path: str, info: ValidationInfo) -> str:
+    if not is_path(path):
+        raise ValueError("begin the path with ./ or ../ (relative to the suite) or /")
+    return _exists(path, info)
+
+
+def _unique(numbers: list[int]) -> list[int]:
+    if len(set(numbers)) != len(numbers):
+        raise ValueError("lists a value twice")
+    return numbers
+
+
+Positive = Annotated[int, Field(ge=1)]
+Numbers = Annotated[list[Positive], AfterValidator(_unique)]
+Model = Annotated[str, AfterValidator(_model)]
+Data = Annotated[str, AfterValidator(_data)]
+
+
+class SpeculativeConfig(TypedDict, total=False):
+    """vLLM's ``--speculative-config``; vLLM checks the other entries."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    model: Model
 
 
 class Strict(BaseModel):
@@ -37,15 +86,14 @@ class Flags(Strict):
     """Flags of ``vllm serve`` as one string, word for word, and environment variables."""
 
     flags: str = ""
-    environment: Environment = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("flags")
     @classmethod
-    def _split(cls, flags: str) -> str:
+    def _not_the_sweeps(cls, flags: str) -> str:
         for word in shlex.split(flags):
-            name = word.split("=")[0]
-            if name in OURS:
-                raise ValueError(f"{name} does not belong here: {OURS[name]}")
+            if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
+                raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
         return flags
 
     @property
@@ -56,21 +104,19 @@ class Flags(Strict):
 class Arm(Flags):
     """One drafter: a speculative config for each K in ``k``; neither of them means no speculation."""
 
-    speculative_config: dict[str, Any] | None = None
-    k: list[Positive] = Field(default_factory=list)
+    speculative_config: SpeculativeConfig | None = None
+    k: Numbers = Field(default_factory=list)
     overrides: dict[int, dict[str, Any]] = Field(default_factory=dict)  # K -> more entries for the config at that K
 
     @model_validator(mode="after")
-    def _fits(self) -> "Arm":
+    def _depths_fit_the_config(self) -> "Arm":
         if self.speculative_config is None:
             if self.k:
                 raise ValueError("k needs a speculative_config")
         elif not self.k:
             raise ValueError("a speculative_config needs k, the list of depths to measure")
         elif "num_speculative_tokens" in self.speculative_config:
-            raise ValueError("leave num_speculative_tokens out: k says it")
-        if len(set(self.k)) != len(self.k):
-            raise ValueError("k lists a depth twice")
+            raise ValueError("leave num_speculative_tokens out: k sets it")
         if unknown := set(self.overrides) - set(self.k):
             raise ValueError(f"overrides names a depth that k does not list: {min(unknown)}")
         return self
@@ -93,7 +139,7 @@ class Arm(Flags):
         """vLLM's ``--speculative-config`` for this arm at depth ``k``."""
         if self.speculative_config is None:
             return None
-        return self.speculative_config | {"num_speculative_tokens": k} | self.overrides.get(k, {})
+        return {**self.speculative_config, "num_speculative_tokens": k, **self.overrides.get(k, {})}
 
 
 class Dataset(Strict):
@@ -110,8 +156,8 @@ class Dataset(Strict):
     """
 
     hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None
-    jsonl: str | None = None
-    speed_bench: str | None = None
+    jsonl: Data | None = None
+    speed_bench: Data | None = None
     speed_bench_subset: str = "qualitative"
     speed_bench_category: str | None = None
     random_input_tokens: Positive | None = None
@@ -125,7 +171,7 @@ class Dataset(Strict):
     def _one_source(self) -> "Dataset":
         sources = ("hub", "jsonl", "speed_bench", "random_input_tokens")
         if sum(getattr(self, name) is not None for name in sources) != 1:
-            raise ValueError(f"say exactly one of {', '.join(sources)}")
+            raise ValueError(f"give exactly one of {', '.join(sources)}")
         return self
 
     def num_prompts(self, concurrency: int) -> int:
@@ -136,11 +182,11 @@ class Suite(Strict):
     """A whole sweep."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    target: str
+    target: Model
     serve: Flags = Flags()
     arms: Annotated[dict[str, Arm], Field(min_length=1)]
     datasets: Annotated[dict[str, Dataset], Field(min_length=1)]
-    concurrency: Annotated[list[Positive], Field(min_length=1)]
+    concurrency: Annotated[Numbers, Field(min_length=1)]
     repeats: Positive = 3
     warmups: Annotated[int, Field(ge=0)] = 8  # requests before each cell, not counted
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
@@ -150,13 +196,6 @@ class Suite(Strict):
     cell_seconds: Positive = 3600
     notes: str = ""
 
-    @field_validator("concurrency")
-    @classmethod
-    def _once(cls, values: list[int]) -> list[int]:
-        if len(set(values)) != len(values):
-            raise ValueError("lists a value twice")
-        return values
-
     @model_validator(mode="after")
     def _file_names_differ(self) -> "Suite":
         for names in (self.arms, self.datasets):
@@ -164,9 +203,8 @@ class Suite(Strict):
             for name in names:
                 if not slug(name):
                     raise ValueError(f"{name!r} holds no letter or digit to name files with")
-                if slug(name) in seen:
-                    raise ValueError(f"{seen[slug(name)]!r} and {name!r} would share file names")
-                seen[slug(name)] = name
+                if (first := seen.setdefault(slug(name), name)) != name:
+                    raise ValueError(f"{first!r} and {name!r} would share file names")
         return self
 
     def fingerprint(self) -> str:
@@ -178,10 +216,6 @@ class Suite(Strict):
 def slug(name: str) -> str:
     """``name`` as part of a file name."""
     return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in name).split()).lower()
-
-
-def is_path(name: str) -> bool:
-    return name.startswith(("./", "../", "/"))
 
 
 def read_suite(file: Path) -> Suite:
@@ -203,13 +237,10 @@ def read_suite(file: Path) -> Suite:
     if not isinstance(data, dict):
         raise BenchError(f"{file}:1: a suite is a mapping of keys to values")
     try:
-        suite = Suite.model_validate(data)
+        return Suite.model_validate(data, context=file.parent)
     except ValidationError as error:
-        mistakes = sorted((_line(root, _path(item)), _mistake(item)) for item in error.errors())
+        mistakes = sorted(_mistake(root, item) for item in error.errors())
         raise BenchError("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
-    for path, text in _missing_files(suite, file.parent):
-        raise BenchError(f"{file}:{_line(root, path)}: {'.'.join(path)}: {text}")
-    return suite
 
 
 class _Loader(yaml.SafeLoader):
@@ -219,9 +250,22 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value}: said twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value}: is there twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _mistake(root: yaml.Node, item: Any) -> tuple[int, str]:
+    """One of pydantic's errors as (line, ``KEY: what is wrong``)."""
+    path = [part for part in item["loc"] if part != "[key]"]
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        message = "unknown key"
+    elif item["type"] == "missing":
+        message = "is missing"
+    elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
+        message = f"is {item['input']!r}; write it in quotes"
+    return _line(root, path), f"{'.'.join(map(str, path)) or 'suite'}: {message}"
 
 
 def _line(node: yaml.Node, path: Sequence[str | int]) -> int:
@@ -229,49 +273,11 @@ def _line(node: yaml.Node, path: Sequence[str | int]) -> int:
     line = 0
     for part in path:
         if isinstance(node, yaml.MappingNode):
-            here = [(key, value) for key, value in node.value if key.value == str(part)]
-        elif isinstance(node, yaml.SequenceNode):
-            here = [(node.value[int(part)],) * 2]
+            here = next((pair for pair in node.value if pair[0].value == str(part)), None)
         else:
+            here = (node.value[part], node.value[part]) if isinstance(node, yaml.SequenceNode) else None
+        if here is None:
             break
-        if not here:
-            break
-        (key, node), *_ = here
+        key, node = here
         line = key.start_mark.line
     return line + 1
-
-
-def _path(item: Any) -> tuple[str | int, ...]:
-    return tuple(part for part in item["loc"] if part != "[key]")
-
-
-def _mistake(item: Any) -> str:
-    """One of pydantic's errors as ``KEY: what is wrong``."""
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        message = "unknown key"
-    elif item["type"] == "missing":
-        message = "is missing"
-    elif item["type"] == "string_type" and isinstance(item.get("input"), bool | int | float):
-        message = f"is {item['input']!r}; write it in quotes"
-    return f"{'.'.join(map(str, _path(item))) or 'suite'}: {message}"
-
-
-def _missing_files(suite: Suite, folder: Path) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The key, and what is wrong, of every local file or folder that the suite names and that is not there."""
-    named: list[tuple[tuple[str, ...], str | None]] = [(("target",), suite.target)]
-    for name, arm in suite.arms.items():
-        model = (arm.speculative_config or {}).get("model")
-        named.append((("arms", name, "speculative_config", "model"), model if isinstance(model, str) else None))
-    for name, dataset in suite.datasets.items():
-        named += [(("datasets", name, key), getattr(dataset, key)) for key in ("jsonl", "speed_bench")]
-    for path, value in named:
-        if value is None:
-            continue
-        if path[0] == "datasets" and not is_path(value):
-            yield path, "begin the path with ./ or ../ (relative to the suite) or /"
-        what, mend = ("file" if path[-1] == "jsonl" else "folder"), ""
-        if is_path(value) and not ((folder / value).is_file() if what == "file" else (folder / value).is_dir()):
-            if path[-1] == "speed_bench":
-                mend = "; docs/benchmarking.md says how to make it"
-            yield path, f"there is no {what} {value} (looked in {folder}){mend}"

@@ -2,9 +2,9 @@
 
 What can go wrong, and what then happens:
 
-    a server does not start, or ends    its cell says failed and why; the server is started again for the next
-                                        cell; a server that never came up fails all cells of its session
-    the client fails, requests fail     the cell says failed and why
+    a server does not start, or ends    its cell is kept as failed, with the reason; the server is started again for the
+                                        next cell; a server that never came up fails all cells that it was started for
+    the client fails, requests fail     the cell is kept as failed, with the reason
     the sweep is ended, by whatever     cells that are whole stay; the same command goes on with the others
     a cell failed in an earlier run     it is measured again
     the disk is full, the port taken    the sweep ends with one line
@@ -13,71 +13,42 @@ What can go wrong, and what then happens:
 import contextlib
 import errno
 import fcntl
+import itertools
+import math
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from peagle_vllm import provenance
 from peagle_vllm.acceptance import from_bench_serve
-from peagle_vllm.bench import BenchError
-from peagle_vllm.bench.cells import (
-    Cell,
-    CellResult,
-    Selection,
-    Session,
-    read_cell,
-    read_sweep,
-    sessions,
-    write_json,
-)
-from peagle_vllm.bench.client import CLIENT, CellFailed, configuration, measure, without_paths, without_texts
-from peagle_vllm.bench.progress import SweepProgress
-from peagle_vllm.bench.server import (
-    SERVER,
-    Gauges,
-    Server,
-    ServerFailed,
-    check_port,
-    free_port,
-    read_draft_steps,
-    serve_arguments,
-    serve_environment,
-)
+from peagle_vllm.bench import BenchError, client
+from peagle_vllm.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
+from peagle_vllm.bench.server import CellFailed, Gauges, Server, ServerFailed, check_port, draft_steps_of
 from peagle_vllm.bench.suite import Suite
 
 MIN_FREE_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Commands:
-    """What is run; tests put stand-ins here."""
-
-    server: list[str] = field(default_factory=lambda: list(SERVER))
-    client: list[str] = field(default_factory=lambda: list(CLIENT))
-
-
 class Sweep:
-    """One sweep of ``suite``, which lies in ``folder``, into ``results``."""
+    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``."""
 
-    def __init__(
-        self,
-        suite: Suite,
-        folder: Path,
-        results: Path,
-        *,
-        selection: Selection | None = None,
-        commands: Commands | None = None,
-    ):
-        self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
-        self.commands = commands or Commands()
-        self.sessions = list(sessions(suite, selection))
-        self.progress = SweepProgress(sum(len(session.cells) for session in self.sessions))
+    def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
+        self.suite, self.folder, self.results, self.cells = suite, folder.resolve(), results.resolve(), cells
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
+        # A mean cell of this run, its share of server starts included, gives the time left.
+        self._progress = Progress(
+            *(TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+            console=Console(soft_wrap=True, highlight=False, markup=False),
+            transient=True,
+            speed_estimate_period=math.inf,
+        )
 
     def run(self) -> int:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
@@ -85,18 +56,26 @@ class Sweep:
         Raises:
             BenchError: the sweep cannot go on.
         """
-        if not self.sessions:
+        if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
         if self.suite.port is not None:
             check_port(self.suite.port)
         with _full_disk_in_one_line(self.results), self._locked(), _signals_interrupt():
             self._open()
-            self.progress.begin(sum(self._done(cell) for session in self.sessions for cell in session.cells))
-            with self.progress:
-                failed = sum(self._session(session) for session in self.sessions)
+            missing = [cell for cell in self.cells if not self._done(cell)]
+            total, failed = len(self.cells), 0
+            self._task = self._progress.add_task("", total=total, completed=total - len(missing))
+            self._progress.advance(self._task, 0)  # the clock starts here
+            with self._progress:
+                for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
+                    failed += self._serve(list(group))
             shutil.rmtree(self._partial, ignore_errors=True)
-        self.progress.end(failed)
+        outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
+        self._print(f"{total} cells: {outcome}")
         return failed
+
+    def _print(self, text: str) -> None:
+        self._progress.console.print(text)
 
     # ------------------------------------------------------------------------------ the folder
 
@@ -121,71 +100,30 @@ class Sweep:
             "hardware": self.hardware,
             "suite": self.suite.model_dump(mode="json"),
         }
-        before = read_sweep(self.results)
+        before, another = read_sweep(self.results), "name another folder with --results"
         if before and before["fingerprint"] != now["fingerprint"]:
             raise BenchError(
-                f"{self.results.name} holds results of another suite, or of an older state of this one; "
-                "name another folder with --results"
+                f"{self.results.name} holds results of another suite, or of an older state of this one; {another}"
             )
-        for what in ("versions", "hardware"):
-            if before and before[what] != now[what]:
-                changed = [key for key in {**before[what], **now[what]} if before[what].get(key) != now[what].get(key)]
-                texts = [f"{key} {before[what].get(key)} -> {now[what].get(key)}" for key in changed]
-                raise BenchError(
-                    f"{self.results.name} was begun with other {what} ({', '.join(texts)}); "
-                    "name another folder with --results"
-                )
+        for what in ("versions", "hardware") if before else ():
+            old, new = before[what], now[what]
+            if changed := [
+                f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)
+            ]:
+                raise BenchError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
         if shutil.disk_usage(self.results).free < MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, "")
         shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
         for folder in (self._partial, self.results / "cells", self.results / "logs"):
             folder.mkdir(exist_ok=True)
-        write_json(now, self.results / "sweep.json", self._partial / "sweep.json")
+        self._write("sweep.json", to_json(now))
 
-    def _file(self, cell: Cell) -> Path:
-        return self.results / "cells" / f"{cell.id}.json"
+    def _write(self, name: str, text: str) -> None:
+        write_whole(self.results / name, text, self._partial / "whole.json")
 
     def _done(self, cell: Cell) -> bool:
-        return self._file(cell).exists() and read_cell(self._file(cell)).ok
-
-    # ------------------------------------------------------------------------------ one session
-
-    def _session(self, session: Session) -> int:
-        """Measure what is missing; returns how many of its cells failed."""
-        missing = [cell for cell in session.cells if not self._done(cell)]
-        failed = starts = 0
-        while missing:
-            served, came_up, starts = 0, False, starts + 1
-            server = self._server(session, starts)
-            try:
-                self.progress.starting(session)
-                with server:
-                    server.wait_until_ready(self.suite.server_start_seconds)
-                    came_up = True
-                    self.progress.say(f"  ready after {server.start_seconds:.0f} s")
-                    for cell in missing:
-                        served += 1
-                        failed += not self._measure(cell, server)
-            except ServerFailed as error:
-                if not came_up:
-                    for cell in missing:
-                        self._keep_failure(cell, str(error), 0.0)
-                    return failed + len(missing)
-                failed += 1
-                if served < len(missing):
-                    self.progress.say(f"  {error}; starting it again for the next cell")
-            missing = missing[served:]
-        return failed
-
-    def _server(self, session: Session, start: int) -> Server:
-        return Server(
-            serve_arguments(self.suite, session.arm, session.k),
-            serve_environment(self.suite, session.arm),
-            port=self.suite.port or free_port(),
-            cwd=self.folder,
-            log=self._new_log(f"{session.id}-server{f'-{start}' if start > 1 else ''}"),
-            command=self.commands.server,
-        )
+        file = self.results / f"cells/{cell.id}.json"
+        return file.exists() and read_cell(file).ok
 
     def _new_log(self, name: str) -> Path:
         """An empty log: the reason for which an earlier run failed must not be found in it."""
@@ -193,68 +131,91 @@ class Sweep:
         log.write_bytes(b"")
         return log
 
+    # ------------------------------------------------------------------------------ one server
+
+    def _serve(self, missing: list[Cell]) -> int:
+        """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
+        failed = starts = 0
+        while missing:
+            first, served, came_up, starts = missing[0], 0, False, starts + 1
+            self._print(f"starting {first.drafter}, repeat {first.repeat} ...")
+            log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
+            try:
+                with Server(self.suite, first, self.folder, log) as server:
+                    server.wait_until_ready(self.suite.server_start_seconds)
+                    came_up = True
+                    self._print(f"  ready after {server.start_seconds:.0f} s")
+                    for cell in missing:
+                        served += 1
+                        failed += not self._measure(cell, server)
+            except ServerFailed as error:
+                if not came_up:
+                    for cell in missing:
+                        self._keep(cell, str(error))
+                    return failed + len(missing)
+                failed += 1
+                if served < len(missing):
+                    self._print(f"  {error}; starting it again for the next cell")
+            missing = missing[served:]
+        return failed
+
     # ------------------------------------------------------------------------------ one cell
 
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
-        began, gauges = datetime.now(UTC), Gauges(server)
-        before = read_draft_steps(server)
+        began, gauges, log = datetime.now(UTC), Gauges(server), self._new_log(f"{cell.id}-client")
+        before = draft_steps_of(server.metrics())
         try:
-            raw = measure(
-                self.suite,
-                cell,
-                server,
-                gauges,
-                client=self.commands.client,
-                cwd=self.folder,
-                partial=self._partial,
-                log=self._new_log(f"{cell.id}-client"),
-            )
-            after = read_draft_steps(server)
-            kept = self._result(cell, server.start_seconds, began)
-            result = CellResult(
-                **kept,
-                status="ok",
-                reason="",
-                drafts=from_bench_serve(raw),
-                draft_steps=after.since(before) if after and before else None,
-                gauges={"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
-                raw=without_texts(raw),
-            )
-        except CellFailed as error:
             try:
-                server.check_well()
-            except ServerFailed as gone:
-                self._keep_failure(cell, str(gone), server.start_seconds)
+                raw = client.measure(self.suite, cell, server, gauges, cwd=self.folder, partial=self._partial, log=log)
+            except CellFailed:
+                server.check_well()  # the server's failure is the cause of the client's
                 raise
-            self._keep_failure(cell, str(error), server.start_seconds)
+        except CellFailed as error:
+            self._keep(cell, str(error), server.start_seconds)
+            if isinstance(error, ServerFailed):
+                raise
             return False
-        self._keep(result)
-        self.progress.cell_done(result)
+        after = draft_steps_of(server.metrics())
+        measured: dict[str, Any] = {
+            "began": began.isoformat(timespec="seconds"),
+            "drafts": from_bench_serve(raw),
+            "draft_steps": after.since(before) if after and before else None,
+            "gauges": {"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
+            "raw": client.without_texts(raw),
+        }
+        self._keep(cell, "", server.start_seconds, measured)
         return True
 
-    def _result(self, cell: Cell, start_seconds: float, began: datetime) -> dict[str, Any]:
-        return {
-            "cell": cell,
-            "kind": self.suite.arms[cell.arm].kind,
-            "configuration": configuration(
-                self.suite, self.folder, cell, server=self.commands.server, client=self.commands.client
-            ),
-            "versions": self.versions,
-            "hardware": self.hardware,
-            "began": began.isoformat(timespec="seconds"),
-            "server_start_seconds": round(start_seconds, 2),
-        }
-
-    def _keep_failure(self, cell: Cell, reason: str, start_seconds: float) -> None:
+    def _keep(
+        self, cell: Cell, reason: str, start_seconds: float = 0.0, measured: dict[str, Any] | None = None
+    ) -> None:
+        """Write the result of a cell, and a line about it; without ``measured`` it failed for ``reason``."""
         result = CellResult(
-            **self._result(cell, start_seconds, datetime.now(UTC)), status="failed", reason=without_paths(reason)
+            cell=cell,
+            kind=self.suite.arms[cell.arm].kind,
+            status="ok" if measured else "failed",
+            reason=client.without_paths(reason),
+            configuration=client.configuration(self.suite, self.folder, cell),
+            versions=self.versions,
+            hardware=self.hardware,
+            server_start_seconds=round(start_seconds, 2),
+            **(measured or {"began": datetime.now(UTC).isoformat(timespec="seconds")}),
         )
-        self._keep(result)
-        self.progress.cell_done(result)
+        self._write(f"cells/{cell.id}.json", result.to_json())
+        self._progress.advance(self._task, 1)
+        task = self._progress.tasks[0]
+        seconds = task.time_remaining or 0
+        left = f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
+        line = f"[{task.completed:.0f}/{task.total:.0f}] {cell.label}: {_summary(result)}"
+        self._print(line if task.finished else line + left)
 
-    def _keep(self, result: CellResult) -> None:
-        write_json(asdict(result), self._file(result.cell), self._partial / f"{result.cell.id}.json")
+
+def _summary(result: CellResult) -> str:
+    if not result.ok:
+        return f"FAILED: {result.reason}"
+    text = f"{result.raw['output_throughput']:.0f} tokens/s"
+    return text if result.drafts is None else f"{text}, AL {result.drafts.length:.2f}"
 
 
 @contextlib.contextmanager

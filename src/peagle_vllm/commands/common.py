@@ -1,11 +1,23 @@
-"""What the subcommands share."""
+"""What the subcommands share: their common arguments, and how they end."""
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from peagle_vllm.diagnose.prompts import Messages
+    from peagle_vllm.heads.checks import Problem
+
+HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
+RevisionOption = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
 
 
 def fail(message: str) -> NoReturn:
@@ -23,3 +35,34 @@ def one_line_errors() -> Iterator[None]:
         yield
     except HeadError as error:
         fail(str(error))
+
+
+def exit_if_unfit(problems: "Iterable[Problem]") -> None:
+    """Print each problem on stderr; end with exit status 1 if one is an error."""
+    problems = list(problems)
+    for problem in problems:
+        print(f"{problem.severity}: {problem.line}", file=sys.stderr)
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(1)
+
+
+def conversations(prompts: Path) -> "list[Messages]":
+    """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
+    from peagle_vllm.diagnose.prompts import read_prompts
+
+    try:
+        return read_prompts(prompts)
+    except OSError as error:
+        fail(f"{prompts} cannot be read ({error.strerror})")
+    except ValueError as error:
+        fail(str(error))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
+    return arguments

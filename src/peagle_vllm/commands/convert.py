@@ -2,13 +2,14 @@
 
 import signal
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peagle_vllm.commands.common import one_line_errors
+from peagle_vllm.commands.common import HeadArgument, RevisionOption, exit_if_unfit, one_line_errors
 
 
 class Format(StrEnum):
@@ -17,7 +18,7 @@ class Format(StrEnum):
 
 
 def convert(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")],
+    head: HeadArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
     to: Annotated[Format, typer.Option("--to", help="vLLM's own format, or speculators'.")] = Format.vllm,
     mask_token_id: Annotated[
@@ -27,9 +28,7 @@ def convert(
         str | None,
         typer.Option(metavar="TARGET", help="Check the head against this model, and name it in the result."),
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(metavar="REV", help="The head's branch, tag or commit on the hub.")
-    ] = None,
+    revision: RevisionOption = None,
 ) -> None:
     """Write a head of any dialect in a format that vLLM loads by itself.
 
@@ -43,23 +42,21 @@ def convert(
     from peagle_vllm.heads import convert as converting
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
-    from peagle_vllm.heads.target import TargetFiles
+    from peagle_vllm.heads.target import read_target
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is written so far is removed
     with one_line_errors():
-        found = converting.with_mask_token(read_head(download(head, revision)), mask_token_id)
-        model = TargetFiles(target).target() if target is not None else None
-        problems = converting.obstacles(found, to.value, model)
-        for problem in problems:
-            print(f"{problem.severity}: {problem.line}", file=sys.stderr)
-        if any(problem.severity == "error" for problem in problems):
-            raise typer.Exit(1)
+        source = read_head(download(head, revision))
+        if mask_token_id is not None:
+            source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
+        model = read_target(target) if target is not None else None
+        exit_if_unfit(converting.obstacles(source, to.value, model))
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task(out.name, total=sum(info.num_bytes for info in found.tensors.values()))
-            written = converting.convert(found, out, to.value, model, lambda count: progress.advance(bar, count))
-    print(f"wrote {out}: {found.dialect} to {to.value}, {len(written.tensors)} tensors")
+            bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
+            written = converting.convert(source, out, to.value, model, lambda count: progress.advance(bar, count))
+    print(f"wrote {out}: {source.dialect} to {to.value}, {len(written.tensors)} tensors")
     verifier = written.config.get("speculators_config", {}).get("verifier")
     if to is Format.speculators and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         print(

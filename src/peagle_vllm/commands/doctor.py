@@ -47,7 +47,7 @@ def doctor(
     drafts = None
     if speculative_config is not None or target is not None:
         if speculative_config is None or target is None or vllm is not None:
-            fail("--target and --speculative-config go together, and ask the installed vLLM")
+            fail("--target and --speculative-config go together, without --vllm; give both, or neither")
         from peagle_vllm.drafting import DraftingError, drafting, lines
 
         flags = {

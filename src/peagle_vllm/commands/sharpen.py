@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle_vllm.commands.common import fail, one_line_errors
+from peagle_vllm.commands.common import JsonOption, conversations, exit_if_unfit, json_object, one_line_errors
 
 if TYPE_CHECKING:
     from peagle_vllm.sharpen.run import Report
@@ -32,7 +32,7 @@ def sharpen(
     engine: Annotated[
         str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
     ] = "{}",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Fit an edge to a head, so that its K tokens know of each other. The head itself stays as it is.
 
@@ -44,17 +44,20 @@ def sharpen(
     from rich.console import Console
     from rich.progress import Progress
 
-    from peagle_vllm.commands.diagnose import engine_arguments, fit_head, read_conversations
-    from peagle_vllm.heads.target import TargetFiles
+    from peagle_vllm.heads.checks import check
+    from peagle_vllm.heads.files import download
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.target import read_target
     from peagle_vllm.sharpen import run
 
-    plan_arguments = engine_arguments(engine)
-    learn, aside = run.divided(read_conversations(prompts), read_conversations(held_out) if held_out else None)
+    arguments = json_object(engine)
+    learn, aside = run.divided(conversations(prompts), conversations(held_out) if held_out else None)
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        model = TargetFiles(target).target()
-        found = fit_head(head, model)
-        plan = run.Plan(num_speculative_tokens or found.trained_depth or 5, rank, candidates, max_tokens, plan_arguments)
+        model, found = read_target(target), read_head(download(head))
+        exit_if_unfit(check(found, model))
+        depth = num_speculative_tokens or found.trained_depth or 5
+        plan = run.Plan(depth, rank, candidates, max_tokens, arguments)
         tasks: dict[str, Any] = {}
 
         def progress(what: str, done: int, of: int) -> None:
@@ -62,8 +65,8 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        token_ids = (run.token_ids(target, part) for part in (learn, aside))
-        report = run.sharpen(found, target, model.vocab_size, *token_ids, out, plan, progress)
+        learn_ids, aside_ids = run.token_ids(target, learn), run.token_ids(target, aside)
+        report = run.sharpen(found, target, model.vocab_size, learn_ids, aside_ids, out, plan, progress)
     if as_json:
         print(json.dumps(run.as_dict(report, plan), indent=2))
     else:

@@ -1,8 +1,8 @@
 """Measuring a setup in vLLM: one engine for each head and K, prompts greedily, acceptance from vLLM's own counters."""
 
 import dataclasses
+import functools
 import gc
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,20 +10,18 @@ from typing import Any, Self
 
 from peagle_vllm.acceptance import Acceptance, read_engine
 from peagle_vllm.diagnose.interventions import Setup
-from peagle_vllm.heads.convert import config_for
+from peagle_vllm.diagnose.prompts import Messages
+from peagle_vllm.heads.convert import config_for, write_json
 from peagle_vllm.heads.files import INDEX
 from peagle_vllm.heads.head import Head
-from peagle_vllm.heads.writer import write_json
-
-Messages = list[dict[str, str]]
 
 
 class VllmMeasure:
-    """Runs setups of one pair; use as a context manager, which ends the engine.
+    """Runs setups of one pair. A context manager: its end shuts the engine down.
 
     Args:
         conversations: each prompt as chat messages.
-        max_tokens: that each prompt may be answered with.
+        max_tokens: the longest answer to each prompt.
         llm: more arguments for ``vllm.LLM``.
     """
 
@@ -54,24 +52,21 @@ class VllmMeasure:
         return read_engine(llm).since(before)
 
     def prompt_ids(self, setup: Setup) -> list[list[int]]:
-        """Token ids of every prompt, as the setup wants them."""
-        tokenizer = self.tokenizer
-        ids = []
+        """Token ids of every prompt under this setup."""
+        prompts = []
         for messages in self.conversations:
             if setup.chat_template:
-                made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+                ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             else:
-                made = tokenizer.encode("\n".join(message["content"] for message in messages))
-            ids.append(made[-setup.prompt_tokens :] if setup.prompt_tokens else made)
-        return ids
+                ids = self.tokenizer.encode("\n".join(message["content"] for message in messages))
+            prompts.append(ids[-setup.prompt_tokens :] if setup.prompt_tokens else ids)
+        return prompts
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Any:
-        if not hasattr(self, "_tokenizer"):
-            from transformers import AutoTokenizer
+        from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self.target)
-        return self._tokenizer
+        return AutoTokenizer.from_pretrained(self.target)
 
     def _engine(self, setup: Setup) -> Any:
         key = (setup.aux_layers, setup.mask_token_id, setup.k)
@@ -104,8 +99,7 @@ class VllmMeasure:
     def _variant(self, setup: Setup) -> Path:
         """A folder with the head's weights, linked, and a config that names the setup's layers and mask token."""
         assert self.head.folder is not None
-        name = "-".join(map(str, (setup.mask_token_id, *setup.aux_layers)))
-        folder = Path(self._folder.name) / name
+        folder = Path(self._folder.name) / "-".join(map(str, (setup.mask_token_id, *setup.aux_layers)))
         if folder.exists():
             return folder
         folder.mkdir()
@@ -124,38 +118,3 @@ class VllmMeasure:
         if self._live is not None:
             self._live[1].llm_engine.engine_core.shutdown()
             self._live = None
-
-
-def read_prompts(path: Path) -> list[Messages]:
-    """Prompts from a file, one a line: text, or JSON with ``prompt`` or ``messages``.
-
-    Raises:
-        ValueError: a line is neither, or there is none; the message names it.
-    """
-    conversations: list[Messages] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            conversations.append(_messages(line, f"{path}:{number}"))
-    if not conversations:
-        raise ValueError(f"{path} holds no prompt; write one a line")
-    return conversations
-
-
-def _messages(line: str, place: str) -> Messages:
-    if not line.lstrip().startswith("{"):
-        return [{"role": "user", "content": line}]
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        raise ValueError(f'{place} is no JSON; write text, or {{"prompt": "..."}}') from None
-    if isinstance(entry.get("prompt"), str):
-        return [{"role": "user", "content": entry["prompt"]}]
-    messages = entry.get("messages")
-    valid = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
-    if not valid:
-        raise ValueError(f'{place} holds neither "prompt" nor "messages"; write one of them')
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))

@@ -1,4 +1,10 @@
-"""What is asked where the user names no prompts: short questions of several kinds."""
+"""Prompts: those of a file, or short questions of several kinds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Messages = list[dict[str, str]]
 
 PROMPTS = (
     "Explain how a hash table works, with an example.",
@@ -10,3 +16,38 @@ PROMPTS = (
     "What is the difference between a process and a thread?",
     "Write a short story about a lighthouse keeper who finds a letter.",
 )
+
+
+def read_prompts(path: Path) -> list[Messages]:
+    """Prompts from a file, one a line: text, or JSON with ``prompt`` or ``messages``.
+
+    Raises:
+        ValueError: a line is neither, or there is none; the message names it.
+    """
+    conversations: list[Messages] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            conversations.append(_messages(line, f"{path}:{number}"))
+    if not conversations:
+        raise ValueError(f"{path} holds no prompt; write one a line")
+    return conversations
+
+
+def _messages(line: str, place: str) -> Messages:
+    if not line.lstrip().startswith("{"):
+        return [{"role": "user", "content": line}]
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        raise ValueError(f'{place} is not valid JSON; write text, or {{"prompt": "..."}}') from None
+    if isinstance(entry.get("prompt"), str):
+        return [{"role": "user", "content": entry["prompt"]}]
+    messages = entry.get("messages")
+    valid = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
+    if not valid:
+        raise ValueError(f'{place} holds neither "prompt" nor "messages"; write one of them')
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))

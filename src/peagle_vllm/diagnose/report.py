@@ -1,15 +1,14 @@
 """A diagnosis for people, on 80 columns, and for machines."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.diagnose.curve import usual_rates
 from peagle_vllm.diagnose.interventions import Setup
-from peagle_vllm.diagnose.search import LEAST_GAIN, Diagnosis, Trial
+from peagle_vllm.diagnose.search import LEAST_GAIN, Diagnosis, Trial, usual_rates
 
 SCHEMA = 1
 FIELDS = {
@@ -28,13 +27,7 @@ def as_dict(setup: Setup, found: Diagnosis) -> dict[str, Any]:
     """The diagnosis, each of ``FIELDS``, ready for JSON."""
     return {
         "schema": SCHEMA,
-        "setup": {
-            "aux_layers": list(setup.aux_layers),
-            "mask_token_id": setup.mask_token_id,
-            "k": setup.k,
-            "chat_template": setup.chat_template,
-            "prompt_tokens": setup.prompt_tokens,
-        },
+        "setup": asdict(setup),
         "acceptance_length": round(found.curve.length, 4),
         "acceptance": [round(rate, 4) for rate in found.curve.shares],
         "drafts": found.curve.num_drafts,
@@ -47,11 +40,8 @@ def as_dict(setup: Setup, found: Diagnosis) -> dict[str, Any]:
 def _trial(trial: Trial) -> dict[str, Any]:
     return {
         "kind": trial.intervention.kind,
-        "change": trial.intervention.words,
-        "acceptance_length": [
-            round(trial.before.length, 4),
-            round(trial.after.length, 4),
-        ],
+        "change": trial.intervention.change,
+        "acceptance_length": [round(trial.before.length, 4), round(trial.after.length, 4)],
         "gain": round(trial.gain, 4),
     }
 
@@ -65,7 +55,14 @@ def show(console: Console, setup: Setup, found: Diagnosis) -> None:
         highlight=False,
     )
     console.print(f"acceptance length {found.curve.length:.2f}\n", style="bold", highlight=False)
-    _show_curve(console, found.curve)
+    curve = Table("position", "accepted", "usual", box=None, padding=(0, 2, 0, 0))
+    for column in curve.columns:
+        column.justify = "right"
+    curve.add_column("")
+    for position, share in enumerate(found.curve.shares, start=1):
+        low, high = usual_rates(position)
+        curve.add_row(str(position), f"{share:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * share))
+    console.print(curve, highlight=False)
     console.print()
     for line in found.odd:
         console.print(Text("odd      ", "yellow") + Text(line, "default"))
@@ -74,40 +71,23 @@ def show(console: Console, setup: Setup, found: Diagnosis) -> None:
     for trial in found.causes:
         before, after = trial.before.length, trial.after.length
         raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
-        words = f"{trial.intervention.kind}: {trial.intervention.words} {raised}"
-        console.print(Text("cause    ", "bold red") + Text(words, "default"), highlight=False)
+        line = f"{trial.intervention.kind}: {trial.intervention.change} {raised}"
+        console.print(Text("cause    ", "bold red") + Text(line, "default"), highlight=False)
         console.print(Text("mend     ", "green") + Text(trial.intervention.mend, "default"), soft_wrap=True)
-    if not found.causes:
-        console.print(Text(_verdict(found), "green" if not found.odd else "yellow"))
-
-
-def _verdict(found: Diagnosis) -> str:
-    if not found.odd:
-        return "a usual curve; no cause to look for"
-    if not found.trials:
-        return "nothing to try"
-    return f"no cause: nothing tried raised the acceptance length by {LEAST_GAIN:.0%} or more"
-
-
-def _show_curve(console: Console, curve: Acceptance) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("position", "accepted", "usual"):
-        table.add_column(column, justify="right")
-    table.add_column("")
-    for position, rate in enumerate(curve.shares, start=1):
-        low, high = usual_rates(position)
-        table.add_row(str(position), f"{rate:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * rate))
-    console.print(table, highlight=False)
+    if not found.odd and not found.causes:
+        console.print(Text("a usual curve; no cause to look for", "green"))
+    elif not found.causes:
+        why = f"no cause: nothing tried raised the acceptance length by {LEAST_GAIN:.0%} or more"
+        console.print(Text(why if found.trials else "nothing to try", "yellow"))
 
 
 def _show_trials(console: Console, trials: list[Trial]) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("tried")
+    table = Table("tried", box=None, padding=(0, 2, 0, 0))
     for column in ("AL before", "after", "gain"):
         table.add_column(column, justify="right", no_wrap=True)
     for trial in trials:
         before, after = trial.before.length, trial.after.length
-        table.add_row(trial.intervention.words, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
+        table.add_row(trial.intervention.change, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
     console.print()
     console.print(table, highlight=False)
     console.print()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, is_whole
+from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, is_size, is_whole, unfit
 from peagle_vllm.heads.files import shown
 from peagle_vllm.heads.head import Head
 
@@ -22,7 +22,7 @@ def _one_of(*words: str) -> Kind:
     return (lambda v: isinstance(v, str) and v in words, f"one of {', '.join(words)}")
 
 
-SIZE: Kind = (lambda v: is_whole(v) and 0 < v < 2**31, "a whole number above 0")
+SIZE: Kind = (is_size, "a whole number above 0")
 POSITIVE: Kind = (lambda v: _number(v) and 0 < v < 1e30, "a number above 0")
 NUMBER: Kind = (_number, "a number")
 SHARE: Kind = (lambda v: _number(v) and 0 <= v <= 1, "a number from 0 to 1")
@@ -56,17 +56,15 @@ OF_KIND: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (MODEL_TYPE, ("model_type",)),
     (_one_of("silu"), ("hidden_act",)),
 )
+KINDS = {name: kind for kind, names in OF_KIND for name in names}
 REQUIRED = ("model_type", "intermediate_size", "num_attention_heads")
-REQUIRED_NESTED = ("hidden_act", "rms_norm_eps")  # a speculators config gets no defaults from transformers
+REQUIRED_NESTED = ("intermediate_size", "num_attention_heads", "hidden_act", "rms_norm_eps")
 NEVER_NULL = (
     *("attention_bias", "hidden_act", "intermediate_size", "max_position_embeddings", "mlp_bias", "model_type"),
     *("num_attention_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "use_cache"),
 )
 OF_LLAMA3_ROPE = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
-ROPE_NUMBERS = (
-    *OF_LLAMA3_ROPE,
-    *("attention_factor", "beta_fast", "beta_slow", "partial_rotary_factor", "rope_theta"),
-)
+ROPE_NUMBERS = (*OF_LLAMA3_ROPE, "attention_factor", "beta_fast", "beta_slow", "partial_rotary_factor", "rope_theta")
 
 
 def check_architecture(head: Head) -> Iterator[str]:
@@ -107,39 +105,36 @@ def check_mask_token(head: Head) -> Iterator[str]:
 def check_fields(head: Head) -> Iterator[str]:
     """One line for each field that vLLM's layers cannot take, and for each that they lack."""
     served, place, nested = head.served, head.layer_place, head.is_speculators
-    kinds = {name: kind for kind, names in OF_KIND for name in names}
-    if nested:
-        del kinds["model_type"]  # ``check_architecture`` names it
-    for key in REQUIRED + (REQUIRED_NESTED if nested else ()):
-        if key in kinds and key not in served:
+    # A speculators config gets no defaults from transformers; ``check_architecture`` names its model_type.
+    for key in REQUIRED_NESTED if nested else REQUIRED:
+        if key not in served:
             yield f"{key} is missing: {place}; add it"
-    unfit = {
-        key: needs
-        for key, (fits, needs) in kinds.items()
-        if key in served and not (served[key] is None and key not in NEVER_NULL) and not fits(served[key])
-    }
-    yield from (f"{key} is {shown(served[key])}, needs {needs}: {place}; correct it" for key, needs in unfit.items())
-    if unfit:
+    lines = []
+    for key, (fits, needs) in KINDS.items():
+        checked = key in served and (served[key] is not None or key in NEVER_NULL)
+        if checked and not fits(served[key]) and not (nested and key == "model_type"):
+            lines.append(unfit(key, served[key], needs, place))
+    yield from lines
+    if lines:
         return
     yield from _attention(served, place)
     yield from _layer_types(head, place)
     for key in ("rope_parameters", "rope_scaling"):
         yield from _rope(served.get(key) or {}, key, place)
-    parameters = served.get("rope_parameters") or {}
-    if nested and "rope_theta" not in served and parameters.get("rope_theta") is None:
+    if nested and "rope_theta" not in served and (served.get("rope_parameters") or {}).get("rope_theta") is None:
         key = "rope_parameters.rope_theta" if "rope_parameters" in served else "rope_theta"
         yield f"{key} is missing: {place}; add it"
 
 
 def _attention(served: Mapping[str, Any], place: str) -> Iterator[str]:
-    heads = served.get("num_attention_heads")
+    heads, hidden = served.get("num_attention_heads"), served["hidden_size"]
     if heads is None:
         return
     groups = served.get("num_key_value_heads") or heads
     if heads % groups:
-        yield f"num_attention_heads is {heads}, no multiple of num_key_value_heads {groups}: {place}; correct them"
-    if served["hidden_size"] % heads and (not served.get("head_dim") or served.get("model_type") == "llama"):
-        yield f"hidden_size is {served['hidden_size']}, no multiple of num_attention_heads {heads}: {place}; correct it"
+        yield f"num_attention_heads is {heads}, not a multiple of num_key_value_heads {groups}: {place}; correct them"
+    if hidden % heads and (not served.get("head_dim") or served.get("model_type") == "llama"):
+        yield f"hidden_size is {hidden}, not a multiple of num_attention_heads {heads}: {place}; correct it"
 
 
 def _layer_types(head: Head, place: str) -> Iterator[str]:
@@ -147,7 +142,7 @@ def _layer_types(head: Head, place: str) -> Iterator[str]:
     if types is None:
         return
     if not isinstance(types, list) or not all(isinstance(t, str) and t in LAYER_TYPES for t in types):
-        yield f"layer_types is {shown(types)}, needs a list of {' and '.join(LAYER_TYPES)}: {place}; correct it"
+        yield unfit("layer_types", types, f"a list of {' and '.join(LAYER_TYPES)}", place)
     elif len(types) < head.num_layers:
         yield f"layer_types names {len(types)} layers, num_hidden_layers is {head.num_layers}: {place}; correct it"
     elif "sliding_attention" in types and not head.served.get("sliding_window"):
@@ -159,7 +154,8 @@ def _rope(rope: Mapping[str, Any], key: str, place: str) -> Iterator[str]:
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
         yield f"{key} has the type {shown(kind)}, needs one of {', '.join(ROPE_TYPES)}: {place}; correct it"
         return
+    fits, needs = POSITIVE
     for name in ROPE_NUMBERS:
         value, needed = rope.get(name), kind == "llama3" and name in OF_LLAMA3_ROPE
-        if needed if value is None else not POSITIVE[0](value):
-            yield f"{key}.{name} is {shown(value)}, needs a number above 0: {place}; correct it"
+        if needed if value is None else not fits(value):
+            yield unfit(f"{key}.{name}", value, needs, place)

@@ -1,50 +1,59 @@
 """What is wrong with a head's weights: each tensor is there, with the shape and dtype that vLLM's layers give it.
 
-Stock vLLM loads most of these heads all the same: a missing tensor keeps its random initial values, one without a place
-may be dropped, and nothing but a low acceptance shows it.
+Stock vLLM loads most of these heads all the same: a missing tensor keeps its random initial numbers, one without a
+place may be dropped, and nothing but a low acceptance shows it.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from peagle_vllm.heads.files import FLOATS, is_finite, read_pieces
-from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.head import AGAIN, Head, read_map
 
 if TYPE_CHECKING:
     import numpy as np
 
-SOURCE_AGAIN = "take the head's weights from their source again"
-MOST_LAYERS = 1000  # a config may name any number
-Shape = tuple[int, ...]
+SIZES_OR_AGAIN = f"correct the sizes in config.json, or {AGAIN}"
+# The shape of each module's weight in a decoder layer, in the sizes of ``expected_shapes``.
+LAYER: dict[str, tuple[str, ...]] = {
+    "hidden_norm": ("hidden",),
+    "input_layernorm": ("hidden",),
+    "post_attention_layernorm": ("hidden",),
+    "self_attn.q_proj": ("q", "input"),
+    "self_attn.k_proj": ("kv", "input"),
+    "self_attn.v_proj": ("kv", "input"),
+    "self_attn.qkv_proj": ("q+2kv", "input"),
+    "self_attn.o_proj": ("hidden", "q"),
+    "self_attn.q_norm": ("head",),
+    "self_attn.k_norm": ("head",),
+    "mlp.gate_proj": ("inner", "hidden"),
+    "mlp.up_proj": ("inner", "hidden"),
+    "mlp.gate_up_proj": ("2inner", "hidden"),
+    "mlp.down_proj": ("hidden", "inner"),
+}
+QWEN3_ONLY = ("self_attn.q_norm", "self_attn.k_norm")
+FUSED = {  # the module that may stand in place of each of these
+    **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv_proj"),
+    **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
+}
 
 
 def check_layers(head: Head) -> Iterator[str]:
     """Are all modules there?"""
     numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
-    wanted = range(min(head.num_layers, MOST_LAYERS))
-    if numbers != {str(i) for i in wanted}:
+    if len(numbers) != head.num_layers or numbers != {str(i) for i in range(len(numbers))}:
         yield (
             f"num_hidden_layers is {head.num_layers}, the weights hold {len(numbers)} layers: {head.config_file}; "
-            "correct it, or take the head from its source again"
+            f"correct it, or {AGAIN}"
         )
         return
-    missing = [name for i in wanted for name in _missing_parts(head, f"layers.{i}")]
-    missing += [part for part in ("fc", "norm", "layers.0.hidden_norm") if not head.has(part)]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        yield f"{missing[0]} is missing{more}: {head.file_of('fc.weight')}; {SOURCE_AGAIN}"
-
-
-def _missing_parts(head: Head, layer: str) -> list[str]:
-    parts = ["input_layernorm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj"]
-    if not head.has(f"{layer}.self_attn.qkv_proj"):
-        parts += [f"self_attn.{part}_proj" for part in "qkv"]
-    if not head.has(f"{layer}.mlp.gate_up_proj"):
-        parts += ["mlp.gate_proj", "mlp.up_proj"]
-    if head.family == "qwen3":
-        parts += ["self_attn.q_norm", "self_attn.k_norm"]
-    return [f"{layer}.{part}" for part in parts if not head.has(f"{layer}.{part}")]
+    optional = {"hidden_norm", *FUSED.values(), *(() if head.family == "qwen3" else QWEN3_ONLY)}
+    missing = [module for module in ("fc", "norm", "layers.0.hidden_norm") if not head.has(module)]
+    for layer in (f"layers.{i}" for i in range(head.num_layers)):
+        for module in (module for module in LAYER if module not in optional):
+            if not head.has(f"{layer}.{module}") and not head.has(f"{layer}.{FUSED.get(module, module)}"):
+                missing.append(f"{layer}.{module}")
+    yield from _first_of(head, missing, lambda name: "is missing", AGAIN)
 
 
 def check_fc(head: Head) -> Iterator[str]:
@@ -67,15 +76,13 @@ def check_fc(head: Head) -> Iterator[str]:
 
 
 def check_mask_hidden(head: Head) -> Iterator[str]:
-    file = head.file_of("mask_hidden")
-    info = head.tensors.get("mask_hidden")
+    file, info = head.file_of("mask_hidden"), head.tensors.get("mask_hidden")
     if info is None:
         yield (
-            f'mask_hidden is missing: {file}; {SOURCE_AGAIN}, or remove "parallel_drafting": true from the '
-            "speculative config"
+            f'mask_hidden is missing: {file}; {AGAIN}, or remove "parallel_drafting": true from the speculative config'
         )
         return
-    width, count, hidden_size = math.prod(info.shape), head.aux_needed, head.target_hidden_size
+    width, count, hidden_size = info.num_elements, head.aux_needed, head.target_hidden_size
     if width != count * hidden_size:
         yield (
             f"mask_hidden is {width} wide, needs {count} x {hidden_size} = {count * hidden_size} (aux layers x target "
@@ -84,136 +91,142 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
     elif info.dtype not in FLOATS:
         yield f"mask_hidden is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
     else:
-        values = head.mask_hidden()
-        fault = None if values is None else value_fault(values)
+        vector = head.mask_hidden()
+        fault = None if vector is None else value_fault(vector)
         if fault:
-            yield f"{fault}: {file}; {SOURCE_AGAIN}, or train mask_hidden"
+            yield f"{fault}: {file}; {AGAIN}, or train mask_hidden"
 
 
-def value_fault(values: "np.ndarray") -> str | None:
-    """What is wrong with the values of ``mask_hidden``."""
+def value_fault(mask_hidden: "np.ndarray") -> str | None:
+    """What is wrong with the numbers in ``mask_hidden``."""
     import numpy as np
 
-    if not np.isfinite(values).all():
+    if not np.isfinite(mask_hidden).all():
         return "mask_hidden holds NaN or Inf"
-    if not values.any():
-        return "mask_hidden is all zeros, so every draft after the first would be garbage"
-    return None
+    return None if mask_hidden.any() else "mask_hidden is all zeros, so every draft after the first would be garbage"
 
 
 def check_norms(head: Head) -> Iterator[str]:
     """The two norms before ``fc``: vLLM drops or invents them when the config and the weights disagree."""
-    for key, tensor, place in (
+    for key, module, place in (
         ("norm_before_fc", "input_norm", head.config_file),
         ("fc_norm", "fc_norm", head.layer_place),
     ):
-        if head.has(tensor) and not head.norms[key]:
-            yield f'{tensor} is in the weights, vLLM sees no "{key}": {place}; add "{key}": true there'
-        if head.norms[key] and not head.has(tensor):
-            yield f"{key} is set, the weights hold no {tensor}: {head.file_of('fc.weight')}; {SOURCE_AGAIN}"
+        if head.has(module) and not head.norms[key]:
+            yield f'{module} is in the weights, but vLLM finds no "{key}": {place}; add "{key}": true there'
+        if head.norms[key] and not head.has(module):
+            yield f"{key} is set, the weights hold no {module}: {head.file_of('fc.weight')}; {AGAIN}"
 
 
-def expected_shapes(head: Head) -> dict[str, Shape]:
+def check_vocabulary(head: Head) -> Iterator[str]:
+    """Do the sizes of the vocabularies fit each other and the weights, and is the map between them sound?"""
+    draft, full = head.draft_vocab_size, head.vocab_size
+    if draft > full:
+        yield f"draft_vocab_size is {draft}, more than the {full} of vocab_size: {head.config_file}; correct them"
+        return
+    for tensor, key, rows in (
+        ("lm_head.weight", "draft_vocab_size", draft),
+        ("embed_tokens.weight", "vocab_size", full),
+    ):
+        info = head.tensors.get(tensor)
+        if info is not None and info.shape[:1] != (rows,):
+            yield (
+                f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}: {head.file_of(tensor)}; "
+                f'correct "{key}" in config.json'
+            )
+    if head.is_reduced and not head.has("lm_head"):
+        yield (
+            f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}: "
+            f"{head.file_of('lm_head')}; {AGAIN}"
+        )
+    if fault := read_map(head).fault:
+        yield fault
+
+
+def expected_shapes(head: Head) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor that the head may carry, by its name in vLLM. Needs a config without faults."""
-    served, hidden, head_dim = head.served, head.hidden_size, head.head_dim
-    heads = served["num_attention_heads"]
-    q, kv = heads * head_dim, (served.get("num_key_value_heads") or heads) * head_dim
-    inner, fc_in = served["intermediate_size"], head.num_aux * head.target_hidden_size
-    shapes: dict[str, Shape] = {
+    served, hidden = head.served, head.hidden_size
+    heads, inner = served["num_attention_heads"], served["intermediate_size"]
+    q, kv = heads * head.head_dim, (served.get("num_key_value_heads") or heads) * head.head_dim
+    sizes = {"hidden": hidden, "head": head.head_dim, "q": q, "kv": kv, "q+2kv": q + 2 * kv}
+    sizes |= {"inner": inner, "2inner": 2 * inner}
+    shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (head.vocab_size, hidden),
-        "fc.weight": (hidden, fc_in),
-        "input_norm.weight": (fc_in,),
+        "fc.weight": (hidden, head.num_aux * head.target_hidden_size),
+        "input_norm.weight": (head.num_aux * head.target_hidden_size,),
         "lm_head.weight": (head.draft_vocab_size, hidden),
         "norm.weight": (hidden,),
     }
-    shapes |= {f"fc_norm.{i}.weight": (head.target_hidden_size,) for i in range(min(head.num_aux, MOST_LAYERS))}
-    for i in range(min(head.num_layers, MOST_LAYERS)):
-        layer, width = f"layers.{i}", hidden if i else 2 * hidden
-        shapes |= {
-            f"{layer}.hidden_norm.weight": (hidden,),
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{layer}.self_attn.q_proj.weight": (q, width),
-            f"{layer}.self_attn.k_proj.weight": (kv, width),
-            f"{layer}.self_attn.v_proj.weight": (kv, width),
-            f"{layer}.self_attn.qkv_proj.weight": (q + 2 * kv, width),
-            f"{layer}.self_attn.o_proj.weight": (hidden, q),
-            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
-            f"{layer}.mlp.up_proj.weight": (inner, hidden),
-            f"{layer}.mlp.gate_up_proj.weight": (2 * inner, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, inner),
-        }
-        if head.family == "qwen3":
-            shapes |= {f"{layer}.self_attn.{part}_norm.weight": (head_dim,) for part in "qk"}
-        for part in _biased(head):
-            shapes[f"{layer}.{part}.bias"] = shapes[f"{layer}.{part}.weight"][:1]
+    norms = range(min(head.num_aux, len(head.tensors)))  # a config may name any number
+    shapes |= {f"fc_norm.{i}.weight": (head.target_hidden_size,) for i in norms}
+    for i in range(head.num_layers):
+        sizes["input"] = hidden if i else 2 * hidden
+        for module, dims in LAYER.items():
+            if module in QWEN3_ONLY and head.family != "qwen3":
+                continue
+            shape = tuple(sizes[dim] for dim in dims)
+            shapes[f"layers.{i}.{module}.weight"] = shape
+            if _has_bias(head, module):
+                shapes[f"layers.{i}.{module}.bias"] = shape[:1]
     return shapes
 
 
-def _biased(head: Head) -> list[str]:
-    """Projections that vLLM gives a bias."""
-    biased = []
-    if head.served.get("attention_bias"):
-        biased += [f"self_attn.{part}_proj" for part in ("q", "k", "v", "qkv")]
-        biased += ["self_attn.o_proj"] if head.family == "llama" else []
-    if head.served.get("mlp_bias") and head.family == "llama":
-        biased += [f"mlp.{part}_proj" for part in ("gate", "up", "gate_up", "down")]
-    return biased
+def _has_bias(head: Head, module: str) -> bool:
+    """Whether vLLM gives this module a bias."""
+    if not module.endswith("_proj"):
+        return False
+    if module.startswith("mlp."):
+        return bool(head.served.get("mlp_bias")) and head.family == "llama"
+    return bool(head.served.get("attention_bias")) and (head.family == "llama" or module != "self_attn.o_proj")
 
 
 def check_shapes(head: Head) -> Iterator[str]:
-    """One line for each kind of fault; it names the first tensor and counts the others."""
-    expected, tensors = expected_shapes(head), head.tensors
-    checked_elsewhere = ("d2t", "t2d", "mask_hidden")
-    odd = sorted(name for name in tensors if name not in expected and name not in checked_elsewhere)
+    """One line for each kind of fault."""
+    expected, tensors = expected_shapes(head), dict(sorted(head.tensors.items()))
+    elsewhere = ("d2t", "t2d", "mask_hidden")  # have checks of their own
+    odd = [name for name in tensors if name not in expected and name not in elsewhere]
     odd = [name for name in odd if not name.endswith("rotary_emb.inv_freq")]
-    if odd:
-        yield (
-            f"{tensors[odd[0]].name} is no tensor that vLLM's {head.family} P-EAGLE class has{_and_more(odd)}: "
-            f"{head.file_of(odd[0])}; remove it, or correct config.json"
-        )
-    known = {name: info for name, info in sorted(tensors.items()) if name in expected}
+    what = f"is no tensor that vLLM's {head.family} P-EAGLE class has"
+    yield from _first_of(head, odd, lambda name: what, "remove it, or correct config.json")
+    known = {name: info for name, info in tensors.items() if name in expected}
     wrong = [name for name, info in known.items() if info.shape != expected[name] and name != "fc.weight"]
     # ``check_vocabulary`` names the field behind a wrong number of these rows.
     vocabularies = ("lm_head.weight", "embed_tokens.weight")
     wrong = [n for n in wrong if n not in vocabularies or known[n].shape[:1] == expected[n][:1]]
-    if wrong:
-        yield (
-            f"{wrong[0]} is {list(known[wrong[0]].shape)}, needs {list(expected[wrong[0]])}{_and_more(wrong)}: "
-            f"{head.file_of(wrong[0])}; correct the sizes in config.json, or take the weights from their source again"
-        )
+    yield from _first_of(
+        head, wrong, lambda name: f"is {list(known[name].shape)}, needs {list(expected[name])}", SIZES_OR_AGAIN
+    )
     no_float = [name for name, info in known.items() if info.dtype not in FLOATS]
-    if no_float:
-        yield (
-            f"{no_float[0]} is stored as {known[no_float[0]].dtype}, needs one of {', '.join(FLOATS)}"
-            f"{_and_more(no_float)}: {head.file_of(no_float[0])}; save it as BF16"
-        )
-    biases = (name for name in expected if name.endswith(".bias"))
-    lost = sorted(name for name in biases if name not in tensors and f"{name[:-4]}weight" in tensors)
-    if lost:
-        yield (
-            f"{lost[0]} is missing, and config.json promises biases{_and_more(lost)}: {head.file_of(lost[0])}; "
-            "correct attention_bias and mlp_bias, or take the weights from their source again"
-        )
+    floats = ", ".join(FLOATS)
+    yield from _first_of(
+        head, no_float, lambda name: f"is stored as {known[name].dtype}, needs one of {floats}", "save it as BF16"
+    )
+    biases = sorted(name for name in expected if name.endswith(".bias") and name not in tensors)
+    lost = [name for name in biases if f"{name[:-4]}weight" in tensors]
+    what_lost = "is missing, and config.json promises biases"
+    yield from _first_of(head, lost, lambda name: what_lost, f"correct attention_bias and mlp_bias, or {AGAIN}")
 
 
-def check_values(head: Head) -> Iterator[str]:
-    """Reads every number once: one line that names the first tensor with NaN or Inf and counts the others.
-
-    Not ``mask_hidden``, which ``check_mask_hidden`` reads.
-    """
-    folder = head.folder
-    if folder is None:
-        return
-    broken = [
-        name
-        for name, info in sorted(head.tensors.items())
-        if name != "mask_hidden" and not all(is_finite(raw, info.dtype) for raw in read_pieces(folder, info))
-    ]
-    if broken:
-        named = head.tensors[broken[0]].name
-        yield f"{named} holds NaN or Inf{_and_more(broken)}: {head.file_of(broken[0])}; {SOURCE_AGAIN}"
+def check_finite(head: Head) -> Iterator[str]:
+    """Read every number once, and look for NaN and Inf. Not ``mask_hidden``, which ``check_mask_hidden`` reads."""
+    broken = [name for name in sorted(head.tensors) if name != "mask_hidden" and not _is_finite(head, name)]
+    return not_finite(head, broken)
 
 
-def _and_more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+def not_finite(head: Head, names: Sequence[str]) -> Iterator[str]:
+    """The line for tensors with NaN or Inf."""
+    return _first_of(head, names, lambda name: "holds NaN or Inf", AGAIN)
+
+
+def _is_finite(head: Head, name: str) -> bool:
+    info = head.tensors[name]
+    return head.folder is None or all(is_finite(raw, info.dtype) for raw in read_pieces(head.folder, info))
+
+
+def _first_of(head: Head, names: Sequence[str], what: Callable[[str], str], mend: str) -> Iterator[str]:
+    """A line that names the first tensor or module with a fault and counts the others; none without names."""
+    if names:
+        name = names[0]
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        in_file = head.tensors[name].name if name in head.tensors else name
+        yield f"{in_file} {what(name)}{more}: {head.file_of(name)}; {mend}"

@@ -1,6 +1,6 @@
-"""Every check of a head, in one walk: alone (``check_head``), and for a target (``check_pair``).
+"""Every check of a head, in one walk: alone (``check_head``), for a target (``check_pair``), for a tool (``check``).
 
-No weight is loaded for them; ``serving.check_loaded_head`` sees what only the loaded head shows.
+No weight is loaded for them; ``serving.check_loaded_head`` checks what only the loaded head shows.
 """
 
 from collections.abc import Iterator
@@ -8,13 +8,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peagle_vllm.heads.check_config import check_architecture, check_fields, check_mask_token
-from peagle_vllm.heads.check_weights import check_fc, check_layers, check_mask_hidden, check_norms, check_shapes
+from peagle_vllm.heads.check_weights import (
+    check_fc,
+    check_finite,
+    check_layers,
+    check_mask_hidden,
+    check_norms,
+    check_shapes,
+    check_vocabulary,
+)
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.edge import edge_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
-from peagle_vllm.heads.head import Head
-from peagle_vllm.heads.target import Target
-from peagle_vllm.heads.vocabulary import check_vocabulary
+from peagle_vllm.heads.head import AGAIN, Head
+from peagle_vllm.heads.target import Target, Token
+
+THIS_TARGET = "use the head that was trained for this target"
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,31 @@ class Problem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "line", as_line(self.line))
+
+
+def check(
+    head: Head, target: Target | None = None, token: Token | None = None, *, numbers: bool = False
+) -> list[Problem]:
+    """Problems of a head for a tool, which needs its weights; a dummy load in vLLM does not.
+
+    Args:
+        token: what the target's tokenizer calls the head's mask token.
+        numbers: whether to read all weights, and look for NaN and Inf.
+    """
+    problems = check_head(head) if target is None else check_pair(head, target)
+    if not head.tensors:
+        problems.append(Problem(f"no *.safetensors: {head.name}; pickled weights are never read, save them as such"))
+    if numbers:
+        problems += [Problem(line) for line in check_finite(head)]
+    if token is not None and token.kind in ("in use", "ordinary"):
+        problems.append(
+            Problem(
+                f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}; "
+                "right only if the head was trained so",
+                "warning",
+            )
+        )
+    return problems
 
 
 def check_head(head: Head) -> list[Problem]:
@@ -43,20 +77,13 @@ def check_head(head: Head) -> list[Problem]:
         layers = list(check_layers(head))
         lines += layers
         try:
-            for check in (check_fc, check_mask_hidden, check_norms, check_vocabulary):
-                lines += check(head)
+            for part in (check_fc, check_mask_hidden, check_norms, check_vocabulary):
+                lines += part(head)
         except HeadError as error:
             lines.append(str(error))
         if head.family and not head.is_quantized and not fields and not layers:  # else shapes cannot be known
             lines += check_shapes(head)
     return [Problem(line) for line in lines]
-
-
-def check_presence(head: Head) -> list[Problem]:
-    """What a tool needs and a dummy load does not: weights."""
-    if head.tensors:
-        return []
-    return [Problem(f"no *.safetensors: {head.name}; pickled weights are never read, save them as such")]
 
 
 def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = None) -> list[Problem]:
@@ -70,7 +97,7 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = N
         problems += [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
     if not head.is_eagle3:
         problems += [Problem(line) for line in _sizes(head, target)]
-        problems += _aux_layers(head, target)
+        problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
         problems += [Problem(line) for line in edge_faults(head, target.vocab_size)]
     return problems + check_head(head)
 
@@ -89,40 +116,41 @@ def _sizes(head: Head, target: Target) -> Iterator[str]:
         key = "target_hidden_size" if head.served.get("target_hidden_size") else "hidden_size"
         yield (
             f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide: "
-            f"{head.config_file}; use the head that was trained for this target"
+            f"{head.config_file}; {THIS_TARGET}"
         )
     if head.vocab_size != target.vocab_size:
         yield (
-            f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}: {head.config_file}; use the "
-            "head that was trained for this target"
+            f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}: {head.config_file}; {THIS_TARGET}"
         )
-    if head.tensors and head.hidden_size != target.hidden_size:
-        for part in ("embed_tokens", "lm_head"):
-            if not head.has(part):
-                yield (
-                    f"{part} is missing, and that of {target.name} is {target.hidden_size} wide where the head's "
-                    f"hidden_size is {head.hidden_size}: {head.file_of(part)}; take the head's weights from their "
-                    "source again"
-                )
+    for module in ("embed_tokens", "lm_head") if head.tensors and head.hidden_size != target.hidden_size else ():
+        if not head.has(module):
+            yield (
+                f"{module} is missing, and that of {target.name} is {target.hidden_size} wide where the head's "
+                f"hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
+            )
+
+
+def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
+    """Can the layers that vLLM takes by default be those of this pair?"""
+    default, needed = default_aux_layers(target.num_layers), head.aux_needed
+    if len(set(default)) < len(default):
+        fault = "names one twice"
+    elif not all(0 <= i <= target.num_layers for i in default):
+        fault = "leaves the target"
+    elif len(default) != needed:
+        fault = f"has {len(default)} where fc takes {needed}"
+    else:
+        return
+    yield Problem(
+        f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}, "
+        f'{list(default)}, {fault}: {head.config_file}; add "{AUX_KEY}" with the {needed} that the head was trained on'
+    )
 
 
 def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
-    default = default_aux_layers(target.num_layers)
-    ids, key, needed, file = head.aux_layer_ids, head.aux_key, head.aux_needed, head.config_file
-    if ids is None:
-        fault = None
-        if len(set(default)) < len(default):
-            fault = "names one twice"
-        elif not all(0 <= i <= target.num_layers for i in default):
-            fault = "leaves the target"
-        elif len(default) != needed:
-            fault = f"has {len(default)} where fc takes {needed}"
-        if fault:
-            yield Problem(
-                f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}, "
-                f'{list(default)}, {fault}: {file}; add "{AUX_KEY}" with the {needed} that the head was trained on'
-            )
-        return
+    """Do the layers that the head names exist in the target, and does ``fc`` take as many?"""
+    ids, key, needed, file = list(head.aux_layer_ids or ()), head.aux_key, head.aux_needed, head.config_file
+    default = list(default_aux_layers(target.num_layers))
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
         yield Problem(
@@ -133,21 +161,21 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     if outside:
         yield Problem(
             f"{key} names layer {shown(outside[0])}, {target.name} has {target.num_layers} layers (0 to "
-            f"{target.num_layers} can be read): {file}; use the head that was trained for this target"
+            f"{target.num_layers} can be read): {file}; {THIS_TARGET}"
         )
     if len(ids) != needed:
         yield Problem(
             f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; name the layers that the "
             "head was trained on"
         )
-    if tuple(ids) == tuple(i - 1 for i in default):
+    if ids == [i - 1 for i in default]:
         yield Problem(
-            f"{key} is {shown(ids)}, one less than vLLM's default {list(default)}: {file}; SpecForge and SGLang count "
-            "the layer whose output is read, vLLM the one whose input: add one to each if the head was trained so "
+            f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}; SpecForge and SGLang count the "
+            "layer whose output is read, vLLM the one whose input: add one to each if the head was trained so "
             "(peagle-vllm diagnose tries it)",
             "warning",
         )
-    if list(ids) != sorted(ids):
+    if ids != sorted(ids):
         yield Problem(
             f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order: {file}; drafts are poor if the "
             "head was trained on the order named",

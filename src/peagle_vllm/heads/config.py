@@ -1,4 +1,4 @@
-"""A head's config.json as vLLM reads it, and what vLLM must be told because it does not find it there.
+"""A head's config.json as vLLM reads it, and the fields that vLLM needs but does not find there.
 
 vLLM 0.32 and 0.33 read a head's config in one of two ways. Both are repeated here, because vLLM ignores a field in the
 wrong place, and then drafts badly with a default.
@@ -6,14 +6,14 @@ wrong place, and then drafts badly with a default.
     speculators format   transformer_layer_config, plus a few named fields   (configs/speculators/algos.py)
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
 
-| dialect         | how it is recognised                               | what vLLM must be told                     |
-|-----------------|----------------------------------------------------|--------------------------------------------|
-| ``aws``         | ``ptd_token_id``, ``midlayer``                     | identity d2t left out                      |
-| ``flat``        | the same, architecture ``LlamaForCausalLM``        | nothing: it puts ``Eagle3`` before the name |
-| ``speculators`` | ``speculators_model_type``, nested layer config    | ``fc_norm`` and the number of aux states   |
-| ``nemo``        | ``LlamaEagle3DraftModel``, names under ``model.``  | architecture, names without the prefix     |
-| ``specforge``   | ``PEagleDraftModel`` in a flat config              | architecture, and the mask token id        |
-| ``vllm``        | an architecture of vLLM's registry                 | nothing                                    |
+| dialect         | how it is recognised                               | what serving maps for vLLM                  |
+|-----------------|----------------------------------------------------|---------------------------------------------|
+| ``aws``         | ``ptd_token_id``, ``midlayer``                     | identity d2t left out                       |
+| ``flat``        | the same, architecture ``LlamaForCausalLM``        | nothing: vLLM puts ``Eagle3`` before the name |
+| ``speculators`` | ``speculators_model_type``, nested layer config    | ``fc_norm`` and the number of aux states    |
+| ``nemo``        | ``LlamaEagle3DraftModel``, names under ``model.``  | architecture, names without the prefix      |
+| ``specforge``   | ``PEagleDraftModel`` in a flat config              | architecture; the mask token id must be added |
+| ``vllm``        | an architecture of vLLM's registry                 | nothing                                     |
 
 A new dialect goes into ``dialect_of``, ``mapped_fields`` (which serving sets on vLLM's config, and ``convert`` writes)
 and ``vllm_name``.
@@ -33,10 +33,6 @@ AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
 SPECFORGE = {"PEagleDraftModel"}
 OF_FAMILY = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
-SPECULATORS_ARCHITECTURES = {
-    "peagle": {"llama": "PeagleLlamaForCausalLM", "qwen3": "PeagleQwen3ForCausalLM"},
-    "eagle3": {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"},
-}
 # The architectures whose classes know mask_hidden, in vLLM's registry.
 QWEN3_ARCHITECTURES = {"Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM"}
 LLAMA_ARCHITECTURES = {
@@ -64,7 +60,7 @@ def is_speculators(config: Config) -> bool:
 
 
 def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
-    """Who wrote the head. ``tensor_names`` as they stand in the file."""
+    """Which library wrote the head. ``tensor_names`` as they stand in the file."""
     first = _first_architecture(config)
     if is_speculators(config):
         return "speculators"
@@ -85,45 +81,65 @@ def family_of(architecture: str | None) -> Family | None:
 
 
 def stock_config(config: Config, file: str) -> dict[str, Any]:
-    """The flat config that vLLM by itself makes of ``config``. ``file`` is for messages."""
-    if not is_speculators(config):
+    """The flat config that vLLM by itself makes of ``config``; its sizes and aux layers have the right types.
+
+    Raises:
+        HeadError: a field that no head can be read without is missing or malformed; ``file`` is for that line.
+    """
+    if is_speculators(config):
+        stock = _flat_of_speculators(config, file)
+    else:
         names = config.get("architectures") or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise HeadError(f"architectures is {shown(names)}, needs a list of names: {file}; correct it")
+            raise HeadError(unfit("architectures", names, "a list of names", file))
         prefixed = [n if n.startswith("Eagle3") or n.endswith("Eagle3") else f"Eagle3{n}" for n in names]
-        return {**config, "architectures": prefixed}
+        stock = {**config, "architectures": prefixed}
+    for key in ("dflash_config", "eagle_config"):
+        if not isinstance(stock.get(key) or {}, dict):
+            raise HeadError(unfit(key, stock[key], "a JSON object", file))
+    for place, ids in aux_places(stock).items():
+        if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
+            raise HeadError(unfit(place, ids, "a list of whole numbers", file))
+    optional = ("draft_vocab_size", "num_aux_layers", "num_aux_hidden_states")
+    stated = [key for key in optional if stock.get(key) is not None]
+    stated += ["target_hidden_size"] if "target_hidden_size" in stock else []
+    for key in ("hidden_size", "vocab_size", "num_hidden_layers", *stated):
+        size(stock, key, file)
+    return stock
+
+
+def _flat_of_speculators(config: Config, file: str) -> dict[str, Any]:
     nested = config.get("transformer_layer_config")
     if not isinstance(nested, dict):
-        raise HeadError(f"transformer_layer_config is {shown(nested)}, needs a JSON object: {file}; correct it")
+        raise HeadError(unfit("transformer_layer_config", nested, "a JSON object", file))
     kind, model_type = config.get("speculators_model_type"), nested.get("model_type", "llama")
-    by_type = SPECULATORS_ARCHITECTURES.get(kind, {}) if isinstance(kind, str) else {}
-    architecture = by_type.get(model_type) if isinstance(model_type, str) else None
-    served = {
+    prefix = {"peagle": "Peagle", "eagle3": "Eagle3"}.get(kind) if isinstance(kind, str) else None
+    layers = {"llama": "Llama", "qwen3": "Qwen3"}.get(model_type) if isinstance(model_type, str) else None
+    stock = {
         **nested,
-        "architectures": [architecture] if architecture else [],
+        "architectures": [f"{prefix}{layers}ForCausalLM"] if prefix and layers else [],
         "draft_vocab_size": config.get("draft_vocab_size"),
         "norm_before_fc": config.get("norm_before_fc", False),
         "norm_before_residual": config.get("norm_before_residual", kind == "eagle3"),
     }
     if config.get("target_hidden_size") is not None:
-        served["target_hidden_size"] = config["target_hidden_size"]
+        stock["target_hidden_size"] = config["target_hidden_size"]
     if config.get(AUX_KEY):
-        served[AUX_KEY] = config[AUX_KEY]
+        stock[AUX_KEY] = config[AUX_KEY]
     if kind == "peagle" and "mask_token_id" in config:
-        served["pard_token"] = config["mask_token_id"]
+        stock["pard_token"] = config["mask_token_id"]
     if kind == "eagle3":
-        served["fc_norm"] = config.get("fc_norm", False)
-    return served
+        stock["fc_norm"] = config.get("fc_norm", False)
+    return stock
 
 
-def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInfo], file: str) -> dict[str, Any]:
+def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The fields of vLLM's flat config that it does not find by itself, although the head's files hold them.
 
     Args:
         config: config.json as it stands.
-        stock: the flat config that vLLM makes of it alone.
+        stock: ``stock_config`` of it.
         tensors: by vLLM's names.
-        file: config.json's name, for messages.
     """
     fields: dict[str, Any] = {}
     first = _first_architecture(config)
@@ -132,12 +148,12 @@ def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInf
     architectures = fields.get("architectures") or stock["architectures"]
     family = family_of(architectures[0]) if architectures else None
 
-    ids, _ = aux_layers(stock, file)
-    if ids is not None and not stock.get(AUX_KEY):
-        fields[AUX_KEY] = list(ids)  # they stand inside eagle_config, where V2 does not look
-    stated = [key for key in ("num_aux_layers", "num_aux_hidden_states") if stock.get(key) is not None]
-    taken = aux_of_fc(stock, tensors, file)
-    if family is not None and not stated and taken and taken != count_aux({**stock, **fields}, family, file):
+    ids = aux_places(stock).get(f"eagle_config.{AUX_KEY}")
+    if ids and not stock.get(AUX_KEY):
+        fields[AUX_KEY] = list(ids)  # V2 does not look into eagle_config
+    stated = stock.get("num_aux_layers") or stock.get("num_aux_hidden_states")
+    taken = aux_of_fc(stock, tensors)
+    if family is not None and not stated and taken and taken != count_aux({**stock, **fields}, family):
         fields["num_aux_hidden_states"] = taken
     if config.get("fc_norm") is True and not stock.get("fc_norm"):
         fields["fc_norm"] = True
@@ -159,9 +175,9 @@ def _family_of_weights(stock: Config, tensors: Mapping[str, TensorInfo]) -> Fami
     return "qwen3" if stock.get("model_type") == "qwen3" else "llama"
 
 
-def mask_token(config: Config, served: Config, file: str) -> tuple[object, str | None]:
+def mask_token(config: Config, served: Config) -> tuple[object, str | None]:
     """(mask token id as it stands, its field), searched in vLLM's order; (None, field or None) when there is none."""
-    dflash = _object(served, "dflash_config", file)
+    dflash = served.get("dflash_config") or {}
     if "mask_token_id" in dflash:
         return dflash["mask_token_id"], "dflash_config.mask_token_id"
     if served.get("mask_token_id") is not None:
@@ -173,20 +189,14 @@ def mask_token(config: Config, served: Config, file: str) -> tuple[object, str |
     return None, None
 
 
-def aux_layers(served: Config, file: str) -> tuple[tuple[int, ...] | None, str | None]:
-    """(layer ids, their field), or (None, None) where vLLM takes its default.
+def aux_places(served: Config) -> dict[str, Any]:
+    """Each field that names aux layers, by its path; empty where vLLM takes its default. The first one counts.
 
     Model Runner V2 looks at the top level only, V1 into ``eagle_config`` too, where most public heads have them.
     """
-    nested = _object(served, "eagle_config", file)
-    for holder, key in ((served, AUX_KEY), (nested, f"eagle_config.{AUX_KEY}")):
-        ids = holder.get(AUX_KEY)
-        if ids in (None, []):
-            continue
-        if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
-            raise HeadError(f"{key} is {shown(ids)}, needs a list of whole numbers: {file}; correct it")
-        return tuple(ids), key
-    return None, None
+    nested = served.get("eagle_config") or {}
+    places = {AUX_KEY: served.get(AUX_KEY), f"eagle_config.{AUX_KEY}": nested.get(AUX_KEY)}
+    return {place: ids for place, ids in places.items() if ids not in (None, [])}
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
@@ -194,24 +204,22 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def count_aux(served: Config, family: str | None, file: str) -> int:
+def count_aux(served: Config, family: str | None) -> int:
     """How many aux hidden states vLLM builds ``fc`` for. Its Llama class does not look at the top-level ids."""
-    keys = ["num_aux_hidden_states"] if family == "llama" else ["num_aux_layers", "num_aux_hidden_states"]
-    for key in keys:
+    for key in ("num_aux_hidden_states",) if family == "llama" else ("num_aux_layers", "num_aux_hidden_states"):
         if served.get(key) is not None:
-            return positive(served, key, file)
-    nested = _object(served, "eagle_config", file).get(AUX_KEY)
-    ids = nested if family == "llama" else served.get(AUX_KEY) or nested
-    return len(ids) if isinstance(ids, list) and ids else 3
+            return served[key]
+    places = aux_places(served)
+    ids = places.get(f"eagle_config.{AUX_KEY}")
+    return len((ids if family == "llama" else places.get(AUX_KEY) or ids) or (0, 0, 0))
 
 
-def aux_of_fc(served: Config, tensors: Mapping[str, TensorInfo], file: str) -> int | None:
-    """How many aux hidden states ``fc`` takes by its shape; None where that does not tell."""
+def aux_of_fc(served: Config, tensors: Mapping[str, TensorInfo]) -> int | None:
+    """How many aux hidden states ``fc`` takes by its shape; None where the shape does not show it."""
     fc = tensors.get("fc.weight")
     if fc is None or len(fc.shape) != 2 or not fc.shape[1] or is_quantized(served):
         return None
-    width = positive(served, "target_hidden_size", file, positive(served, "hidden_size", file))
-    count, rest = divmod(fc.shape[1], width)
+    count, rest = divmod(fc.shape[1], served.get("target_hidden_size") or served["hidden_size"])
     return None if rest else count
 
 
@@ -228,14 +236,19 @@ def trained_depth(config: Config) -> int | None:
     return depth if is_whole(depth) and depth > 0 else None
 
 
-def positive(served: Config, key: str, file: str, default: int | None = None) -> int:
-    """A size from the config. Raises HeadError when it is missing or no whole number above 0."""
-    value = served.get(key, default)
-    if value is None and key not in served:
-        raise HeadError(f"{key} is missing: {file}; add it")
-    if not is_whole(value) or not 0 < value < 2**31:
-        raise HeadError(f"{key} is {shown(value)}, needs a whole number above 0: {file}; correct it")
+def size(config: Config, key: str, place: str) -> int:
+    """A size from a config. Raises HeadError when it is missing or no whole number above 0."""
+    if key not in config:
+        raise HeadError(f"{key} is missing: {place}; add it")
+    value = config[key]
+    if not is_size(value):
+        raise HeadError(unfit(key, value, "a whole number above 0", place))
     return value
+
+
+def unfit(key: str, value: object, needs: str, place: str) -> str:
+    """The line for a field with a value that cannot be used."""
+    return f"{key} is {shown(value)}, needs {needs}: {place}; correct it"
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -243,8 +256,5 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _object(served: Config, key: str, file: str) -> Mapping[str, Any]:
-    value = served.get(key) or {}
-    if not isinstance(value, dict):
-        raise HeadError(f"{key} is {shown(value)}, needs a JSON object: {file}; correct it")
-    return value
+def is_size(value: object) -> TypeGuard[int]:
+    return is_whole(value) and 0 < value < 2**31

@@ -3,21 +3,26 @@
 What is left out carries nothing: the identity map of a full-vocabulary head, and tensors that serving never reads.
 """
 
-from collections.abc import Callable
+import fcntl
+import glob
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from peagle_vllm.heads.checks import Problem, check_head, check_pair, check_presence
+from peagle_vllm.heads.check_weights import not_finite
+from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
-from peagle_vllm.heads.files import HeadError, TensorInfo
-from peagle_vllm.heads.head import Head, read_head
+from peagle_vllm.heads.files import HeadError, TensorInfo, is_finite, one_line, read_pieces
+from peagle_vllm.heads.head import Head, read_head, read_map
 from peagle_vllm.heads.target import Target
-from peagle_vllm.heads.vocabulary import TARGET_IDS, read_map
-from peagle_vllm.heads.writer import Part, new_folder, write_json, write_safetensors
 
 Format = Literal["vllm", "speculators"]
-WEIGHTS = "model.safetensors"
 MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 # transformers fills these in for a flat config; a speculators config must state them.
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
@@ -27,27 +32,15 @@ OWN_FIELDS = (  # of a head, beside the layers'
     *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
     "target_hidden_size",
 )
+PARTIAL = ".partial"
 OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
 
 
-def with_mask_token(head: Head, mask_token_id: int | None) -> Head:
-    """The head as if its config named this mask token; None changes nothing."""
-    if mask_token_id is None:
-        return head
-    return replace(head, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
-
-
 def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
-    """What keeps the head from being converted, and warnings; empty when all is well.
-
-    Raises:
-        HeadError: its weights are not on this machine.
-    """
-    if head.folder is None:
-        raise HeadError(f"{head.name} is not on this machine; convert needs its weights")
-    found = check_head(head) if target is None else check_pair(head, target)
-    # What is wrong with the form of d2t is mended on the way.
-    problems = [problem for problem in found if not problem.line.startswith(TARGET_IDS)] + check_presence(head)
+    """What keeps a head on this machine from being converted, and warnings; empty when all is well."""
+    mended = read_map(head)
+    fault = mended.fault if mended.form == "target ids" else None
+    problems = [problem for problem in check(head, target) if problem.line != fault]
     fused = [name for name in head.tensors if ".qkv_proj." in name or ".gate_up_proj." in name]
     if to == "speculators" and fused:
         line = f"{fused[0]} is a fused weight, which speculators' format does not have: {head.name}; use --to vllm"
@@ -64,16 +57,21 @@ def convert(
     """Write ``head`` as ``out`` and return what stands there, read again.
 
     Args:
-        head: without ``obstacles`` that are errors.
+        head: on this machine, and without ``obstacles`` that are errors.
         target: names the layers that vLLM would take by default, and the verifier of a speculators head.
-        on_write: called with the number of bytes after each piece that is written.
+        on_write: called with the number of bytes before each piece that is written.
 
     Raises:
         HeadError: a file cannot be read or written, a weight is NaN or Inf; ``out`` does not exist then.
     """
     with new_folder(out) as work:
         write_json(work / "config.json", config_for(head, to, target))
-        write_safetensors(work / WEIGHTS, parts_of(head, to), on_write)
+        tensors = _map_tensors(head) if head.is_reduced else {}
+        for name, info in head.tensors.items():
+            if name not in ("d2t", "t2d") and not name.endswith("rotary_emb.inv_freq"):
+                shape = (1, 1, info.num_elements) if name == "mask_hidden" and to == "speculators" else info.shape
+                tensors[replace(info, name=name, shape=shape)] = _pieces(head, name, on_write)
+        write_safetensors(work / "model.safetensors", tensors)
         unsound = check_head(read_head(work))
         if unsound:
             raise HeadError(f"the converted head would be unfit ({unsound[0].line}); please report this")
@@ -83,32 +81,31 @@ def convert(
 # ------------------------------------------------------------------------------------------- tensors
 
 
-def parts_of(head: Head, to: Format) -> list[Part]:
-    """What the new file holds. Weights are copied byte by byte; only the vocabulary's map may be written anew."""
+def _pieces(head: Head, name: str, on_write: Callable[[int], object]) -> Iterator[bytes]:
+    """A tensor's bytes as they stand in the file; HeadError at NaN or Inf."""
     assert head.folder is not None
-    parts = []
-    for name, info in head.tensors.items():
-        if name in ("d2t", "t2d") or name.endswith("rotary_emb.inv_freq"):
-            continue
-        shape = (1, 1, info.num_elements) if name == "mask_hidden" and to == "speculators" else info.shape
-        parts.append(Part(TensorInfo(name, shape, info.dtype, WEIGHTS), (head.folder, info)))
-    return parts + _map_parts(head) if head.is_reduced else parts
+    info = head.tensors[name]
+    for raw in read_pieces(head.folder, info):
+        if not is_finite(raw, info.dtype):
+            raise HeadError(*not_finite(head, [name]))
+        on_write(len(raw))
+        yield raw
 
 
-def _map_parts(head: Head) -> list[Part]:
+def _map_tensors(head: Head) -> dict[TensorInfo, Iterable[bytes]]:
+    """The vocabulary's map as vLLM reads it, and its ``t2d``: the only tensors that are written anew."""
     import numpy as np
 
-    found, fault = read_map(head)
-    if found is None:
-        raise HeadError(f"d2t {fault}: {head.file_of('d2t')}; store it as offsets (target id - draft id)")
-    targets = found.target_ids
+    vocabulary = read_map(head)
+    assert vocabulary.target_ids is not None, vocabulary.fault
+    targets = vocabulary.target_ids
     marks = np.zeros(head.vocab_size, dtype=bool)
     marks[targets] = True
     offsets = (targets - np.arange(len(targets))).astype("<i8")
-    return [
-        Part(TensorInfo("d2t", offsets.shape, "I64", WEIGHTS), offsets.tobytes()),
-        Part(TensorInfo("t2d", marks.shape, "BOOL", WEIGHTS), marks.tobytes()),
-    ]
+    return {
+        TensorInfo("d2t", offsets.shape, "I64", "", offsets.nbytes): [offsets.tobytes()],
+        TensorInfo("t2d", marks.shape, "BOOL", "", marks.nbytes): [marks.tobytes()],
+    }
 
 
 # -------------------------------------------------------------------------------------------- config
@@ -117,49 +114,34 @@ def _map_parts(head: Head) -> list[Part]:
 def config_for(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
     """The new config.json, in which every field that matters is stated."""
     assert head.family is not None
-    layers, own = _layer_fields(head), _own_fields(head, target)
-    needed, fc_norm = head.aux_needed, head.norms["fc_norm"]
+    layers, norms, needed = _layer_fields(head), head.norms, head.aux_needed
+    ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
+    both = {
+        "draft_vocab_size": head.draft_vocab_size,
+        "target_hidden_size": head.target_hidden_size,
+        **({AUX_KEY: list(ids)} if ids else {}),
+        "mask_token_id": head.mask_token_id,
+        **norms,
+    }
     if to == "vllm":
         if layers.get("layer_types") and layers["model_type"] == "qwen3":
             layers["use_sliding_window"] = "sliding_attention" in layers["layer_types"]
-        own |= {"num_depths": head.trained_depth} if head.trained_depth else {}
-        return {
-            **layers,
-            "architectures": [OF_FAMILY[head.family]],
-            **own,
-            "fc_norm": fc_norm,
-            "num_aux_hidden_states": needed,
-        }
+        depth = {"num_depths": head.trained_depth} if head.trained_depth else {}
+        return {**layers, "architectures": [OF_FAMILY[head.family]], **both, **depth, "num_aux_hidden_states": needed}
     layers["model_type"] = head.family
     layers["architectures"] = ["Qwen3ForCausalLM" if head.family == "qwen3" else "LlamaForCausalLM"]
     # vLLM looks for these two among the layers' fields, the speculators library beside them.
-    layers |= {"fc_norm": fc_norm} if fc_norm else {}
+    layers |= {"fc_norm": True} if norms["fc_norm"] else {}
     layers |= {"num_aux_hidden_states": needed} if needed != 3 else {}
     return {
         "architectures": ["PEagleDraftModel"],
         "speculators_model_type": "peagle",
         "speculators_config": _speculators_config(head, target),
-        **own,
-        "fc_norm": fc_norm,
+        **both,
         "norm_output": False,
         **({"dtype": layers["dtype"]} if layers.get("dtype") else {}),
         "tie_word_embeddings": False,
         "transformer_layer_config": layers,
-    }
-
-
-def _own_fields(head: Head, target: Target | None) -> dict[str, Any]:
-    """What both formats state by the same names."""
-    ids = head.aux_layer_ids
-    if ids is None and target is not None:
-        ids = default_aux_layers(target.num_layers)
-    return {
-        "draft_vocab_size": head.draft_vocab_size,
-        "target_hidden_size": head.target_hidden_size,
-        **({AUX_KEY: list(ids)} if ids is not None else {}),
-        "mask_token_id": head.mask_token_id,
-        "norm_before_residual": head.norms["norm_before_residual"],
-        "norm_before_fc": head.norms["norm_before_fc"],
     }
 
 
@@ -190,3 +172,86 @@ def _speculators_config(head: Head, target: Target | None) -> dict[str, Any]:
         "proposal_methods": [method],
         "verifier": {"name_or_path": target.name if target else None, "architectures": []},
     }
+
+
+# --------------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes ``out`` at the end; on any error nothing is left.
+
+    A process that is killed meanwhile leaves a hidden sibling of ``out``, which the next call for ``out`` removes.
+
+    Raises:
+        HeadError: ``out`` exists, or cannot be written.
+    """
+    out = Path(os.path.normpath(out))
+    if os.path.lexists(out):
+        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
+    if not out.parent.is_dir():
+        raise HeadError(f"{out.parent} is not a folder; make it first")
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
+        with suppress(OSError), _locked(left):  # a process that still writes there holds the lock
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        with (
+            TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent, ignore_cleanup_errors=True) as private,
+            _locked(Path(private)),
+        ):
+            work = Path(private) / "head"  # TemporaryDirectory itself is closed to other users
+            work.mkdir()
+            yield work
+            for path in (*work.iterdir(), work):
+                _sync(path)
+            if os.path.lexists(out):
+                raise HeadError(f"{out} has appeared meanwhile; nothing is overwritten")
+            work.rename(out)
+            _sync(out.parent)
+    except OSError as error:
+        reason = one_line(error.strerror or error)
+        raise HeadError(f"{out} cannot be written ({reason}); nothing is left of it") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process at the latest. OSError where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_safetensors(path: Path, tensors: Mapping[TensorInfo, Iterable[bytes]]) -> None:
+    """Write tensors in one file.
+
+    Args:
+        tensors: name, shape, dtype and size of each, and its bytes, in pieces.
+    """
+    # Wide numbers first keeps every tensor aligned, as the safetensors library does it.
+    ordered = sorted(tensors, key=lambda info: (-info.num_bytes // max(info.num_elements, 1), info.name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for info in ordered:
+        begin, end = end, end + info.num_bytes
+        header[info.name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for info in ordered:
+            file.writelines(tensors[info])

@@ -1,62 +1,58 @@
-"""What a head is, as far as its files tell: ``read_head`` is the one place that makes a ``Head`` of a checkpoint."""
+"""What a head is, as far as its files show: ``read_head`` is the one place that makes a ``Head`` of a checkpoint.
+
+Its vocabulary's map: vLLM adds ``d2t`` to the draft id, so target id = draft id + d2t[draft id]. A head without the map
+drafts the first ids of the target's vocabulary, and one that holds target ids themselves drafts others; vLLM reports
+neither. ``t2d`` marks the target ids that can be drafted; vLLM does not read it, but it shows which form ``d2t`` has.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from peagle_vllm.heads import config as configs
-from peagle_vllm.heads.files import NUMPY, HeadError, RemoteHead, TensorInfo, read_headers, read_json, read_tensor
+from peagle_vllm.heads.files import (
+    INTEGERS,
+    NUMPY,
+    HeadError,
+    RemoteHead,
+    TensorInfo,
+    as_numbers,
+    read_headers,
+    read_json,
+    read_pieces,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
+AGAIN = "take the head's weights from their source again"
+
 
 @dataclass(frozen=True)
 class Head:
-    """A head checkpoint, read and not yet checked.
+    """A head checkpoint, read and not yet checked."""
 
-    Attributes:
-        name: the folder or hub id it was read from.
-        folder: where its files are, or None when only their headers were fetched.
-        dialect: who wrote it.
-        config: config.json as it stands.
-        served: the flat config that it is served with: what vLLM makes of config.json, and ``mapped``.
-        mapped: the fields of ``served`` that vLLM does not find by itself (``config.mapped_fields``).
-        architecture: the model class name that vLLM looks up, or None where it finds none.
-        family: "llama" or "qwen3", the classes of vLLM that can draft in parallel; None for any other.
-        target_hidden_size: width of the target's hidden states.
-        draft_vocab_size: rows of the head's lm_head; ``vocab_size`` when the config names none.
-        aux_layer_ids: target layers it reads, n being the residual entering layer n; None means vLLM's default.
-        aux_key: the config field they came from.
-        num_aux: aux hidden states that vLLM builds ``fc`` for.
-        mask_token_id: as it stands in the config, so not always a whole number; None when there is none.
-        mask_token_key: the config field it came from.
-        trained_depth: tokens drafted ahead in training, where the config tells.
-        tensors: by vLLM's names (``config.vllm_name``). Empty when the folder holds no safetensors, as with a dummy
-            load.
-    """
-
-    name: str
-    folder: Path | None
+    name: str  # the folder or hub id it was read from
+    folder: Path | None  # where its files are; None when only their headers were fetched
     dialect: configs.Dialect
-    config: Mapping[str, Any]
-    served: Mapping[str, Any]
-    mapped: Mapping[str, Any]
-    architecture: str | None
-    family: configs.Family | None
+    config: Mapping[str, Any]  # config.json as it stands
+    served: Mapping[str, Any]  # the flat config it is served with: what vLLM makes of config.json, and ``mapped``
+    mapped: Mapping[str, Any]  # the fields that vLLM does not find by itself (``config.mapped_fields``)
+    architecture: str | None  # the class name that vLLM looks up; None where it finds none
+    family: configs.Family | None  # vLLM's classes that can draft in parallel; None for any other
     num_layers: int
     hidden_size: int
-    target_hidden_size: int
+    target_hidden_size: int  # width of the target's hidden states
     vocab_size: int
-    draft_vocab_size: int
-    aux_layer_ids: tuple[int, ...] | None
-    aux_key: str | None
-    num_aux: int
-    mask_token_id: object
-    mask_token_key: str | None
-    trained_depth: int | None
-    tensors: Mapping[str, TensorInfo]
+    draft_vocab_size: int  # rows of lm_head; ``vocab_size`` when the config names none
+    aux_layer_ids: tuple[int, ...] | None  # layer n: the residual that enters it; None: vLLM's default
+    aux_key: str | None  # the config field they came from
+    num_aux: int  # aux hidden states that vLLM builds ``fc`` for
+    mask_token_id: object  # as it stands in the config, so not always a whole number; None when there is none
+    mask_token_key: str | None  # the config field it came from
+    trained_depth: int | None  # tokens drafted ahead in training; None when the config has no such field
+    tensors: Mapping[str, TensorInfo]  # by vLLM's names (``config.vllm_name``); empty without safetensors files
 
     @property
     def config_file(self) -> str:
@@ -69,7 +65,7 @@ class Head:
 
     @property
     def is_speculators(self) -> bool:
-        return configs.is_speculators(self.config)
+        return self.dialect == "speculators"
 
     @property
     def is_quantized(self) -> bool:
@@ -87,8 +83,8 @@ class Head:
 
     @property
     def aux_needed(self) -> int:
-        """Aux hidden states that ``fc`` takes, by its shape where that tells, else as vLLM counts them."""
-        return configs.aux_of_fc(self.served, self.tensors, self.config_file) or self.num_aux
+        """Aux hidden states that ``fc`` takes, by its shape if possible, else as vLLM counts them."""
+        return configs.aux_of_fc(self.served, self.tensors) or self.num_aux
 
     @property
     def head_dim(self) -> int:
@@ -111,9 +107,9 @@ class Head:
     def has_mask_hidden(self) -> bool:
         return "mask_hidden" in self.tensors
 
-    def has(self, part: str) -> bool:
+    def has(self, module: str) -> bool:
         """Whether there is a tensor of this module, whatever its last word (quantised weights have others)."""
-        return any(name.startswith(f"{part}.") for name in self.tensors)
+        return any(name.startswith(f"{module}.") for name in self.tensors)
 
     def file_of(self, tensor: str) -> str:
         """The file that holds a tensor, or would hold it."""
@@ -121,31 +117,34 @@ class Head:
         file = self.tensors[tensor].file if tensor in self.tensors else files[0] if len(files) == 1 else "*.safetensors"
         return f"{self.name}/{file}"
 
-    def values(self, tensor: str) -> "np.ndarray | None":
-        """A tensor's values (bf16 as float32); None when they are not on this machine, or no plain numbers (fp8).
+    def array(self, tensor: str) -> "np.ndarray | None":
+        """A tensor's numbers (bf16 as float32); None when they are not on this machine, or scaled (fp8).
+
+        safetensors' NumPy reader has no bf16, and importing torch for one vector would take seconds.
 
         Raises:
             HeadError: the file cannot be read.
         """
         info = self.tensors.get(tensor)
-        return read_tensor(self.folder, info) if self.folder and info and info.dtype in NUMPY else None
+        if self.folder is None or info is None or info.dtype not in NUMPY:
+            return None
+        return as_numbers(b"".join(read_pieces(self.folder, info)), info.dtype).reshape(info.shape)
 
     def mask_hidden(self) -> "np.ndarray | None":
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""
         import numpy as np
 
-        values = self.values("mask_hidden")
-        if values is None:
+        array = self.array("mask_hidden")
+        if array is None:
             return None
         with np.errstate(over="ignore"):  # float64 beyond float32 is Inf in vLLM too
-            return values.astype(np.float32).reshape(-1)
+            return array.astype(np.float32).reshape(-1)
 
 
 def read_head(source: Path | RemoteHead) -> Head:
     """Read a head's config.json and safetensors headers; no weights.
 
-    A folder without safetensors (a dummy load, or pickled weights, which are never read) yields a head without
-    tensors.
+    A folder without safetensors (a dummy load, or pickled weights, which are never read) gives a head without tensors.
 
     Raises:
         HeadError: the head cannot be read; one line names the file and the field.
@@ -155,18 +154,18 @@ def read_head(source: Path | RemoteHead) -> Head:
     else:
         folder, name = source, str(source)
         config, raw = read_json(source / "config.json"), read_headers(source)
-    file = f"{name}/config.json"
-    tensors = _by_vllm_name(raw, name)
-    stock = configs.stock_config(config, file)
-    mapped = configs.mapped_fields(config, stock, tensors, file)
+    tensors: dict[str, TensorInfo] = {}
+    for info in raw.values():
+        other = tensors.setdefault(configs.vllm_name(info.name), info)
+        if other is not info:
+            raise HeadError(f"{info.name} and {other.name} are the same tensor: {name}; remove one of them")
+    stock = configs.stock_config(config, f"{name}/config.json")
+    mapped = configs.mapped_fields(config, stock, tensors)
     served = {**stock, **mapped}
     architecture = served["architectures"][0] if served["architectures"] else None
     family = configs.family_of(architecture)
-    hidden_size = configs.positive(served, "hidden_size", file)
-    vocab_size = configs.positive(served, "vocab_size", file)
-    has_draft_vocab = served.get("draft_vocab_size") is not None
-    aux_layer_ids, aux_key = configs.aux_layers(stock, file)
-    mask_token_id, mask_token_key = configs.mask_token(config, served, file)
+    aux_key, aux_layer_ids = next(iter(configs.aux_places(stock).items()), (None, None))
+    mask_token_id, mask_token_key = configs.mask_token(config, served)
     return Head(
         name=name,
         folder=folder,
@@ -176,14 +175,14 @@ def read_head(source: Path | RemoteHead) -> Head:
         mapped=mapped,
         architecture=architecture,
         family=family,
-        num_layers=configs.positive(served, "num_hidden_layers", file),
-        hidden_size=hidden_size,
-        target_hidden_size=configs.positive(served, "target_hidden_size", file, hidden_size),
-        vocab_size=vocab_size,
-        draft_vocab_size=configs.positive(served, "draft_vocab_size", file) if has_draft_vocab else vocab_size,
-        aux_layer_ids=aux_layer_ids,
+        num_layers=served["num_hidden_layers"],
+        hidden_size=served["hidden_size"],
+        target_hidden_size=served.get("target_hidden_size") or served["hidden_size"],
+        vocab_size=served["vocab_size"],
+        draft_vocab_size=served.get("draft_vocab_size") or served["vocab_size"],
+        aux_layer_ids=None if aux_layer_ids is None else tuple(aux_layer_ids),
         aux_key=aux_key,
-        num_aux=configs.count_aux(served, family, file),
+        num_aux=configs.count_aux(served, family),
         mask_token_id=mask_token_id,
         mask_token_key=mask_token_key,
         trained_depth=configs.trained_depth(config),
@@ -191,11 +190,80 @@ def read_head(source: Path | RemoteHead) -> Head:
     )
 
 
-def _by_vllm_name(raw: Mapping[str, TensorInfo], where: str) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
-    for info in raw.values():
-        name = configs.vllm_name(info.name)
-        if name in tensors:
-            raise HeadError(f"{info.name} and {tensors[name].name} are the same tensor: {where}; remove one of them")
-        tensors[name] = info
-    return tensors
+@dataclass(frozen=True)
+class VocabularyMap:
+    """What ``d2t`` holds.
+
+    Attributes:
+        form: how it is stored; None when its numbers are not on this machine.
+        target_ids: of each draft id, int64 [draft vocabulary]; None unless the form is "offsets" or "target ids".
+        fault: what is wrong with it for vLLM, a whole line. ``convert`` mends only the form "target ids".
+    """
+
+    form: Literal["none", "identity", "offsets", "target ids", "unclear"] | None
+    target_ids: "np.ndarray | None" = None
+    fault: str | None = None
+
+
+def read_map(head: Head) -> VocabularyMap:
+    """Read ``d2t``, and ``t2d`` where there is one. Raises HeadError when they cannot be read."""
+    import numpy as np
+
+    info, file, rows, full = head.tensors.get("d2t"), head.file_of("d2t"), head.draft_vocab_size, head.vocab_size
+    if info is None:
+        if not head.is_reduced:
+            return VocabularyMap("none")
+        sizes = f"draft_vocab_size {rows} is below vocab_size {full}"
+        return VocabularyMap("none", fault=f"d2t is missing, and {sizes}: {file}; {AGAIN}")
+    form: Literal["unclear", "identity"] = "unclear" if head.is_reduced else "identity"
+    if info.shape != (rows,) or info.dtype not in INTEGERS:
+        what = f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]"
+        mend = f'correct "draft_vocab_size" in config.json, or {AGAIN}'
+        return VocabularyMap(form, fault=f"{what}: {file}; {mend}")
+    d2t = head.array("d2t")
+    if d2t is None:
+        return VocabularyMap(None if head.is_reduced else form)
+    as_ids = d2t.astype(np.int64)
+    as_offsets = as_ids + np.arange(rows)
+    if not head.is_reduced:
+        if not as_ids.any() or np.array_equal(as_ids, np.arange(rows)):
+            return VocabularyMap(form)
+        what = f"d2t maps tokens, and draft_vocab_size equals vocab_size ({full}), where vLLM uses no map"
+        return VocabularyMap(form, fault=f"{what}: {file}; remove d2t, or correct the sizes in config.json")
+
+    marked = _marked_targets(head)
+    reason, ids_fit = _misfit(as_offsets, marked, full), _misfit(as_ids, marked, full) is None
+    if reason is None and ids_fit:
+        reason = "could be offsets or target ids, and no t2d shows which"
+    elif ids_fit:
+        what = "d2t holds target ids, and vLLM adds it to the draft ids"
+        fault = f"{what}: {file}; store it as offsets (peagle-vllm convert does)"
+        return VocabularyMap("target ids", as_ids, fault)
+    if reason is None:
+        return VocabularyMap("offsets", as_offsets)
+    return VocabularyMap("unclear", fault=f"d2t {reason}: {file}; store it as offsets (target id - draft id)")
+
+
+def _misfit(targets: "np.ndarray", marked: "np.ndarray | None", vocab_size: int) -> str | None:
+    """Why these cannot be the target ids of the draft ids; None if they can be."""
+    import numpy as np
+
+    if marked is not None and len(marked) != len(targets):
+        return f"has {len(targets)} entries where t2d marks {len(marked)} target ids"
+    if marked is not None and not np.array_equal(np.sort(targets), marked):
+        return "leads to other target ids than t2d marks"
+    outside = int(((targets < 0) | (targets >= vocab_size)).sum())
+    if outside:
+        return f"sends {outside} draft ids outside the vocabulary of {vocab_size} tokens"
+    if len(np.unique(targets)) < len(targets):
+        return "sends two draft ids to one target id"
+    return None
+
+
+def _marked_targets(head: Head) -> "np.ndarray | None":
+    """The target ids that ``t2d`` marks, ascending, where the head carries a usable one."""
+    info = head.tensors.get("t2d")
+    if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):
+        return None
+    marks = head.array("t2d")
+    return None if marks is None else marks.astype(bool).nonzero()[0]

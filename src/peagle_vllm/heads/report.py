@@ -1,4 +1,4 @@
-"""What ``inspect`` tells about a head: as data (``report``), and as a table for people (``show``, on 80 columns).
+"""What ``inspect`` prints of a head: as data (``report``), and as a table for people (``show``, on 80 columns).
 
 ``FIELDS`` documents the data. A field is never removed or given another meaning without a new ``SCHEMA``; new fields
 may come.
@@ -6,6 +6,7 @@ may come.
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +16,8 @@ from rich.text import Text
 
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
-from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.target import Target, Token
-from peagle_vllm.heads.vocabulary import read_map
 
 SCHEMA = 1
 FIELDS = {
@@ -38,7 +38,7 @@ FIELDS = {
     "mask_token": "object: `id`, `key` (its field), `text` and `kind` in the target's tokenizer (`special`, `in use`, "
     "`ordinary`, `unused`); null where unknown",
     "mask_hidden": "object: `shape`, `dtype`, `norm` (Euclidean); null where it is missing",
-    "trained_depth": "tokens drafted ahead in training; null where the config does not tell",
+    "trained_depth": "tokens drafted ahead in training; null where the config does not name it",
     "norms": "object of flags: `norm_before_residual`, `norm_before_fc`, `fc_norm`",
     "sliding_window": "object: `size` (tokens), `layers` (how many have it); null without one",
     "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
@@ -69,11 +69,21 @@ TOKEN_KINDS = {
 def report(
     head: Head, problems: list[Problem], target: Target | None = None, token: Token | None = None
 ) -> dict[str, Any]:
-    """The report's fields, each of ``FIELDS``, ready for JSON."""
+    """The report's fields, each of ``FIELDS``, ready for JSON.
+
+    Args:
+        token: what the target's tokenizer calls the head's mask token.
+    """
+    import numpy as np
+
     weights = head.tensors.values()
-    ids = list(head.aux_layer_ids) if head.aux_layer_ids is not None else None
-    if ids is None and target is not None:
-        ids = list(default_aux_layers(target.num_layers))
+    ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
+    mask_hidden, vector, window = head.tensors.get("mask_hidden"), head.mask_hidden(), None
+    norm = None if vector is None else round(float(np.linalg.norm(vector.astype(np.float64))), 4)
+    types = head.served.get("layer_types")
+    if isinstance(types, list) and "sliding_attention" in types:
+        layers = types[: head.num_layers].count("sliding_attention")
+        window = {"size": head.served.get("sliding_window"), "layers": layers}
     return {
         "schema": SCHEMA,
         "head": head.name,
@@ -85,18 +95,23 @@ def report(
         "target_hidden_size": head.target_hidden_size,
         "vocab_size": head.vocab_size,
         "draft_vocab_size": head.draft_vocab_size,
-        "vocabulary_map": _vocabulary_map(head),
-        "aux_layers": {"ids": ids, "key": head.aux_key, "count": head.aux_needed},
+        "vocabulary_map": read_map(head).form,
+        "aux_layers": {"ids": list(ids) if ids else None, "key": head.aux_key, "count": head.aux_needed},
         "mask_token": {
             "id": head.mask_token_id if isinstance(head.mask_token_id, (int, str)) else None,
             "key": head.mask_token_key,
             "text": token.text if token else None,
             "kind": token.kind if token else None,
         },
-        "mask_hidden": _mask_hidden(head),
+        "mask_hidden": mask_hidden
+        and {
+            "shape": list(mask_hidden.shape),
+            "dtype": mask_hidden.dtype,
+            "norm": norm if norm is not None and np.isfinite(norm) else None,  # JSON has no NaN
+        },
         "trained_depth": head.trained_depth,
         "norms": head.norms,
-        "sliding_window": _sliding_window(head),
+        "sliding_window": window,
         "weights": {
             "tensors": len(weights),
             "parameters": sum(info.num_elements for name, info in head.tensors.items() if name not in ("d2t", "t2d")),
@@ -125,33 +140,6 @@ def report(
     }
 
 
-def _mask_hidden(head: Head) -> dict[str, Any] | None:
-    """JSON knows no NaN, so a norm that is none is null."""
-    import numpy as np
-
-    if not head.has_mask_hidden:
-        return None
-    info, values = head.tensors["mask_hidden"], head.mask_hidden()
-    norm = None if values is None else round(float(np.linalg.norm(values.astype(np.float64))), 4)
-    return {"shape": list(info.shape), "dtype": info.dtype, "norm": norm if np.isfinite(norm or 0) else None}
-
-
-def _vocabulary_map(head: Head) -> str | None:
-    if "d2t" not in head.tensors:
-        return "none"
-    if not head.is_reduced:
-        return "identity"
-    found, fault = read_map(head)
-    return found.form if found else fault and "unclear"
-
-
-def _sliding_window(head: Head) -> dict[str, Any] | None:
-    types = head.served.get("layer_types")
-    if not isinstance(types, list) or "sliding_attention" not in types:
-        return None
-    return {"size": head.served.get("sliding_window"), "layers": types[: head.num_layers].count("sliding_attention")}
-
-
 def show(console: Console, data: dict[str, Any]) -> None:
     """Print a ``report``."""
     table = Table.grid(padding=(0, 2))
@@ -174,64 +162,49 @@ def show(console: Console, data: dict[str, Any]) -> None:
         console.print(Text(fits, "green"), soft_wrap=True)
 
 
-def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
-    weights, mask, target = data["weights"], data["mask_token"], data["target"]
-    dtypes, files = weights["dtypes"], weights["files"]
-    own = ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name])
-    shared = ", ".join(name for name in ("embed_tokens", "lm_head") if not weights[name])
-    kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
-    rows = [
-        ("head", data["head"]),
-        ("dialect", DIALECTS[data["dialect"]]),
-        ("served as", f"{data['architecture'] or 'nothing that vLLM knows'} ({data['family'] or 'no P-EAGLE class'})"),
-        ("layers", f"{data['layers']}{_window(data['sliding_window'])}"),
-        ("width", f"{data['hidden_size']}; reads hidden states {data['target_hidden_size']} wide"),
-        ("vocabulary", f"{data['vocab_size']:,} tokens, {_drafted(data)}"),
-        ("aux layers", _aux(data["aux_layers"], target)),
-        ("mask token", _mask_token(mask)),
-        ("mask_hidden", _mask_vector(data["mask_hidden"])),
-        ("norms", ", ".join(name for name, on in data["norms"].items() if on) or "none but the layers' own"),
-        ("trained depth", str(data["trained_depth"] or "not in the config")),
-        ("weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"),
-        ("files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"),
-        ("of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")),
-    ]
-    if data["mapped"]:
-        fields = (f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
-        rows.append(("set for vLLM", ", ".join(fields)))
-    if target:
-        rows.append(("target", f"{target['name']}: {target['layers']} layers, width {target['hidden_size']}"))
-    return rows
+def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "head", data["head"]
+    yield "dialect", DIALECTS[data["dialect"]]
+    yield "served as", f"{data['architecture'] or 'nothing in vLLM'} ({data['family'] or 'no P-EAGLE class'})"
+    window = data["sliding_window"]
+    windowed = f", {window['layers']} of them see the last {window['size']} tokens" if window else ""
+    yield "layers", f"{data['layers']}{windowed}"
+    yield "width", f"{data['hidden_size']}; reads hidden states {data['target_hidden_size']} wide"
 
-
-def _window(window: dict[str, int] | None) -> str:
-    return f", {window['layers']} of them see the last {window['size']} tokens" if window else ""
-
-
-def _drafted(data: dict[str, Any]) -> str:
+    form = data["vocabulary_map"]
+    drafted = "all can be drafted" + (" (identity d2t)" if form == "identity" else "")
     if data["draft_vocab_size"] != data["vocab_size"]:
-        return f"{data['draft_vocab_size']:,} can be drafted (d2t: {data['vocabulary_map'] or 'not read'})"
-    return "all can be drafted" + (" (identity d2t)" if data["vocabulary_map"] == "identity" else "")
+        drafted = f"{data['draft_vocab_size']:,} can be drafted (d2t: {form or 'not read'})"
+    yield "vocabulary", f"{data['vocab_size']:,} tokens, {drafted}"
 
-
-def _aux(aux: dict[str, Any], target: dict[str, Any] | None) -> str:
+    aux, target = data["aux_layers"], data["target"]
     if aux["ids"] is None:
-        return f"{aux['count']}; not named, so vLLM's default: 2, L//2 and L-3 of the target's L layers"
-    named = f"from {aux['key']}" if aux["key"] else f"vLLM's default for {target['layers']} layers" if target else ""
-    outputs = ", ".join("the embeddings" if i == 0 else str(i) for i in aux["ids"])
-    return f"{aux['ids']} ({named}): what leaves the target's layers {outputs}, counted from 1"
+        yield "aux layers", f"{aux['count']}; not named, so vLLM's default: 2, L//2 and L-3 of the target's L layers"
+    else:
+        named = f"from {aux['key']}" if aux["key"] else f"vLLM's default for {target['layers']} layers"
+        outputs = ", ".join("the embeddings" if i == 0 else str(i) for i in aux["ids"])
+        yield "aux layers", f"{aux['ids']} ({named}): what leaves the target's layers {outputs}, counted from 1"
 
+    mask, hidden = data["mask_token"], data["mask_hidden"]
+    words = [repr(mask["text"])] if mask["text"] else []
+    words += [TOKEN_KINDS[mask["kind"]]] if mask["kind"] else []
+    known = f"{json.dumps(mask['id'])} ({mask['key']}){'; ' if words else ''}{', '.join(words)}"
+    yield "mask token", "no id in the config" if mask["id"] is None else known
+    norm = f", norm {hidden['norm']:.4g}" if hidden and hidden["norm"] is not None else ""
+    yield "mask_hidden", f"{hidden['shape']} {hidden['dtype']}{norm}" if hidden else "missing"
 
-def _mask_token(mask: dict[str, Any]) -> str:
-    if mask["id"] is None:
-        return "no id in the config"
-    kind = TOKEN_KINDS.get(mask["kind"])
-    text = f"; {mask['text']!r}, {kind}" if mask["text"] else f"; {kind}" if kind else ""
-    return f"{json.dumps(mask['id'])} ({mask['key']}){text}"
-
-
-def _mask_vector(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "missing"
-    norm = "" if found["norm"] is None else f", norm {found['norm']:.4g}"
-    return f"{found['shape']} {found['dtype']}{norm}"
+    yield "norms", ", ".join(name for name, on in data["norms"].items() if on) or "none but the layers' own"
+    yield "trained depth", str(data["trained_depth"] or "not in the config")
+    weights = data["weights"]
+    dtypes, files = weights["dtypes"], weights["files"]
+    kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
+    yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"
+    yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
+    own, shared = (
+        ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name] is has) for has in (True, False)
+    )
+    yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
+    if data["mapped"]:
+        yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
+    if target:
+        yield "target", f"{target['name']}: {target['layers']} layers, width {target['hidden_size']}"

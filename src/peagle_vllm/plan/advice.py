@@ -1,18 +1,19 @@
-"""Questions to the model: the best K, the break-even concurrency, the schedule, and when not to speculate."""
+"""What follows from the model: the best K, the break-even concurrency, the schedule, and when not to speculate."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peagle_vllm.plan.acceptance import Profile
 from peagle_vllm.plan.model import Costs, speedup, throughput
+from peagle_vllm.plan.profile import Profile
 
-LOW_ACCEPTANCE = 0.4  # "below alpha of about 0.4, speedup vanishes", the textbook says
+LOW_ACCEPTANCE = 0.4  # the textbook's limit: "below alpha of about 0.4, speedup vanishes"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The depth for one number of requests in flight; K = 0 says: do not speculate."""
+    """The depth for one number of requests in flight; K = 0 means no speculation."""
 
     requests: int
     k: int
@@ -36,13 +37,11 @@ def break_even(costs: Costs, profile: Profile, depths: Sequence[int], up_to: int
 
 def schedule(costs: Costs, profile: Profile, depths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
     """vLLM's ``num_speculative_tokens_per_batch_size``: (first batch size, last, K), ends included, K = 0 allowed."""
-    ranges: list[tuple[int, int, int]] = []
-    for requests in range(1, max_num_seqs + 1):
-        k = choose(costs, profile, requests, depths).k
-        if ranges and ranges[-1][2] == k:
-            ranges[-1] = (ranges[-1][0], requests, k)
-        else:
-            ranges.append((requests, requests, k))
+    ranges = []
+    batch_sizes = range(1, max_num_seqs + 1)
+    for k, members in itertools.groupby(batch_sizes, key=lambda requests: choose(costs, profile, requests, depths).k):
+        sizes = list(members)
+        ranges.append((sizes[0], sizes[-1], k))
     return ranges
 
 
@@ -59,18 +58,16 @@ def schedule_json(ranges: Sequence[tuple[int, int, int]]) -> str:
 
 
 def why_not(costs: Costs, profile: Profile, requests: int, depths: Sequence[int]) -> str:
-    """One sentence that says what speculation lacks at this number of requests; empty where it pays."""
+    """One sentence: why speculation does not pay at this number of requests; empty where it does."""
     if choose(costs, profile, requests, depths).k:
         return ""
     k = max(depths, key=lambda depth: speedup(costs, profile, requests, depth))
-    needed = costs.round_ms(requests, k) / costs.target(requests)
-    alone = costs.target(requests)
-    draft = costs.draft_ms(k)
-    first = profile.shares(1)[0]
+    alone, draft, first = costs.target(requests), costs.draft_ms(k), profile.shares(1)[0]
+    steps = costs.round_ms(requests, k) / alone
     if first < LOW_ACCEPTANCE:
         cause = f"acceptance is low: the first draft token is accepted {first:.0%} of the time"
     elif draft > alone * (profile.length(k) - 1):
         cause = f"the target is small: drafting takes {draft:.1f} ms beside its step of {alone:.1f} ms"
     else:
         cause = "the batch is large: drafting and verifying more tokens costs as much as it gains"
-    return f"at K={k} a round takes {needed:.2f} steps and yields {profile.length(k):.2f} tokens; {cause}"
+    return f"at K={k} a round takes {steps:.2f} steps and yields {profile.length(k):.2f} tokens; {cause}"

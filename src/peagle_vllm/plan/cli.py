@@ -15,12 +15,12 @@ def plan(
     calibrate: Annotated[
         Path | None, typer.Option(metavar="SUITE.yaml", help="Measure the smallest K of each arm once, and use that.")
     ] = None,
-    arm: Annotated[list[str] | None, typer.Option(help="Plan this arm; all that speculate if not said.")] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Plan this arm; without it all that speculate.")] = None,
     fit_k: Annotated[
         list[int] | None, typer.Option(help="Fit cells of this depth only, and predict the others.")
     ] = None,
     k: Annotated[
-        list[int] | None, typer.Option("--k", help="Depths to choose from; the measured ones if not said.")
+        list[int] | None, typer.Option("--k", help="Depths to choose from; without it the measured ones.")
     ] = None,
     what_if: Annotated[
         str | None,
@@ -41,9 +41,9 @@ def plan(
 
     from peagle_vllm.bench import BenchError
     from peagle_vllm.plan import show
-    from peagle_vllm.plan.acceptance import ProfileError, parse
+    from peagle_vllm.plan.profile import parse
 
-    console = Console()
+    console = Console(highlight=False)
     try:
         if published:
             show.show_published(console)
@@ -54,28 +54,28 @@ def plan(
         if results is not None:
             _plan_results(console, results, arm or [], fit_k or [], k or [], profile, max_num_seqs)
         elif profile is None:
-            fail("say RESULTS, --calibrate SUITE.yaml, --what-if PROFILE with --draft-cost, or --published")
+            fail("give RESULTS, --calibrate SUITE.yaml, --what-if PROFILE with --draft-cost, or --published")
         elif draft_cost is None:
             fail("--what-if without RESULTS needs --draft-cost: what a draft forward costs, in target steps")
         else:
             show.show_textbook(console, profile, draft_cost, k or range(1, 11))
-    except (BenchError, ProfileError) as error:
+    except BenchError as error:
         fail(str(error))
 
 
 def _calibrate(suite_file: Path) -> Path:
     """A sweep of one repeat at each arm's smallest depth; goes on with an earlier one."""
     from peagle_vllm.bench import BenchError
-    from peagle_vllm.bench.cells import Selection
+    from peagle_vllm.bench.cells import grid
     from peagle_vllm.bench.suite import read_suite
     from peagle_vllm.bench.sweep import Sweep
 
     suite = read_suite(suite_file)
     folder = DEFAULT / f"{suite.name}-calibration"
-    selection = Selection(k={min(arm.k) for arm in suite.arms.values() if arm.k}, repeats=1)
+    cells = [cell for cell in grid(suite, repeats=1) if cell.k == min(suite.arms[cell.arm].depths)]
     try:
-        if failed := Sweep(suite, suite_file.parent, folder, selection=selection).run():
-            raise BenchError(f"{failed} cells of the calibration failed; the lines above say why")
+        if failed := Sweep(suite, suite_file.parent, folder, cells).run():
+            raise BenchError(f"{failed} cells of the calibration failed; the lines above give the reasons")
     except KeyboardInterrupt:
         raise BenchError("interrupted; the same command goes on where it stopped") from None
     return folder
@@ -87,7 +87,7 @@ def _plan_results(
     from peagle_vllm.bench import BenchError
     from peagle_vllm.bench.cells import read_results
     from peagle_vllm.bench.metrics import points
-    from peagle_vllm.bench.report import write_whole
+    from peagle_vllm.bench.report import write_files
     from peagle_vllm.plan import page, show
     from peagle_vllm.plan.fit import fit, judge
 
@@ -95,7 +95,7 @@ def _plan_results(
     pairs = list(dict.fromkeys((p.arm, p.dataset) for p in measured if p.k and p.arm in (arms or [p.arm])))
     if not pairs:
         named = ", ".join(dict.fromkeys(p.arm for p in measured)) or "none"
-        raise BenchError(f"{results}: no cells of an arm that speculates and was asked for; whole arms here: {named}")
+        raise BenchError(f"{results}: no cells of an arm to plan, one that speculates; arms with cells: {named}")
     fits = []
     wanted = sorted(depths or {p.k for p in measured if p.k})
     for arm, dataset in pairs:
@@ -107,5 +107,5 @@ def _plan_results(
         show.show_advice(console, fitted.costs, profile or fitted.profile, choose_from, max_num_seqs, known_to)
         console.print()
         fits.append((fitted, judged))
-    write_whole(results, {"plan.html": page.html(f"Plan from {results.name}", fits, wanted, max_num_seqs)})
+    write_files(results, {"plan.html": page.html(f"Plan from {results.name}", fits, wanted, max_num_seqs)})
     print(results / "plan.html")

@@ -1,15 +1,16 @@
 """Costs and acceptance of one arm, from measured cells."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.metrics import Point
-from peagle_vllm.plan.acceptance import Profile, from_shares
 from peagle_vllm.plan.model import Costs, Target, throughput
+from peagle_vllm.plan.profile import Profile, from_shares
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Fitted:
 
     Attributes:
         depths: the K whose cells were used; the others were kept for judging.
-        assumed: what the cells could not tell, in words; empty where they told all.
+        assumed: a sentence about what the cells do not determine; empty where they determine all.
     """
 
     arm: str
@@ -65,50 +66,44 @@ def fit(points: Sequence[Point], arm: str, dataset: str, depths: Sequence[int] =
         raise BenchError(f"{dataset}: {arm} has no cells{at}")
     target = Target(tuple((float(p.concurrency), round_ms(p)) for p in base))
     costs, assumed = _costs(mine, target)
-    by_k = {}
-    for k in sorted({p.k for p in mine}):
-        lowest = min((p for p in mine if p.k == k), key=lambda p: p.concurrency)
-        by_k[k] = lowest.acceptance
-    return Fitted(arm, dataset, costs, from_shares(by_k), tuple(by_k), assumed)
+    used = sorted({p.k for p in mine})
+    alone = {k: min((p for p in mine if p.k == k), key=lambda p: p.concurrency) for k in used}
+    profile = from_shares({k: point.acceptance for k, point in alone.items()})
+    return Fitted(arm, dataset, costs, profile, tuple(used), assumed)
 
 
 def _costs(mine: Sequence[Point], target: Target) -> tuple[Costs, str]:
     """Least squares on relative errors. Also what had to be assumed, because one depth cannot tell a draft forward of
     a sequential draft from the cost of a round that speculates at all."""
-    totals = [round_ms(p) for p in mine]
-    extra = [total - target(p.concurrency) for p, total in zip(mine, totals, strict=True)]
-    weights = [1 / total for total in totals]
-    ones, ks, tokens = [1.0] * len(mine), [float(p.k) for p in mine], [float(p.k * p.concurrency) for p in mine]
+    totals = np.array([round_ms(p) for p in mine])
+    extra = totals - [target(p.concurrency) for p in mine]
+    ks = np.array([float(p.k) for p in mine])
+    columns = {"once": np.ones(len(mine)), "forward": ks, "per_token": ks * [p.concurrency for p in mine]}
+    known: dict[str, float] = {}
+    assumed, share = "", mine[0].layers_share
     if mine[0].kind == "P-EAGLE":
-        once, per_token = non_negative([ones, tokens], extra, weights)
-        return Costs(target, "parallel", once, 0.0, per_token), ""
-    if len(set(ks)) > 1:
-        once, forward, per_token = non_negative([ones, ks, tokens], extra, weights)
-        return Costs(target, "sequential", once, forward, per_token), ""
-    share = mine[0].layers_share
-    if share is None:
-        forward, per_token = non_negative([ks, tokens], extra, weights)
-        words = "One depth, layers unknown: all that a round adds is taken to grow with K."
-        return Costs(target, "sequential", 0.0, forward, per_token), words
-    forward = share * target(1)
-    left = [value - forward * k for value, k in zip(extra, ks, strict=True)]
-    once, per_token = non_negative([ones, tokens], left, weights)
-    words = f"One depth: a draft forward is taken to cost its share of layers of the target's step, {share:.2f}."
-    return Costs(target, "sequential", once, forward, per_token), words
+        known["forward"] = 0.0  # the one forward is in ``once``
+    elif len(set(ks)) == 1 and share is None:
+        known["once"] = 0.0
+        assumed = "One depth, layers unknown: all that a round adds is taken to grow with K."
+    elif len(set(ks)) == 1 and share is not None:
+        known["forward"] = share * target(1)
+        assumed = f"One depth: a draft forward is taken to cost its share of layers of the target's step, {share:.2f}."
+    left = extra - sum(value * columns.pop(name) for name, value in known.items())
+    known |= dict(zip(columns, non_negative(columns.values(), left, 1 / totals), strict=True))
+    return Costs(target, **known), assumed
 
 
-def non_negative(
-    columns: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]
-) -> tuple[float, ...]:
+def non_negative(columns: Iterable[ArrayLike], wanted: ArrayLike, weights: ArrayLike) -> tuple[float, ...]:
     """Weighted least squares with coefficients that are not negative, for a handful of columns: the best of the
     solutions with some of them held at zero."""
-    scale = np.asarray(weights)
-    matrix, wanted = np.transpose(columns) * scale[:, None], np.asarray(values) * scale
-    best, best_error = np.zeros(len(columns)), np.inf
-    for chosen in itertools.product((False, True), repeat=len(columns)):
-        kept, solution = np.array(chosen), np.zeros(len(columns))
-        solution[kept] = np.linalg.lstsq(matrix[:, kept], wanted)[0]
-        error = float(np.sum((matrix @ solution - wanted) ** 2))
+    matrix = np.transpose(list(columns)) * np.asarray(weights)[:, None]
+    scaled = np.asarray(wanted) * weights
+    best, best_error = np.zeros(matrix.shape[1]), np.inf
+    for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
+        free, solution = np.array(chosen), np.zeros(matrix.shape[1])
+        solution[free] = np.linalg.lstsq(matrix[:, free], scaled)[0]
+        error = float(np.sum((matrix @ solution - scaled) ** 2))
         if solution.min() >= 0 and error < best_error - 1e-15:
             best, best_error = solution, error
     return tuple(best.tolist())

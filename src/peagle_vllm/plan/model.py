@@ -11,13 +11,10 @@ choice of K depends on how they split.
     tokens/s(B, K) = 1000 B AL(K) / T(B, K)        T in milliseconds
 """
 
-from bisect import bisect_left
+import itertools
 from dataclasses import dataclass
-from typing import Literal
 
-from peagle_vllm.plan.acceptance import Profile
-
-Drafting = Literal["parallel", "sequential"]
+from peagle_vllm.plan.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -28,11 +25,10 @@ class Target:
 
     def __call__(self, requests: float) -> float:
         """Beyond the last point the last slope goes on, before the first the step costs what it costs there."""
-        xs = [x for x, _ in self.points]
-        if requests <= xs[0] or len(xs) == 1:
+        pairs = list(itertools.pairwise(self.points))
+        if requests <= self.points[0][0] or not pairs:
             return self.points[0][1]
-        i = min(bisect_left(xs, requests), len(xs) - 1)
-        (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
+        (x0, y0), (x1, y1) = next((pair for pair in pairs if requests <= pair[1][0]), pairs[-1])
         return y0 + (requests - x0) * max(0.0, y1 - y0) / (x1 - x0)
 
 
@@ -42,19 +38,18 @@ class Costs:
 
     Attributes:
         once: of a round that speculates; holds the one forward of a parallel draft.
-        forward: of each draft forward of a sequential draft; 0 for a parallel one.
+        forward: of each draft forward of a sequential draft; 0 for a parallel draft.
         per_token: of one drafted token of one request.
     """
 
     target: Target
-    drafting: Drafting
-    once: float
-    forward: float
-    per_token: float
+    once: float = 0.0
+    forward: float = 0.0
+    per_token: float = 0.0
 
     def draft_ms(self, k: int) -> float:
         """What drafting k tokens takes, whatever the batch."""
-        return self.once + (self.forward * k if self.drafting == "sequential" else 0.0)
+        return self.once + self.forward * k
 
     def round_ms(self, requests: float, k: int) -> float:
         if k == 0:
@@ -72,7 +67,5 @@ def speedup(costs: Costs, profile: Profile, requests: float, k: int) -> float:
     return throughput(costs, profile, requests, k) / throughput(costs, profile, requests, 0)
 
 
-def textbook(draft_cost: float, drafting: Drafting = "sequential") -> Costs:
-    """The lesson's model: verifying costs one target step, a draft forward ``draft_cost`` of one."""
-    once, forward = (draft_cost, 0.0) if drafting == "parallel" else (0.0, draft_cost)
-    return Costs(Target(((1.0, 1.0),)), drafting, once, forward, per_token=0.0)
+# The textbook's target, in steps instead of milliseconds: verifying costs one, whatever the batch.
+ONE_STEP = Target(((1.0, 1.0),))

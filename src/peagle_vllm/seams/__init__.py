@@ -1,4 +1,4 @@
-"""Every place where vLLM is touched, one file a seam. ``docs/seams.md`` is the ledger.
+"""Every place where this package changes vLLM, one file a seam. ``docs/seams.md`` is the ledger.
 
 Seams are installed by post-import hooks, so loading the plugin imports no vLLM module, and each
 passes every configuration that is not P-EAGLE on to the original.
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
-# Module of vLLM -> the seams that wait for its import. Order is the order of installation.
-_HOOKS = {
-    "vllm.engine.arg_utils": ("validation",),
-    "vllm.config.speculative": ("validation", "head_config"),
-    "vllm.config.vllm": ("validation", "gate", "capture_range"),
-    "vllm.model_executor.models.llama_eagle3": ("head_weights",),
-    "vllm.model_executor.models.qwen3_eagle3": ("head_weights",),
-    "vllm.v1.worker.gpu.spec_decode": ("speculator",),
-    "vllm.v1.worker.gpu.model_runner": ("speculator", "draft_metrics"),
-    "vllm.v1.spec_decode.eagle": ("proposer",),
-    "vllm.v1.worker.gpu_model_runner": ("drafter_limit", "draft_metrics"),
-    "vllm.v1.core.sched.scheduler": ("draft_metrics",),
-    "vllm.v1.metrics.loggers": ("draft_metrics",),
-    "vllm.utils.cpu_triton_utils": ("cpu_sampling",),
+# Module of vLLM -> what installs the seams once it is imported, as "file.function", in this order.
+HOOKS = {
+    "vllm.engine.arg_utils": ("validation.install_arguments",),
+    "vllm.config.speculative": ("validation.install_speculative", "head_config.install"),
+    "vllm.config.vllm": ("validation.install_whole", "gate.install", "capture_range.install"),
+    "vllm.model_executor.models.llama_eagle3": ("head_weights.install_llama",),
+    "vllm.model_executor.models.qwen3_eagle3": ("head_weights.install_qwen3",),
+    "vllm.v1.worker.gpu.spec_decode": ("speculator.install",),
+    "vllm.v1.worker.gpu.model_runner": ("speculator.install", "draft_metrics.install_worker"),
+    "vllm.v1.spec_decode.eagle": ("proposer.install",),
+    "vllm.v1.worker.gpu_model_runner": ("drafter_limit.install", "draft_metrics.install_worker"),
+    "vllm.v1.core.sched.scheduler": ("draft_metrics.install_scheduler",),
+    "vllm.v1.metrics.loggers": ("draft_metrics.install_front_end",),
+    "vllm.utils.cpu_triton_utils": ("cpu_sampling.install",),
 }
 
 serving_peagle = False
-"""Whether this process drafts with P-EAGLE. Seams without a configuration at hand ask it."""
+"""Whether this process drafts with P-EAGLE: for seams that have no configuration at hand."""
 
 _installed = False
 
@@ -47,15 +47,16 @@ def install_all() -> None:
     if _installed:
         return
     _installed = True
-    for module_name, names in _HOOKS.items():
+    for module_name, names in HOOKS.items():
         for name in names:
             wrapt.register_post_import_hook(functools.partial(_install, name), module_name)
 
 
-def _install(name: str, module: object) -> None:
-    """Install one seam. A vLLM that has moved keeps its own code, whoever imports it, and P-EAGLE is refused later."""
+def _install(hook: str, module: object) -> None:
+    """Install one seam in a module of vLLM. Where it does not fit, vLLM keeps its own code and P-EAGLE is refused."""
+    name, _, function = hook.partition(".")
     try:
-        importlib.import_module(f"peagle_vllm.seams.{name}").install(module)
+        getattr(importlib.import_module(f"peagle_vllm.seams.{name}"), function)(module)
     except (AttributeError, KeyError, TypeError) as error:
         logger.warning(
             "peagle-vllm: the seam %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
@@ -66,7 +67,7 @@ def _install(name: str, module: object) -> None:
 
 def all_seams() -> "tuple[Seam, ...]":
     """The ledger: every seam's declaration, in the order of installation."""
-    names = dict.fromkeys(name for names in _HOOKS.values() for name in names)
+    names = dict.fromkeys(hook.partition(".")[0] for hooks in HOOKS.values() for hook in hooks)
     return tuple(importlib.import_module(f"peagle_vllm.seams.{name}").SEAM for name in names)
 
 
@@ -83,7 +84,7 @@ def refuse_if_moved() -> None:
     except fingerprint.AcceptError as error:
         raise RefusedError(f"P-EAGLE refused: {error}") from None
     if report.moved:
-        lost = [change.touch.path for result in report.moved for change in result.moved if change.lost]
+        lost = [change.definition.path for result in report.moved for change in result.moved if change.lost]
         names = ",".join(result.seam.name for result in report.results if result.moved)
         way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
         if lost:

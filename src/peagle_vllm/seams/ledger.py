@@ -1,21 +1,23 @@
-"""What a seam says about itself. A seam is one place where this package touches vLLM.
+"""What a seam says about itself, and the definitions of vLLM that it depends on.
 
-Each seam file declares its ``SEAM`` right above its code, so that whoever reads the code knows why
-it exists and when it can be deleted; ``doctor``, the fingerprints and ``docs/seams.md`` read the same
-declaration. Imports neither vLLM nor torch.
+Each seam file declares its ``SEAM`` above its code: why it exists and when it can be deleted. Which definitions of
+vLLM it depends on is not written by hand: ``tools/seams`` finds them in the source and records them in
+``fingerprints.json``. Imports neither vLLM nor torch.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
 
 How = Literal["wrapped", "replaced", "inherited", "called"]
+HOWS: tuple[How, ...] = get_args(How)
 What = Literal["body", "signature"]
 Runner = Literal["V1", "V2", "both", "CPU"]
 
 
 @dataclass(frozen=True)
-class Touch:
+class Definition:
     """One definition in vLLM that this package wraps, replaces, inherits or calls.
 
     ``qualname`` is looked up in the source of ``module``: a function, a class, a method, a class or
@@ -30,27 +32,37 @@ class Touch:
     module: str
     qualname: str
     how: How
-    what: What = "body"
+    what: What
 
     @property
     def key(self) -> str:
-        """The touch's name in ``fingerprints.json``."""
-        return f"{self.module}:{self.qualname}:{self.what}"
+        """Its name in ``fingerprints.json``: ``"vllm.config.vllm:VllmConfig.__post_init__ wrapped signature"``."""
+        return f"{self.module}:{self.qualname} {self.how} {self.what}"
+
+    @classmethod
+    def of_key(cls, key: str) -> "Definition":
+        path, how, what = key.split(" ")
+        module, qualname = path.split(":")
+        return cls(module, qualname, cast(How, how), cast(What, what))
 
     @property
     def path(self) -> str:
-        """The touch as a reader says it: module and qualified name."""
+        """Module and qualified name."""
         return f"{self.module}.{self.qualname}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seam:
-    """One place where this package touches vLLM, and when that ends.
+    """One place where this package changes what vLLM does, and when that ends.
 
-    ``name`` is the file's, with hyphens: what is printed, and what PEAGLE_VLLM_ACCEPT takes.
-    ``obsolete_if_missing`` is a text in the source of the touched modules: once it is in none of
-    them, what the seam waits for has landed and the seam is not needed any more. Empty: vLLM's
-    source alone cannot tell.
+    Attributes:
+        name: the file's, with hyphens: what is printed, and what PEAGLE_VLLM_ACCEPT takes.
+        obsolete_if_missing: a text in the source of the modules that the seam depends on. Once it is in none of
+            them, what the seam waits for has landed and the seam is not needed any more. Empty: vLLM's source
+            alone does not show it.
+        types: types of names in the seam's code that no annotation gives: name -> "module:Class" in vLLM.
+        also: definitions that the seam's code does not name, by module: vLLM's code that calls it, or on which it
+            relies beyond what it calls itself.
     """
 
     name: str
@@ -58,19 +70,10 @@ class Seam:
     why: str
     waits_for: str
     delete_when: str
-    touches: tuple[Touch, ...]
     obsolete_if_missing: str = ""
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    also: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z]+(-[a-z]+)*", self.name):
             raise ValueError(f"a seam's name is words with hyphens, not {self.name!r}")
-        if not self.touches:
-            raise ValueError(f"seam {self.name} touches nothing")
-        keys = [touch.key for touch in self.touches]
-        if len(set(keys)) != len(keys):
-            raise ValueError(f"seam {self.name} names a touch twice")
-
-
-def touches(module: str, how: How, *names: str, of: str = "", what: What = "body") -> tuple[Touch, ...]:
-    """One touch a name, all in one module, of one class if ``of`` names it, and of one kind."""
-    return tuple(Touch(module, f"{of}.{name}" if of else name, how, what) for name in names)

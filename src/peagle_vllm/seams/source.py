@@ -6,11 +6,12 @@ nor with the Python that computes it (``ast.dump`` would).
 """
 
 import ast
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from importlib.resources.abc import Traversable
 
-from peagle_vllm.seams.ledger import Touch
+from peagle_vllm.seams.ledger import Definition
 
 
 class Source:
@@ -20,6 +21,7 @@ class Source:
         self.root = root
         self._texts: dict[str, str | None] = {}
         self._trees: dict[str, ast.Module | None] = {}
+        self.find = functools.cache(self._find)
 
     @staticmethod
     def parse(text: str) -> ast.Module:
@@ -47,33 +49,33 @@ class Source:
             self._trees[module] = tree
         return self._trees[module]
 
-    def find(self, module: str, qualname: str) -> list[ast.AST]:
+    def _find(self, module: str, qualname: str) -> list[ast.AST]:
         """Every definition of ``qualname``, in order: a name can be bound more than once."""
         tree = self.tree(module)
         scopes: list[ast.AST] = [tree] if tree else []
         *outer, name = qualname.split(".")
         for depth, part in enumerate(outer):
-            classes = [node for scope in scopes for node in _bound(scope, part) if isinstance(node, ast.ClassDef)]
+            classes = [node for scope in scopes for node in bound(scope, part) if isinstance(node, ast.ClassDef)]
             if depth and not classes:  # no nested class: an instance attribute, whose calls are meant
                 return [node for scope in scopes for node in _calls_on_self(scope, part, name)]
             scopes = [*classes]
-        found = [node for scope in scopes for node in _bound(scope, name)]
+        found = [node for scope in scopes for node in bound(scope, name)]
         if found or not outer:
             return found
-        return [node for scope in scopes for node in _set_on_self(scope, name)]
+        return [node for scope in scopes for node in set_on_self(scope, name)]
 
-    def digest(self, touch: Touch) -> str | None:
+    def digest(self, definition: Definition) -> str | None:
         """16 hex digits, or None where the definition is gone."""
-        nodes = self.find(touch.module, touch.qualname)
+        nodes = self.find(definition.module, definition.qualname)
         if not nodes:
             return None
-        name = touch.qualname.rpartition(".")[2]
-        shape = _signature if touch.what == "signature" else _body
+        name = definition.qualname.rpartition(".")[2]
+        shape = _signature if definition.what == "signature" else _body
         text = "\n".join(shape(node, name) for node in nodes)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _bound(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+def bound(scope: ast.AST, name: str) -> Iterator[ast.AST]:
     """What binds ``name`` directly in a module or class, also under if, try and with."""
     for node in _statements(scope):
         match node:
@@ -106,7 +108,7 @@ def _names(target: ast.expr, name: str) -> bool:
     return isinstance(target, ast.Name) and target.id == name
 
 
-def _set_on_self(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+def set_on_self(scope: ast.AST, name: str) -> Iterator[ast.AST]:
     """Assignments to ``self.name`` in the methods of a class."""
 
     def sets(target: ast.expr) -> bool:

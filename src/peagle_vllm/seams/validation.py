@@ -12,7 +12,7 @@ from peagle_vllm.heads.files import HeadError, locate, one_line
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
 from peagle_vllm.seams import head_config
-from peagle_vllm.seams.ledger import Seam, Touch, touches
+from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
 from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform
 
@@ -27,62 +27,18 @@ MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM 
 SEAM = Seam(
     name="validation",
     runner="both",
-    why="vLLM serves heads with a zero, NaN or misread mask_hidden in silence, and stops at others with an error "
-    "about something else.",
+    why="vLLM serves heads with a zero, NaN or misread mask_hidden without an error, and refuses others with an "
+    "error about something else.",
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
-    touches=(
-        Touch("vllm.config.speculative", "SpeculativeConfig.__post_init__", "wrapped", "signature"),
-        Touch("vllm.config.vllm", "VllmConfig.__post_init__", "wrapped", "signature"),
-        Touch("vllm.engine.arg_utils", "EngineArgs.create_speculative_config", "wrapped", "signature"),
-        *touches(
-            "vllm.engine.arg_utils",
-            "called",
-            "speculative_config",
-            "spec_method",
-            "spec_tokens",
-            of="EngineArgs",
-            what="signature",
+    also={
+        "vllm.config.parallel": (  # read by name, in a loop
+            "ParallelConfig.prefill_context_parallel_size",
+            "ParallelConfig.decode_context_parallel_size",
         ),
-        *touches(
-            "vllm.config.vllm", "called", "parallel_config", "speculative_config", of="VllmConfig", what="signature"
-        ),
-        *touches(
-            "vllm.config.speculative",
-            "called",
-            "method",
-            "model",
-            "revision",
-            "parallel_drafting",
-            "num_speculative_tokens",
-            "num_speculative_tokens_per_batch_size",
-            "enable_adaptive_verification",
-            "draft_model_config",
-            "target_model_config",
-            of="SpeculativeConfig",
-            what="signature",
-        ),
-        *touches(
-            "vllm.config.model",
-            "called",
-            "model",
-            "hf_config",
-            "get_hidden_size",
-            "get_vocab_size",
-            "get_total_num_hidden_layers",
-            of="ModelConfig",
-            what="signature",
-        ),
-        *touches(
-            "vllm.config.parallel",
-            "called",
-            "prefill_context_parallel_size",
-            "decode_context_parallel_size",
-            of="ParallelConfig",
-            what="signature",
-        ),
-        Touch("vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils", "get_eagle3_aux_layers_from_config", "called"),
-    ),
+        # Reads the aux layers that _name_aux_layers sets.
+        "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
+    },
 )
 
 
@@ -90,17 +46,7 @@ def refuse(line: str) -> RefusedError:
     return RefusedError(f"P-EAGLE refused: {line}")
 
 
-def install(module: ModuleType) -> None:
-    """Wrap what ``module`` defines: the arguments, the speculative config, or the whole config."""
-    installers = {
-        "vllm.engine.arg_utils": _install_arguments,
-        "vllm.config.speculative": _install_speculative,
-        "vllm.config.vllm": _install_whole,
-    }
-    installers[module.__name__](module)
-
-
-def _install_arguments(module: ModuleType) -> None:
+def install_arguments(module: ModuleType) -> None:
     def make(original):
         def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
             given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
@@ -121,18 +67,18 @@ def _install_arguments(module: ModuleType) -> None:
 
 
 def _check_quantization_is_known(speculative_config: type) -> None:
-    """vLLM 0.32 would only say that it knows no such key."""
+    """vLLM 0.32 would refuse it as an unknown key, and not say which version has it."""
     if not hasattr(speculative_config, QUANTIZATION):
         raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
 
 
-def _install_speculative(module: ModuleType) -> None:
+def install_speculative(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
             if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
-                # Before vLLM reads the head, because its own errors name something else.
+                # Before vLLM reads the head, because its own errors are about something else.
                 if self.method is None and _carries_mask_hidden(self):
-                    self.method = "eagle3"  # the one method for such a head; vLLM would go by its name
+                    self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
                 if is_peagle_spec(self):
                     _check_head(self.model, self)
                     _read_config(original, self, *args, **kwargs)
@@ -142,7 +88,7 @@ def _install_speculative(module: ModuleType) -> None:
             if self.draft_model_config is None or self.target_model_config is None or not self.parallel_drafting:
                 return
             if is_peagle_spec(self):
-                _check_head(self.draft_model_config.model, self)  # where vLLM found the method by itself
+                _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
                 _name_aux_layers(self)
 
         return __post_init__
@@ -150,7 +96,7 @@ def _install_speculative(module: ModuleType) -> None:
     wrap(module.SpeculativeConfig, "__post_init__", make)
 
 
-def _install_whole(module: ModuleType) -> None:
+def install_whole(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
@@ -162,7 +108,7 @@ def _install_whole(module: ModuleType) -> None:
 
 
 def _check_whole(vllm_config: "VllmConfig") -> None:
-    """What only the whole configuration shows. Configurations without EAGLE-3 pass untouched."""
+    """Checks that need the whole configuration. Configurations without EAGLE-3 are left alone."""
     spec = vllm_config.speculative_config
     if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
         return
@@ -200,7 +146,7 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
-    """From what vLLM has loaded anyway: plain EAGLE-3 costs no file and no request to the hub."""
+    """Reads only what vLLM has loaded anyway, so that plain EAGLE-3 needs no further file or request to the hub."""
     draft = spec.draft_model_config
     named = [key for key in MASK_TOKEN_KEYS if getattr(draft.hf_config, key, None) is not None]
     if named:

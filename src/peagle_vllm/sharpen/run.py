@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 from peagle_kernels import Edge
 from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.diagnose.engine import Messages
+from peagle_vllm.diagnose.prompts import Messages
 from peagle_vllm.heads import edge as files
 from peagle_vllm.heads.config import SELECTOR
-from peagle_vllm.heads.files import HeadError, read_tensor
-from peagle_vllm.heads.head import Head
-from peagle_vllm.heads.writer import new_folder, write_json
+from peagle_vllm.heads.convert import new_folder, write_json
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.sharpen import engines, fit
 from peagle_vllm.sharpen.lattice import Gain, Lattice
 
@@ -83,12 +83,10 @@ def token_ids(target: str, prompts: list[Messages]) -> list[list[int]]:
     """Token ids of each prompt, in the target's chat template where it has one."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
     if not getattr(tokenizer, "chat_template", None):
         return [tokenizer.encode("\n".join(message["content"] for message in prompt)) for prompt in prompts]
-    return [
-        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts
-    ]
+    return [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts]
 
 
 def sharpen(
@@ -237,10 +235,8 @@ def gain_of(groups: list[Acceptance]) -> Gain:
 
 
 def _offsets(head: Head) -> torch.Tensor | None:
-    if "d2t" not in head.tensors or head.draft_vocab_size == head.vocab_size:
-        return None
-    assert head.folder is not None
-    return torch.from_numpy(read_tensor(head.folder, head.tensors["d2t"]).astype("int64")).flatten()
+    targets = read_map(head).target_ids
+    return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
 
 
 def _write(folder: Path, head: Head, edge: Edge) -> None:

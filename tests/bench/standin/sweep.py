@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from peagle_vllm.bench import cli, sweep
+from peagle_vllm.bench import cli
 
 HERE = Path(__file__).parent
-STAND_INS = sweep.Commands(
-    server=[sys.executable, "-S", str(HERE / "server.py")], client=[sys.executable, "-S", str(HERE / "client.py")]
-)
+SERVER, CLIENT = ([sys.executable, "-S", str(HERE / name)] for name in ("server.py", "client.py"))
 
 if __name__ == "__main__":
-    sweep.Commands = lambda: STAND_INS  # type: ignore[assignment,misc]
+    from peagle_vllm.bench import client, server
+
+    server.COMMAND, client.COMMAND = SERVER, CLIENT
     cli.app(["run", sys.argv[1], "--results", sys.argv[2]])

@@ -1,6 +1,7 @@
-"""Stands for a part of ``benchmarks.gpu_day``: ``part.py LOG NAME [fails | sleeps | waits FILE | writes FILE]``.
+"""In place of a part of ``benchmarks.gpu_day``: ``part.py LOG NAME OUT [fails | sleeps | waits FILE]``.
 
-It notes its name and process id in LOG. ``waits`` returns once FILE is there, ``sleeps`` practically never does.
+It notes its name and process id in LOG and writes [NAME] to OUT. ``waits`` returns once FILE is there, ``sleeps``
+practically never does.
 """
 
 import json
@@ -9,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-log, name, *what = sys.argv[1:]
+log, name, result, *what = sys.argv[1:]
 with Path(log).open("a") as out:
     out.write(f"{name} {os.getpid()}\n")
 match what:
@@ -21,6 +22,4 @@ match what:
     case ["waits", file]:
         while not Path(file).exists():
             time.sleep(0.05)
-    case ["writes", file]:
-        Path(file).write_text(json.dumps({"written": name}))
-print(f"a bar without an end of line arm's result: {json.dumps([name])}\nnoise")
+Path(result).write_text(json.dumps([name]))

@@ -28,7 +28,7 @@ def head(tmp_path: Path, target: Path) -> Path:
 
 
 @pytest.fixture
-def warnings_heard(
+def warning_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.LogCaptureFixture]:
     """vLLM configures its logging with its first configuration, which takes every other handler away: not here."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests import tiny_heads
-from tests.seams.refusals.configuring import configure, edit_config, edit_weights, said
+from tests.seams.refusals.configuring import configure, edit_config, edit_weights, warnings_with
 from tests.tiny_heads import HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")
@@ -24,11 +24,11 @@ REFUSAL = "parallel drafting for EAGLE speculative decoding"
 
 @pytest.mark.parametrize("fmt", ["aws", "speculators"])
 def test_a_peagle_head_without_the_flag_is_warned_of(
-    target: Path, tmp_path: Path, warnings_heard: pytest.LogCaptureFixture, fmt: str
+    target: Path, tmp_path: Path, warning_log: pytest.LogCaptureFixture, fmt: str
 ):
     head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
     configure(target, head, parallel_drafting=None)
-    (warning,) = said(warnings_heard, str(head))
+    (warning,) = warnings_with(warning_log, str(head))
     assert (
         'is served as EAGLE-3, one token a forward: if it is a P-EAGLE head, add "parallel_drafting": true' in warning
     )
@@ -133,7 +133,7 @@ def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch)
     body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
     module = ModuleType("vllm.model_executor.models.llama_eagle3")
     head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})
-    head_weights.install(module)
+    head_weights.install_llama(module)
     weights = [("model.d2t", torch.tensor([float("nan")]))]
     with pytest.raises(RefusedError):
         head().load_weights(weights)
@@ -152,11 +152,11 @@ def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_the_gate_opens_for_vllms_own_workers(
-    target: Path, head: Path, warnings_heard: pytest.LogCaptureFixture, worker: str, opens: bool
+    target: Path, head: Path, warning_log: pytest.LogCaptureFixture, worker: str, opens: bool
 ):
     config = configure(target, head)
     assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
     config.parallel_config.worker_cls = worker
     for _ in range(2):
         assert (REFUSAL not in config._get_v2_model_runner_unsupported_features()) is opens
-    assert len(said(warnings_heard, worker)) == (0 if opens else 1)
+    assert len(warnings_with(warning_log, worker)) == (0 if opens else 1)

@@ -1,4 +1,4 @@
-"""Which vLLM is served: any whose touched definitions are as recorded, and one whose user says that they may differ."""
+"""Which vLLM is served: any whose definitions are as recorded, and one whose user accepts that they differ."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.seams.ledger import Touch
-from tests.seams.refusals.configuring import configure, refusal, said
+from peagle_vllm.seams.ledger import Definition
+from tests.seams.refusals.configuring import configure, refusal, warnings_with
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
 
 @pytest.fixture
 def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process of its own, what is said and checked once a start is said and checked again."""
+    """As in a process of its own, what is logged and checked once a start is logged and checked again."""
     import peagle_vllm.seams as seams
 
     monkeypatch.delenv("PEAGLE_VLLM_ACCEPT", raising=False)
@@ -41,12 +41,11 @@ def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM that differs from every recorded one at two seams."""
     from peagle_vllm.seams import fingerprint
 
-    away = (".eagle:EagleProposer:body", "_expand_kernel_impl:body")
-    recorded = {
-        minor: {tree: {key: "0" * 16 if key.endswith(away) else digest for key, digest in digests.items()}
-                for tree, digests in trees.items()}
-        for minor, trees in fingerprint.load_recorded().items()
-    }  # fmt: skip
+    recorded = fingerprint.load_recorded()
+    for build in (build for builds in recorded.values() for build in builds.values()):
+        for seam, name in (("proposer", ".eagle:EagleProposer "), ("cpu-sampling", ":_expand_kernel_impl ")):
+            (key,) = (key for key in build[seam] if name in key)
+            build[seam][key] = "0" * 16  # type: ignore[index]
     monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
 
 
@@ -64,14 +63,14 @@ def test_a_moved_seam(target: Path, head: Path):
 
 @pytest.mark.usefixtures("moved")
 def test_a_moved_seam_is_let_in_by_name(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warnings_heard: pytest.LogCaptureFixture
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warning_log: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "proposer")
     assert "at the seam cpu-sampling;" in refusal(target, head)
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, proposer,gate")
     for _ in range(2):
         assert configure(target, head).speculative_config.parallel_drafting
-    (warning,) = said(warnings_heard, "PEAGLE_VLLM_ACCEPT")
+    (warning,) = warnings_with(warning_log, "PEAGLE_VLLM_ACCEPT")
     assert "at the seams proposer, cpu-sampling" in warning and "gate" not in warning
 
 
@@ -87,8 +86,8 @@ def test_to_accept_what_is_no_seam(target: Path, head: Path, monkeypatch: pytest
 def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from peagle_vllm.seams.source import Source
 
-    def digest(self: Source, touch: Touch) -> str | None:
-        return None if touch.qualname.endswith("_input_fits_in_drafter") else whole(self, touch)
+    def digest(self: Source, definition: Definition) -> str | None:
+        return None if definition.qualname.endswith("_input_fits_in_drafter") else whole(self, definition)
 
     whole = Source.digest
     monkeypatch.setattr(Source, "digest", digest)
@@ -98,12 +97,12 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
     assert line.endswith("GPUModelRunner._input_fits_in_drafter is gone, so PEAGLE_VLLM_ACCEPT does not help")
 
 
-def test_a_seam_that_does_not_fit_leaves_vllm_alone(warnings_heard: pytest.LogCaptureFixture):
+def test_a_seam_that_does_not_fit_leaves_vllm_alone(warning_log: pytest.LogCaptureFixture):
     """A vLLM without what a seam wraps: the import goes on, and says so."""
     from types import ModuleType
 
     import peagle_vllm.seams as seams
 
     moved = ModuleType("vllm.v1.worker.gpu_model_runner")
-    seams._install("drafter_limit", moved)
-    assert "the seam drafter-limit does not fit this vLLM" in warnings_heard.text
+    seams._install("drafter_limit.install", moved)
+    assert "the seam drafter-limit does not fit this vLLM" in warning_log.text

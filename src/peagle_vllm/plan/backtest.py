@@ -1,4 +1,4 @@
-"""The planner tried on published figures: does it choose the depths that the publications found best?
+"""The planner on published figures: does it choose the depths that the publications found best?
 
 Inputs that were published: acceptance lengths of gpt-oss-20b (vLLM blog), and how a target's step grows with the
 number of requests on a B200 (the baseline column of the AWS JumpStart post, Qwen3-Coder-30B). Everything else is an
@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from peagle_vllm.bench.published import Published, published
-from peagle_vllm.plan.acceptance import Profile, from_lengths
 from peagle_vllm.plan.model import Target
+from peagle_vllm.plan.profile import Profile, from_lengths
 
 Bound = Literal["free", "full"]
+BOUNDS: tuple[Bound, Bound] = ("free", "full")
 DEPTHS = (3, 5, 7)  # what the blog swept
 
 # gpt-oss-20b: hidden 2880, 201,088 tokens, 3.6e9 parameters active for a token. A draft layer of that width (attention
@@ -48,7 +51,6 @@ class Verdict:
         ratio: P-EAGLE / EAGLE-3 in tokens/s at the model's best depths, by bound; ``published`` is what was measured.
     """
 
-    dataset: str
     concurrency: int
     best: Mapping[tuple[str, Bound], int]  # (arm kind, bound) -> K
     ratio: Mapping[Bound, float]
@@ -58,62 +60,49 @@ class Verdict:
 
 def baseline() -> Target:
     """Step time against requests, in units of the step at one request."""
-    rates = next(
-        p.tokens_per_second["none"][0] for p in published() if p.dataset == "SPEED-Bench code" and p.tokens_per_second
-    )
-    one = 1 / rates[1]
-    return Target(tuple((float(c), c / rate / one) for c, rate in sorted(rates.items())))
+    rates = next(p.tokens_per_second["none"][0] for p in published() if 128 in p.ratios)
+    return Target(tuple((float(c), c * rates[1] / rate) for c, rate in sorted(rates.items())))
 
 
-def round_cost(target: Target, kind: str, draft_cost: float, bound: Bound, requests: int, k: int) -> float:
-    """A round in target steps at batch 1."""
-    verify = target(requests * (k + 1) if bound == "full" else requests)
-    return verify + draft_cost * (1 if kind == "P-EAGLE" else k)
+def best_depth(
+    target: Target, profile: Profile, kind: str, draft_cost: float, bound: Bound, requests: int
+) -> tuple[float, int]:
+    """Tokens of a request for the time of a target step at batch 1, and the depth that yields them."""
 
-
-def best_depth(target: Target, profile: Profile, kind: str, draft_cost: float, bound: Bound, requests: int) -> int:
     def rate(k: int) -> float:
-        return profile.length(k) / round_cost(target, kind, draft_cost, bound, requests, k)
+        verify = target(requests * (k + 1) if bound == "full" else requests)
+        return profile.length(k) / (verify + draft_cost * (1 if kind == "P-EAGLE" else k))
 
-    return max(DEPTHS, key=rate)
+    best = max(DEPTHS, key=rate)
+    return rate(best), best
 
 
 def profiles(figures: Published) -> dict[str, Profile]:
     return {kind: from_lengths(lengths) for kind, lengths in figures.acceptance_length.items()}
 
 
-def verdicts(
-    figures: Published, acceptance: Mapping[str, Profile] | None = None, draft_cost: Mapping[str, float] = DRAFT_COST
-) -> list[Verdict]:
-    """The model's answers for one published table; ``acceptance`` replaces its profiles (to see what that changes)."""
-    target, acceptance = baseline(), acceptance or profiles(figures)
-    last = target.points[-1][0]
-    found = []
-    bounds: tuple[Bound, Bound] = ("free", "full")
-    for concurrency, ratio in figures.ratios.items():
-        best: dict[tuple[str, Bound], int] = {}
-        ratios: dict[Bound, float] = {}
-        for bound in bounds:
-            rates = {}
-            for kind, profile in acceptance.items():
-                k = best_depth(target, profile, kind, draft_cost[kind], bound, concurrency)
-                best[kind, bound] = k
-                cost = round_cost(target, kind, draft_cost[kind], bound, concurrency, k)
-                rates[kind] = profile.length(k) / cost
-            ratios[bound] = rates["P-EAGLE"] / rates["EAGLE-3"]
-        deep = concurrency * (max(DEPTHS) + 1) > last
-        found.append(Verdict(figures.dataset, concurrency, best, ratios, ratio, deep))
+def verdicts(figures: Published) -> list[Verdict]:
+    """The model's choices for one published table."""
+    target, acceptance, found = baseline(), profiles(figures), []
+    for c, ratio in figures.ratios.items():
+        best = {
+            (kind, bound): best_depth(target, profile, kind, DRAFT_COST[kind], bound, c)
+            for kind, profile in acceptance.items()
+            for bound in BOUNDS
+        }
+        depths = {key: k for key, (_, k) in best.items()}
+        ratios = {bound: best["P-EAGLE", bound][0] / best["EAGLE-3", bound][0] for bound in BOUNDS}
+        extrapolated = c * (max(DEPTHS) + 1) > target.points[-1][0]
+        found.append(Verdict(c, depths, ratios, ratio, extrapolated))
     return found
 
 
-def holds_from(figures: Published, kind: str = "EAGLE-3", k: int = 3, requests: int = 1) -> float:
-    """The smallest draft cost (in target steps, verifying free) from which ``k`` is the best depth: how far the
-    assumed cost may be off. Infinite when no cost up to a whole target step makes it so."""
+def holds_from(figures: Published, kind: str = "EAGLE-3", k: int = 3) -> float:
+    """The smallest draft cost (in target steps, verifying free, one request) from which ``k`` is the best depth: how
+    far the assumed cost may be off. Infinite when no cost up to a whole target step makes it so."""
     target, profile = baseline(), profiles(figures)[kind]
-    for step in range(1001):
-        if best_depth(target, profile, kind, step / 1000, "free", requests) == k:
-            return step / 1000
-    return float("inf")
+    costs = np.arange(0, 1.001, 0.001).tolist()
+    return next((cost for cost in costs if best_depth(target, profile, kind, cost, "free", 1)[1] == k), float("inf"))
 
 
 def judged() -> list[Published]:

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from peagle_vllm.cli import app
-from peagle_vllm.plan import published as pub
+from peagle_vllm.plan import backtest
 
-TABLES = {p.dataset: p for p in pub.judged()}
+TABLES = {p.dataset: p for p in backtest.judged()}
 
 
 def test_there_are_the_three_tables() -> None:
@@ -18,7 +18,7 @@ def test_there_are_the_three_tables() -> None:
 @pytest.mark.parametrize("dataset", TABLES)
 def test_best_depths_are_the_published_ones(dataset: str) -> None:
     """P-EAGLE K=7 at every concurrency; EAGLE-3 K=3, "occasionally shifting toward higher values"."""
-    found = pub.verdicts(TABLES[dataset])
+    found = backtest.verdicts(TABLES[dataset])
     assert [v.concurrency for v in found] == [1, 2, 4, 8, 16, 32, 64]
     assert all(v.best["P-EAGLE", "free"] == 7 for v in found)
     assert all(v.best["EAGLE-3", "free"] == 3 for v in found if v.concurrency <= 16)
@@ -28,13 +28,13 @@ def test_best_depths_are_the_published_ones(dataset: str) -> None:
 @pytest.mark.parametrize("dataset", TABLES)
 def test_the_other_extreme_agrees_about_eagle3(dataset: str) -> None:
     """Whatever verifying costs, EAGLE-3 is best at K=3 at small batches."""
-    assert all(v.best["EAGLE-3", "full"] == 3 for v in pub.verdicts(TABLES[dataset]) if not v.extrapolated)
+    assert all(v.best["EAGLE-3", "full"] == 3 for v in backtest.verdicts(TABLES[dataset]) if not v.extrapolated)
 
 
 @pytest.mark.parametrize("dataset", TABLES)
 def test_the_choice_does_not_hang_on_the_assumed_draft_cost(dataset: str) -> None:
-    limit = pub.holds_from(TABLES[dataset])
-    assert 0 < limit <= pub.DRAFT_COST["EAGLE-3"] / 2
+    limit = backtest.holds_from(TABLES[dataset])
+    assert 0 < limit <= backtest.DRAFT_COST["EAGLE-3"] / 2
 
 
 @pytest.mark.parametrize("dataset", TABLES)
@@ -43,7 +43,7 @@ def test_permuted_acceptance_changes_the_answer(dataset: str) -> None:
     lengths = figures.acceptance_length
 
     def best(acceptance) -> tuple[int, int]:
-        v = pub.verdicts(replace(figures, acceptance_length=acceptance))[0]
+        v = backtest.verdicts(replace(figures, acceptance_length=acceptance))[0]
         return v.best["P-EAGLE", "free"], v.best["EAGLE-3", "free"]
 
     assert best(lengths) == (7, 3)
@@ -55,7 +55,7 @@ def test_permuted_acceptance_changes_the_answer(dataset: str) -> None:
 
 def test_the_baseline_is_the_published_column() -> None:
     """294, 889, 1587, 4452, 10943 tokens/s at c = 1, 4, 8, 32, 128."""
-    target = pub.baseline()
+    target = backtest.baseline()
     assert target(1) == 1
     assert target(8) == pytest.approx(8 / 1587 * 294)
     assert target(128) == pytest.approx(128 / 10943 * 294)
@@ -65,5 +65,5 @@ def test_the_command_says_what_it_assumed() -> None:
     done = CliRunner().invoke(app, ["plan", "--published"])
     assert done.exit_code == 0
     text = " ".join(done.output.split())
-    for line in pub.ASSUMED:
+    for line in backtest.ASSUMED:
         assert " ".join(line.split()) in text

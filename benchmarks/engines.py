@@ -1,0 +1,176 @@
+"""The engines that are measured: the tiny trained pairs of models/, and dummy weights of real shapes."""
+
+import gc
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms import HAS_GPU, ROOT
+from benchmarks.shapes import Head, own_lm_head, write_config
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A drafter on a runner.
+
+    Attributes:
+        env: its environment variables.
+        drafter: the class that vLLM must build, or the arm measured something else.
+        k: draft tokens a step; 0 without speculation.
+        length: the acceptance length that vLLM's synthetic rejection is set to, on a GPU.
+        eager: on a GPU, the drafter's own graph is off and its compilation on.
+    """
+
+    env: dict[str, str]
+    drafter: str
+    k: int = 0
+    parallel: bool = False
+    length: float = 1.0
+    eager: bool = False
+
+
+def prepare_process() -> None:
+    """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
+    if os.environ.get("TRITON_INTERPRET"):
+        from benchmarks.interpreter import enable
+
+        enable()
+    if not os.environ.get("PEAGLE_VLLM_DISABLE"):
+        from peagle_vllm import plugin
+
+        plugin.register()  # idempotent: an installed distribution registers through its entry point too
+    if not HAS_GPU:
+        # A start on tiny models is mostly vLLM's garbage collections over its own modules: hide those from them.
+        import vllm.entrypoints.llm  # noqa: F401
+
+        gc.freeze()
+
+
+def tiny_pair(target: str, head: str | None, k: int, models: str | Path = ROOT / "models") -> dict[str, Any]:
+    """Arguments of ``LLM`` for a target of models/ and its head, None for no speculation."""
+    arguments = {
+        "model": f"{models}/{target}",
+        "speculative_config": None,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 256 << 20,
+        "enable_prefix_caching": False,
+    }
+    if head:
+        config = {"method": "eagle3", "model": f"{models}/{head}", "num_speculative_tokens": k}
+        arguments["speculative_config"] = config | ({"parallel_drafting": True} if "peagle" in head else {})
+    return arguments
+
+
+def tiny_llm(head: str, k: int, batch: int, token_budget: int) -> Any:
+    """A live ``LLM`` on tiny-llama in this process, for ``batch`` requests and steps of ``token_budget`` rows."""
+    prepare_process()
+    from vllm import LLM
+
+    return LLM(
+        **tiny_pair("tiny-llama", head, k),
+        max_model_len=128,
+        max_num_seqs=batch,
+        max_num_batched_tokens=token_budget,
+        skip_tokenizer_init=True,
+    )
+
+
+def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
+    """Capture sizes for every batch size: the target's rows, a P-EAGLE draft's, and those of EAGLE-3's later steps.
+
+    V1 rounds sizes up to whole requests of 1 + K rows and drops what that lifts over the largest.
+    """
+    whole = [-(-n * 2 * k // (k + 1)) * (k + 1) for n in batches]
+    sizes = sorted({*batches, *(n * (k + 1) for n in batches), *whole} - {0})
+    return {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
+
+
+def dummy_pair(
+    arm: Arm, target: dict[str, Any], head: Head, batches: list[int], max_model_len: int, folder: Path
+) -> dict[str, Any]:
+    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm.
+
+    Args:
+        target: its config.json.
+        max_model_len: on a GPU; 128 on a CPU.
+    """
+    most, k = max(batches), arm.k
+    arguments: dict[str, Any] = {
+        "model": write_config(folder / "target", target),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # its counters say what was accepted
+        "enable_prefix_caching": False,
+        "max_num_seqs": most,
+        "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * k * most) + max(0, k - 1) * most,
+    }
+    if HAS_GPU:
+        compilation = graph_sizes(batches, k) | ({"cudagraph_mode": "PIECEWISE"} if arm.eager else {})
+        arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len, "compilation_config": compilation}
+    else:
+        arguments |= {
+            "dtype": "float32",
+            "max_model_len": 128,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 64 << 20,
+        }
+    if k:
+        model = write_config(folder / "head", head.config(arm.parallel))
+        speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
+        if arm.parallel:
+            speculative["parallel_drafting"] = True
+        if HAS_GPU:
+            speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
+        arguments["speculative_config"] = speculative
+    return arguments
+
+
+def dummy_llm(
+    arm: Arm, target: dict[str, Any], head: Head, batches: list[int], max_model_len: int, more: dict[str, Any]
+) -> tuple[Any, Any]:
+    """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
+
+    Args:
+        more: arguments of ``LLM`` on top.
+
+    Raises:
+        RuntimeError: vLLM built another drafter than the arm's.
+    """
+    prepare_process()
+    if head.reduced:
+        own_lm_head()
+    from vllm import LLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        llm = LLM(**merged(dummy_pair(arm, target, head, batches, max_model_len, Path(folder)), more))
+    _, drafter = inside(llm)
+    if (built := type(drafter).__name__) != arm.drafter:
+        raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")
+    return llm, drafter
+
+
+def inside(llm: Any) -> tuple[Any, Any]:
+    """A live in-process ``LLM``'s model runner and drafter: V1's proposer, V2's speculator, or None."""
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return runner, getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+
+
+def merged(arguments: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """``arguments`` with ``more`` on top, dictionaries inside alike."""
+    both = {key: merged(arguments[key], more[key]) for key in arguments.keys() & more if isinstance(more[key], dict)}
+    return arguments | more | both
+
+
+def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
+    """Serve ``batch`` requests at once to ``num_tokens`` each; returns seconds."""
+    from vllm import SamplingParams, TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=[2 + (7 * i + j) % 200 for j in range(prompt_len)]) for i in range(batch)]
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    began = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - began

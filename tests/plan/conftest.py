@@ -1,0 +1,3 @@
+"""The synthetic suite of tests/bench."""
+
+from tests.bench.conftest import suite_file as suite_file
