@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from peagle_vllm.heads import edge
+from peagle_vllm.heads.files import EDGE
 from peagle_vllm.heads.head import read_head
 
 VOCAB = 512
@@ -213,8 +214,8 @@ def write_edge(folder: Path, draft_vocab: int, gen: torch.Generator, scale: floa
     selector = {"selector_rank": EDGE_RANK, "selector_top_k": EDGE_CANDIDATES}
     config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(read_head(folder))}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / edge.FOLDER).mkdir(exist_ok=True)
-    save_file(weights, folder / edge.FOLDER / "model.safetensors")
+    (folder / EDGE).mkdir(exist_ok=True)
+    save_file(weights, folder / EDGE / "model.safetensors")
     return folder
 
 

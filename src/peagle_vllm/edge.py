@@ -9,44 +9,57 @@ from vllm.config import VllmConfig
 from peagle_kernels import Candidates, Edge
 from peagle_vllm.greedy import top_candidates
 from peagle_vllm.heads import edge as files
-from peagle_vllm.heads.config import SELECTOR
-from peagle_vllm.heads.files import download
-from peagle_vllm.serving import refuse_broken
+from peagle_vllm.heads.files import EDGE, download
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.serving import RefusedError, refuse_broken
 
 
-def has_edge(vllm_config: VllmConfig) -> bool:
-    """Whether the served head is a sharpened one."""
+def selector_of(vllm_config: VllmConfig) -> files.Selector | None:
+    """What the served head's config says of its edge; None where it has none."""
     spec = vllm_config.speculative_config
     assert spec is not None
-    return getattr(spec.draft_model_config.hf_config, SELECTOR, None) is not None
+    return files.read_selector(vars(spec.draft_model_config.hf_config), f"{spec.draft_model_config.model}/config.json")
 
 
 def load_edge(vllm_config: VllmConfig, device: torch.device) -> Edge | None:
-    """The edge beside the head's weights; None for a head without one. Checked before: ``heads.edge.edge_faults``.
+    """The edge beside the loaded head's weights; None for a head without one. With dummy weights it changes no draft.
+
+    ``heads.edge.edge_faults`` has checked it, unless the head was not on this machine before vLLM fetched it.
 
     Raises:
-        RefusedError: a tensor holds NaN or Inf.
+        RefusedError: the edge does not fit the head, or a tensor holds NaN or Inf.
+        HeadError: the edge cannot be read.
     """
     from safetensors.torch import load_file
 
-    spec = vllm_config.speculative_config
-    assert spec is not None
-    draft = spec.draft_model_config
-    selector = files.read_selector(vars(draft.hf_config), draft.model)
+    selector, spec = selector_of(vllm_config), vllm_config.speculative_config
     if selector is None:
         return None
-    folder = download(draft.model, draft.revision) / files.FOLDER
+    assert spec is not None
+    draft = spec.draft_model_config
     tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors |= {files.edge_name(name): tensor for name, tensor in refuse_broken(load_file(file).items())}
-    ones = torch.ones(spec.num_speculative_tokens)
+    if vllm_config.load_config.load_format == "dummy":
+        sizes = draft.hf_config.vocab_size, draft.hf_config.draft_vocab_size, draft.get_hidden_size()
+        shapes = files.edge_shapes(selector, *sizes)
+        tensors |= {name: torch.zeros(shape, dtype=draft.dtype) for name, shape in shapes.items()}
+    else:
+        folder = download(draft.model, draft.revision)
+        for fault in files.edge_faults(read_head(folder)):
+            raise RefusedError(f"P-EAGLE refused: {fault}")
+        for file in sorted((folder / EDGE).glob("*.safetensors")):
+            tensors |= {files.edge_name(name): tensor for name, tensor in refuse_broken(load_file(file).items())}
     projection = tensors.get(files.PROJECTION)
+    scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
+    ones = torch.ones(next((len(scale) for scale in scales if scale is not None), 1))
+    edge_scale, unary_scale = (
+        (ones if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
+    )
     return Edge(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
         hidden_projection=None if projection is None else projection.to(device, draft.dtype),
-        edge_scale=tensors.get(files.EDGE_SCALE, ones).to(device, torch.float32),
-        unary_scale=tensors.get(files.UNARY_SCALE, ones).to(device, torch.float32),
+        edge_scale=edge_scale,
+        unary_scale=unary_scale,
         num_candidates=selector.selector_top_k,
     )
 

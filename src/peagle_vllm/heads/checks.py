@@ -77,7 +77,7 @@ def check_head(head: Head) -> list[Problem]:
         layers = list(check_layers(head))
         lines += layers
         try:
-            for part in (check_fc, check_mask_hidden, check_norms, check_vocabulary):
+            for part in (check_fc, check_mask_hidden, check_norms, check_vocabulary, edge_faults):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))
@@ -98,7 +98,6 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = N
     if not head.is_eagle3:
         problems += [Problem(line) for line in _sizes(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
-        problems += [Problem(line) for line in edge_faults(head, target.vocab_size)]
     return problems + check_head(head)
 
 

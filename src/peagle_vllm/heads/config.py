@@ -22,13 +22,12 @@ and ``vllm_name``.
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeGuard
 
-from peagle_vllm.heads.files import HeadError, TensorInfo, shown
+from peagle_vllm.heads.files import SELECTOR, HeadError, TensorInfo, shown
 
 Config = Mapping[str, Any]
 Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "unknown"]
 Family = Literal["llama", "qwen3"]
 
-SELECTOR = "candidate_selector"  # the edge of a sharpened head (heads/edge.py)
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
 SPECFORGE = {"PEagleDraftModel"}

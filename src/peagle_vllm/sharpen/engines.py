@@ -19,6 +19,7 @@ from peagle_vllm.sharpen import record
 from peagle_vllm.sharpen.lattice import Lattice
 
 SHARD = 128  # prompts
+GO_ON = "make room and start again, which goes on from there"
 GROUP = 4  # prompts measured together: the standard error is over groups
 
 
@@ -66,7 +67,7 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
             return pool.submit(task, *args).result()
         except BrokenProcessPool:
             raise HeadError("vLLM's process was killed; what is recorded stays, start again to go on") from None
-        except (HeadError, OSError):
+        except HeadError:
             raise
         except Exception as error:
             raise HeadError(f"vLLM cannot run this pair ({one_line(error, 300)}); serve it alone first") from None
@@ -97,8 +98,13 @@ def record_all(
                 output.request_id: (number, [*ids, *output.outputs[0].token_ids], len(ids))
                 for output, (number, ids) in zip(outputs, group, strict=True)
             }
-            lattice = record.lattice_of(llm.collective_rpc(record.take)[0], texts)
-            lattice._replace(hidden=lattice.hidden.to(torch.bfloat16)).save(file)
+            lattice = record.lattice_of(
+                [rows for of_worker in llm.collective_rpc(record.take) for rows in of_worker], texts
+            )
+            try:
+                lattice._replace(hidden=lattice.hidden.to(torch.bfloat16)).save(file)
+            except OSError as error:
+                raise HeadError(f"{file} cannot be written ({error.strerror}); {GO_ON}") from None
 
 
 def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:

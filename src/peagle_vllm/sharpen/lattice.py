@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from peagle_kernels import Candidates, Edge, walk_edges_torch
@@ -31,9 +31,9 @@ class Lattice(NamedTuple):
         return Lattice(*(field[chosen] for field in self))
 
     def save(self, file: Path) -> None:
-        """Whole or not at all."""
+        """Whole or not at all. Raises OSError, which ``safetensors`` itself does not where a disk is full."""
         partial = file.with_suffix(".partial")
-        save_file({name: tensor.contiguous() for name, tensor in self._asdict().items()}, partial)
+        partial.write_bytes(save({name: tensor.contiguous() for name, tensor in self._asdict().items()}))
         partial.rename(file)
 
     @classmethod
@@ -76,9 +76,11 @@ class Gain(NamedTuple):
     def of(cls, accepted: Tensor, prompt: Tensor) -> Self:
         """1 + accepted tokens / drafts; prompts are independent of each other, drafts of one prompt are not."""
         _, index = prompt.unique(return_inverse=True)
-        num_prompts = int(index.max()) + 1
-        drafts = torch.zeros(num_prompts).index_add_(0, index, torch.ones(len(index)))
-        sums = torch.zeros(num_prompts).index_add_(0, index, accepted.float())
-        mean = float(sums.sum() / drafts.sum())
-        error = float((sums - mean * drafts).square().sum().sqrt() / drafts.sum())
-        return cls(1 + mean, error)
+        return cls.over(index.bincount(weights=accepted.double()), index.bincount())
+
+    @classmethod
+    def over(cls, accepted: Tensor, drafts: Tensor) -> Self:
+        """The same of counts: accepted tokens and drafts of each prompt, or of each group of prompts."""
+        mean = accepted.sum() / drafts.sum()
+        error = (accepted - mean * drafts).square().sum().sqrt() / drafts.sum()
+        return cls(1 + float(mean), float(error))

@@ -23,28 +23,32 @@ class Rows(NamedTuple):
 
 
 def drafter_of(worker: Any) -> Any:
-    """V2's speculator or V1's proposer."""
+    """V2's speculator or V1's proposer; None where another pipeline stage drafts."""
     runner = worker.model_runner
-    return getattr(runner, "speculator", None) or runner.drafter
+    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
 
 
 def start(worker: Any, num_candidates: int) -> None:
     """Begin to record in this worker; the first tensor parallel rank records for all."""
-    drafter = drafter_of(worker)
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    drafter, is_first = drafter_of(worker), get_tensor_model_parallel_rank() == 0
+    if drafter is None:
+        return
     drafter.recorded = []
     method = "_sample" if hasattr(drafter, "cudagraph_manager") else "_sample_draft_tokens"
     original = getattr(drafter, method)
 
     def sample(*args: Any) -> Any:
         """V2 passes (batch, hidden states of all rows), V1 (hidden states of the sampled rows, metadata)."""
-        buffers, num_k = drafter.buffers, drafter.num_speculative_tokens
+        buffers, num_k = drafter.buffers, drafter.vllm_config.num_speculative_tokens
         if method == "_sample":
             num_samples = args[0].layout.num_reqs_padded * args[0].samples_per_req
             sampled, requests = args[1][buffers.sample_indices[:num_samples]], drafter.recorded_requests
         else:
             sampled, requests = args[0], list(drafter.runner.input_batch.req_ids)
         ids, logits = top_candidates(drafter.model, sampled, num_candidates)
-        if worker.rank == 0:
+        if is_first:
             shape = (-1, num_k, num_candidates)
             first = buffers.sample_pos[: len(sampled)].view(-1, num_k)[:, 0] + 1
             parts = first, ids.int().view(shape), logits.view(shape), sampled.view(-1, num_k, sampled.shape[-1])
@@ -64,8 +68,10 @@ def start(worker: Any, num_candidates: int) -> None:
 
 
 def take(worker: Any) -> list[Rows]:
-    """What was recorded since the last call."""
+    """What this worker recorded since the last call."""
     drafter = drafter_of(worker)
+    if drafter is None:
+        return []
     recorded, drafter.recorded = drafter.recorded, []
     return recorded
 

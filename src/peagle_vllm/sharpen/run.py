@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,21 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from peagle_kernels import Edge
 from peagle_vllm.acceptance import Acceptance
 from peagle_vllm.diagnose.prompts import Messages
 from peagle_vllm.heads import edge as files
-from peagle_vllm.heads.config import SELECTOR
 from peagle_vllm.heads.convert import new_folder, write_json
-from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.sharpen import engines, fit
 from peagle_vllm.sharpen.lattice import Gain, Lattice
 
 DEVELOPMENT_SHARE = 0.1
 LEAST_PROMPTS = 100
+HELD_OUT = 64  # prompts
+LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
 MEASURED = (3, 5, 7)
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
@@ -71,19 +73,21 @@ class Report:
         return gained.length > gained.error
 
 
-HELD_OUT = 64  # prompts
-
-
 def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
-    """Prompts to learn from, and to measure with: the last ones, where no others are given."""
-    return (prompts, held_out) if held_out is not None else (prompts[:-HELD_OUT], prompts[-HELD_OUT:])
+    """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
+    mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
+    aside = mixed[:HELD_OUT] if held_out is None else held_out
+    return [prompt for prompt in mixed if prompt not in aside], aside
 
 
 def token_ids(target: str, prompts: list[Messages]) -> list[list[int]]:
-    """Token ids of each prompt, in the target's chat template where it has one."""
+    """Token ids of each prompt, in the target's chat template where it has one. HeadError without a tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise HeadError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
     if not getattr(tokenizer, "chat_template", None):
         return [tokenizer.encode("\n".join(message["content"] for message in prompt)) for prompt in prompts]
     return [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts]
@@ -109,8 +113,12 @@ def sharpen(
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
-    if len(prompts) < LEAST_PROMPTS:
-        raise HeadError(f"{len(prompts)} prompts to learn from, at least {LEAST_PROMPTS} are needed; 1,500 do well")
+    for count, least, what in (
+        (len(prompts), LEAST_PROMPTS, "prompts to learn from"),
+        (len(held_out), LEAST_HELD_OUT, "prompts to measure with"),
+    ):
+        if count < least:
+            raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
     assert head.folder is not None
     pair = engines.Pair(target, str(head.folder), plan.arguments)
     with _work_folder(out, head, target, prompts, plan) as work:
@@ -126,7 +134,7 @@ def sharpen(
         if report.is_better:
             with new_folder(out) as folder:
                 shutil.copytree(sharpened, folder, dirs_exist_ok=True)
-                write_json(folder / files.FOLDER / "sharpen.json", as_dict(report, plan))
+                write_json(folder / EDGE / "sharpen.json", as_dict(report, plan))
     return report
 
 
@@ -146,12 +154,13 @@ def _work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], p
         work.mkdir(parents=True, exist_ok=True)
         note = work / "plan.json"
         if not note.exists():
-            write_json(note, asked)
-        elif json.loads(note.read_text()) != asked:
+            write_json(note.with_suffix(".partial"), asked)
+            note.with_suffix(".partial").rename(note)
+        elif read_json(note) != asked:
             raise HeadError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
         yield work
     except OSError as error:
-        raise HeadError(f"{work} cannot be written ({error.strerror}); make room and start again to go on") from None
+        raise HeadError(f"{work} cannot be written ({one_line(error.strerror or error)}); {engines.GO_ON}") from None
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -177,6 +186,8 @@ def _fitted(
     num_held = max(1, round(DEVELOPMENT_SHARE * (int(lattice.prompt.max()) + 1)))
     is_held = lattice.prompt < num_held
     learned, held = lattice.rows(~is_held), lattice.rows(is_held)
+    if not len(learned.ids) or not len(held.ids):
+        raise HeadError(f"{len(lattice.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
     total, done = len(fit.FORMS) * fit.num_batches(len(learned.ids)), 0
 
     def on_batch() -> None:
@@ -208,7 +219,9 @@ def _served(
             progress("measure", 2 * number + at, 2 * len(depths))
             measured = engines.Pair(pair.target, head, pair.arguments)
             seen.append(engines.in_process(engines.measure, measured, held_out, k, plan.max_tokens))
-        before, after = (gain_of(groups) for groups in seen)
+        before, after = (
+            Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
+        )
         paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
         error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
         shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
@@ -227,13 +240,6 @@ def sum_of(groups: list[Acceptance]) -> Acceptance:
     )
 
 
-def gain_of(groups: list[Acceptance]) -> Gain:
-    """Acceptance length over all groups, its standard error over groups."""
-    whole = sum_of(groups)
-    squares = sum((group.num_accepted - (whole.length - 1) * group.num_drafts) ** 2 for group in groups)
-    return Gain(whole.length, squares**0.5 / max(whole.num_drafts, 1))
-
-
 def _offsets(head: Head) -> torch.Tensor | None:
     targets = read_map(head).target_ids
     return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
@@ -247,7 +253,7 @@ def _write(folder: Path, head: Head, edge: Edge) -> None:
             shutil.copy(file, folder / file.name)
     selector = files.Selector(edge.predecessor_codebook.shape[1], edge.num_candidates, files.head_hash(head))
     write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector)})
-    (folder / files.FOLDER).mkdir()
+    (folder / EDGE).mkdir()
     tensors = {
         files.PREDECESSORS: edge.predecessor_codebook,
         files.SUCCESSORS: edge.successor_codebook,
@@ -256,7 +262,7 @@ def _write(folder: Path, head: Head, edge: Edge) -> None:
         files.UNARY_SCALE: edge.unary_scale,
     }
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, folder / files.FOLDER / "model.safetensors")
+    (folder / EDGE / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
 
 
 def as_dict(report: Report, plan: Plan) -> dict[str, Any]:

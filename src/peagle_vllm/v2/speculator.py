@@ -44,7 +44,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_stats import DraftStats, Mode
-from peagle_vllm.edge import find_candidates, has_edge, load_edge
+from peagle_vllm.edge import find_candidates, load_edge, selector_of
 from peagle_vllm.greedy import top_tokens
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
@@ -119,7 +119,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
         """As inherited; a walk writes its candidates' scores only, in the float32 that it chose by."""
-        return (torch.float32, -float("inf")) if has_edge(vllm_config) else super().draft_logits_spec(vllm_config)
+        if selector_of(vllm_config) is None:
+            return super().draft_logits_spec(vllm_config)
+        return torch.float32, -float("inf")
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
