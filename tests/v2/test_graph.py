@@ -20,7 +20,7 @@ from tests.v2.graphs import Seen, emulate
 pytestmark = pytest.mark.arm("plugin-v2")
 
 COUNTS = [1, 2, 4]  # three requests are padded to four
-MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True)
+MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, edge=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_drafts_of_a_replayed_graph(k: int, target: Path):
 def test_a_schedule_needs_no_recapture(target: Path):
     """K' = 0, 2 and 5 by batch size: one shape for each, no drafts where K' = 0, and KV kept all the same."""
     pair, k = (target, target.parent / "head-schedule"), 5
-    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec(edge=True))
     schedule = [(1, 2, 5), (3, 3, 2), (4, 4, 0)]
     live = start(*pair, k, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
     report, seen = exact(live, pair, requests("schedule"))
