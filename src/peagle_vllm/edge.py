@@ -21,10 +21,10 @@ def selector_of(vllm_config: VllmConfig) -> files.Selector | None:
     return files.read_selector(vars(spec.draft_model_config.hf_config), f"{spec.draft_model_config.model}/config.json")
 
 
-def load_edge(vllm_config: VllmConfig, device: torch.device) -> Edge | None:
-    """The edge beside the loaded head's weights; None for a head without one. With dummy weights it changes no draft.
+def load_edge(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> Edge | None:
+    """The edge beside the weights of the loaded head ``model``; None for a head without one.
 
-    ``heads.edge.edge_faults`` has checked it, unless the head was not on this machine before vLLM fetched it.
+    With dummy weights it changes no draft. ``heads.edge.edge_faults`` has checked it, unless the head was not on this machine before vLLM fetched it.
 
     Raises:
         RefusedError: the edge does not fit the head, or a tensor holds NaN or Inf.
@@ -54,7 +54,7 @@ def load_edge(vllm_config: VllmConfig, device: torch.device) -> Edge | None:
     edge_scale, unary_scale = (
         (ones if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
     )
-    return Edge(
+    edge = Edge(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
         hidden_projection=None if projection is None else projection.to(device, draft.dtype),
@@ -62,6 +62,10 @@ def load_edge(vllm_config: VllmConfig, device: torch.device) -> Edge | None:
         unary_scale=unary_scale,
         num_candidates=selector.selector_top_k,
     )
+    for name, tensor in edge._asdict().items():
+        if isinstance(tensor, torch.Tensor):  # vLLM saves a draft model's buffers where sleep discards its weights
+            model.register_buffer(f"edge_{name}", tensor, persistent=False)
+    return edge
 
 
 def find_candidates(

@@ -152,7 +152,9 @@ def _edge(head: Head) -> dict[str, Any] | None:
         tensors = read_edge(head.folder) if head.folder else {}
     except HeadError:
         return None
-    return selector and {
+    if selector is None:
+        return None
+    return {
         "rank": selector.selector_rank,
         "candidates": selector.selector_top_k,
         "gated": PROJECTION in tensors,

@@ -78,7 +78,7 @@ class ParallelEagleProposer(EagleProposer):
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
-        self.edge = load_edge(self.vllm_config, self.device)
+        self.edge = load_edge(self.model, self.vllm_config, self.device)
         self._refresh_mask_after(self.model)
 
     def _refresh_mask_after(self, model: Any) -> None:

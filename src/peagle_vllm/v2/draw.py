@@ -1,6 +1,6 @@
 """How ``walk_edges`` draws a token for Model Runner V2: with vLLM's own noise, which its rejection sampler expects."""
 
-from vllm.triton_utils import triton
+from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.sample import gumbel
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
@@ -14,7 +14,7 @@ else:  # vLLM 0.32: one seed for all draft columns
 
 
 @triton.jit
-def draw(scores, tokens, is_candidate, seed, position, column, temperature, USE_FP64):
+def draw(scores, tokens, is_candidate, seed, position, column, temperature, USE_FP64: tl.constexpr):
     """Index of the token drawn from softmax(scores / temperature); the best one at temperature 0."""
     _, index = gumbel_noised_argmax(
         scores,

@@ -101,6 +101,11 @@ class ParallelEagleSpeculator(EagleSpeculator):
             for samples in range(1, self.num_speculative_steps + 1)
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
+        selector = selector_of(vllm_config)
+        candidates = self.max_num_reqs, self.num_speculative_steps, selector.selector_top_k if selector else 0
+        self._scores = torch.zeros(candidates, dtype=torch.float32, device=device)
+        # Which entries of draft_logits are finite: made with it, lost with it.
+        self._cached_ids = torch.zeros(candidates, dtype=torch.int64, device=device)
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.draft_stats = DraftStats()
 
@@ -114,7 +119,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
-        self.edge = load_edge(self.vllm_config, self.device)
+        self.edge = load_edge(self.model, self.vllm_config, self.device)
         self._allocate_buffers()
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
@@ -146,10 +151,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             temperature=self.temperature,
             seeds=self.seeds,
         )
-        if self.edge:
-            num_candidates = self.max_num_reqs, self.num_speculative_steps, self.edge.num_candidates
-            self._scores = torch.zeros(num_candidates, dtype=torch.float32, device=self.device)
-            self._cached_ids = torch.zeros(num_candidates, dtype=torch.int64, device=self.device)
 
     @property
     def attn_vllm_config(self) -> VllmConfig:
