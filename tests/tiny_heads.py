@@ -198,21 +198,22 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
         weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
     _save(folder, _head_config(target, spec), weights)
-    return write_edge(folder, spec.draft_vocab, gen, 0.2 if spec.gentle else 1.0) if spec.edge else folder
+    return write_edge(folder, gen, 0.2 if spec.gentle else 1.0) if spec.edge else folder
 
 
-def write_edge(folder: Path, draft_vocab: int, gen: torch.Generator, scale: float = 1.0) -> Path:
+def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0) -> Path:
     """Sharpen the head in ``folder`` with a random edge."""
+    head = read_head(folder)
     weights = {
         edge.PREDECESSORS: torch.randn(VOCAB, EDGE_RANK, generator=gen),
-        edge.SUCCESSORS: torch.randn(draft_vocab, EDGE_RANK, generator=gen),
-        edge.PROJECTION: _linear(gen, EDGE_RANK, HIDDEN),
+        edge.SUCCESSORS: torch.randn(head.draft_vocab_size, EDGE_RANK, generator=gen),
+        edge.PROJECTION: _linear(gen, EDGE_RANK, head.hidden_size),
         edge.EDGE_SCALE: scale * (0.5 + torch.rand(EDGE_POSITIONS, generator=gen)),
         edge.UNARY_SCALE: 0.5 + torch.rand(EDGE_POSITIONS, generator=gen),
     }
     config = json.loads((folder / "config.json").read_text())
     selector = {"selector_rank": EDGE_RANK, "selector_top_k": EDGE_CANDIDATES}
-    config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(read_head(folder))}
+    config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(head)}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / EDGE).mkdir(exist_ok=True)
     save_file(weights, folder / EDGE / "model.safetensors")

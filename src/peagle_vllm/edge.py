@@ -24,7 +24,8 @@ def selector_of(vllm_config: VllmConfig) -> files.Selector | None:
 def load_edge(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> Edge | None:
     """The edge beside the weights of the loaded head ``model``; None for a head without one.
 
-    With dummy weights it changes no draft. ``heads.edge.edge_faults`` has checked it, unless the head was not on this machine before vLLM fetched it.
+    With dummy weights it changes no draft. ``heads.edge.edge_faults`` has checked it already, unless the head was not
+    on this machine before vLLM fetched it.
 
     Raises:
         RefusedError: the edge does not fit the head, or a tensor holds NaN or Inf.

@@ -86,7 +86,7 @@ def bigram_directions(
     share = (total + 1) / (total + 1).sum()
     # One prior observation for each predecessor, distributed as the tokens are.
     lift = ((counts + share[pairs[1]]) / (given[pairs[0]] + 1) / share[pairs[1]]).log()
-    table = torch.sparse_coo_tensor(pairs, lift, sizes)
+    table = torch.sparse_coo_tensor(pairs, lift, sizes, check_invariants=True)
     left, strength, right = torch.svd_lowrank(table, q=min(rank, *sizes), niter=4)
     root = strength.sqrt()
     return _widened(left * root, rank), _widened(right * root, rank)

@@ -133,7 +133,8 @@ def sharpen(
         report = Report(forms, fitted.form, len(lattice.ids), offline, served)
         if report.is_better:
             with new_folder(out) as folder:
-                shutil.copytree(sharpened, folder, dirs_exist_ok=True)
+                for path in sharpened.iterdir():
+                    path.rename(folder / path.name)  # both lie beside ``out``
                 write_json(folder / EDGE / "sharpen.json", as_dict(report, plan))
     return report
 
@@ -206,7 +207,7 @@ def _fitted(
 
 
 def _depths(plan: Plan) -> list[int]:
-    return sorted({k for k in MEASURED if k <= plan.num_speculative_tokens} or {plan.num_speculative_tokens})
+    return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
 
 
 def _served(
