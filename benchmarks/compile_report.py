@@ -1,7 +1,8 @@
-"""What the compiler makes of both kernels: ``python -m benchmarks.compile_report [--out FILE]``. Needs no GPU.
+"""What the compiler makes of the kernels: ``python -m benchmarks.compile_report [--out FILE]``. Needs no GPU.
 
-Compiles ``prepare_inputs`` and ``gather_hidden`` ahead of time for sm_90 and sm_100 over the shapes that the suite
-compiles, and records registers, shared memory, spills, and the widths of the global loads and stores in machine code.
+Compiles ``prepare_inputs``, ``gather_hidden`` and ``walk_edges`` ahead of time for sm_90 and sm_100 over the shapes
+that the suite compiles, and records registers, shared memory, spills, and the widths of the global loads and stores in
+machine code.
 
 The product's own launch code makes the call; a stand-in driver turns the launch into a compilation, so types,
 specialisation and compile-time constants are those of a real launch and cannot drift from the kernel.
@@ -25,9 +26,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.runtime.driver import driver
 
-from benchmarks import arms
+from benchmarks import arms, interpreter
 from benchmarks.batches import Request, build
-from peagle_kernels import gather_hidden_triton, prepare_inputs_triton
+from peagle_kernels import Candidates, Drawing, Edge, gather_hidden_triton, prepare_inputs_triton, walk_edges_triton
 from peagle_vllm.provenance import provenance
 
 ARCHITECTURES = (90, 100)
@@ -45,11 +46,19 @@ WIDTH = 2880
 # A real head's width, one that is a multiple of 8 only, and an odd one.
 WIDTHS = {"real": WIDTH, "multiple of 8": 2056, "odd": 129}
 DTYPES = (torch.bfloat16, torch.float32)
+# (rank, candidates, whether there are gates, whether the vocabulary is reduced, whether tokens are drawn)
+WALK_SHAPES = [
+    (64, 16, True, False, False),
+    (64, 16, True, True, True),
+    (64, 16, False, True, False),
+    (256, 32, True, False, True),
+]
 
 # LDG.E.128.CONSTANT, STG.E.EF.U16: a global access, its width in bits among the dotted words; 32 where none is named.
 GLOBAL_ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)\s")
 ACCESS_WIDTH = re.compile(r"\.[US]?(8|16|64|128|256)(?![0-9])")
-FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype")
+WALK_FIELDS = ("rank", "candidates", "gated", "reduced", "drawn")
+FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype", *WALK_FIELDS)
 
 
 class AheadOfTime:
@@ -145,6 +154,31 @@ def gather_hidden(arch: int, dtype: torch.dtype, width: int) -> Assembled:
     return _compiled(arch, "peagle_kernels.gather_hidden", "_gather_hidden_kernel", launch)
 
 
+def walk_edges(arch: int, rank: int, num_candidates: int, gated: bool, reduced: bool, drawn: bool) -> Assembled:
+    """``walk_edges_triton``'s kernel, with vLLM's own draw where tokens are drawn."""
+    num_reqs, num_k, vocab_size = 2, 3, 64
+    samples = num_reqs * num_k
+    ids, tables = torch.zeros(samples, num_candidates, dtype=torch.int64), torch.zeros(vocab_size, rank).bfloat16()
+    gates = torch.zeros(samples, rank).bfloat16() if gated else None
+    numbers = torch.zeros(samples, dtype=torch.int64)
+    candidates = Candidates(ids, ids.float(), gates, numbers.int(), numbers)
+    edge = Edge(tables, tables.clone(), None, torch.ones(num_k), torch.ones(num_k), num_candidates)
+    offsets = torch.zeros(vocab_size, dtype=torch.int64) if reduced else None
+    drawing = None
+    if drawn:
+        interpreter.enable()  # vLLM imports no Triton where it sees no device
+        from peagle_vllm.v2.draw import draw
+
+        q, cached = torch.zeros(num_reqs, num_k, vocab_size), ids.view(num_reqs, num_k, -1)
+        drawing = Drawing(draw, numbers, numbers, torch.ones(num_reqs), numbers, q, cached, use_fp64=False)
+    out = torch.zeros(num_reqs, num_k, dtype=torch.int64)
+
+    def launch() -> None:
+        walk_edges_triton(out, candidates, edge, offsets, ids.float(), drawing)
+
+    return _compiled(arch, "peagle_kernels.walk_edges", "_walk_edges_kernel", launch)
+
+
 def assemble(compiled: Any, arch: int) -> Assembled:
     """Run the assembler again, for its report, and read the machine code that Triton keeps."""
     with tempfile.TemporaryDirectory() as folder:
@@ -189,6 +223,9 @@ def shapes(arch: int) -> Iterator[tuple[dict[str, Any], Callable[[], Assembled]]
         for dtype in DTYPES:
             name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
             yield name, lambda dtype=dtype, width=width: gather_hidden(arch, dtype, width)
+    for shape in WALK_SHAPES:
+        name = {"kernel": "walk_edges", **dict(zip(WALK_FIELDS, shape, strict=True))}
+        yield name, lambda shape=shape: walk_edges(arch, *shape)
 
 
 def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[dict[str, Any]]:

@@ -10,9 +10,14 @@ import numpy as np
 
 
 class _NoDriver:
-    """vLLM checks no more than that Triton has a "cpu" backend with a driver."""
+    """vLLM checks no more than that Triton has a "cpu" backend with a driver; it compiles for no target."""
 
     driver = None
+
+    class compiler:
+        @staticmethod
+        def supports_target(target: Any) -> bool:
+            return False
 
 
 def enable() -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from peagle_vllm.heads import edge
+from peagle_vllm.heads.files import EDGE
+from peagle_vllm.heads.head import read_head
+
 VOCAB = 512
 HIDDEN = 64
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 32  # 32 is the smallest head that vLLM's CPU attention takes
@@ -22,6 +26,7 @@ TARGET_LAYERS = 8
 MAX_POSITIONS = 512
 MASK_TOKEN = 509
 AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
+EDGE_RANK, EDGE_CANDIDATES, EDGE_POSITIONS = 8, 6, 5
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 # A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
 # made to pick single rows (ATTENTION) and to outweigh the residual (CONTEXT): a wrong row then changes four in ten.
@@ -48,6 +53,7 @@ class HeadSpec:
         own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
         spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
         gentle: attention that spreads a rounding error less, for bfloat16.
+        edge: an edge of EDGE_RANK beside it, which moves about half of the drafts.
     """
 
     family: str = "llama"
@@ -61,6 +67,7 @@ class HeadSpec:
     own_lm_head: bool = True
     spread: float = 0.0
     gentle: bool = False
+    edge: bool = False
     aux_layers: tuple[int, ...] = AUX_LAYERS
     seed: int = 1
 
@@ -190,7 +197,27 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
         chosen = torch.randperm(VOCAB, generator=gen)[: spec.draft_vocab].sort().values
         weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
-    return _save(folder, _head_config(target, spec), weights)
+    _save(folder, _head_config(target, spec), weights)
+    return write_edge(folder, gen, 0.2 if spec.gentle else 1.0) if spec.edge else folder
+
+
+def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0) -> Path:
+    """Sharpen the head in ``folder`` with a random edge."""
+    head = read_head(folder)
+    weights = {
+        edge.PREDECESSORS: torch.randn(VOCAB, EDGE_RANK, generator=gen),
+        edge.SUCCESSORS: torch.randn(head.draft_vocab_size, EDGE_RANK, generator=gen),
+        edge.PROJECTION: _linear(gen, EDGE_RANK, head.hidden_size),
+        edge.EDGE_SCALE: scale * (0.5 + torch.rand(EDGE_POSITIONS, generator=gen)),
+        edge.UNARY_SCALE: 0.5 + torch.rand(EDGE_POSITIONS, generator=gen),
+    }
+    config = json.loads((folder / "config.json").read_text())
+    selector = {"selector_rank": EDGE_RANK, "selector_top_k": EDGE_CANDIDATES}
+    config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(head)}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / EDGE).mkdir(exist_ok=True)
+    save_file(weights, folder / EDGE / "model.safetensors")
+    return folder
 
 
 def _head_config(target: Path, spec: HeadSpec) -> dict:

@@ -1,4 +1,4 @@
-"""The draft batch of P-EAGLE: its geometry (``geometry``) and the two kernels that build it.
+"""The draft batch of P-EAGLE: its geometry (``geometry``), two kernels that build it, and one that chooses its tokens.
 
 Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which is its specification.
 """
@@ -8,10 +8,14 @@ from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gat
 from peagle_kernels.layout import Layout
 from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
 from peagle_kernels.prepare_inputs_kernel import prepare_inputs_triton
+from peagle_kernels.walk_edges import Candidates, Drawing, Edge, walk_edges, walk_edges_torch, walk_edges_triton
 
 __all__ = [
+    "Candidates",
     "DraftBuffers",
     "DraftStep",
+    "Drawing",
+    "Edge",
     "KVGroups",
     "Layout",
     "TargetBatch",
@@ -22,4 +26,7 @@ __all__ = [
     "prepare_inputs",
     "prepare_inputs_torch",
     "prepare_inputs_triton",
+    "walk_edges",
+    "walk_edges_torch",
+    "walk_edges_triton",
 ]

@@ -9,6 +9,7 @@ from peagle_vllm.commands.convert import convert
 from peagle_vllm.commands.diagnose import diagnose
 from peagle_vllm.commands.doctor import doctor
 from peagle_vllm.commands.inspect import inspect
+from peagle_vllm.commands.sharpen import sharpen
 from peagle_vllm.plan.cli import plan
 
 app = typer.Typer(
@@ -38,7 +39,7 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, diagnose, plan, doctor):
+for command in (inspect, convert, diagnose, sharpen, plan, doctor):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""Greedy drafts: an argmax in the head's own vocabulary, in bounded memory."""
+"""The best tokens of each row, in the head's own vocabulary and in bounded memory."""
 
 from typing import Any
 
@@ -21,9 +21,7 @@ def top_tokens(model: Any, hidden_states: torch.Tensor, out: torch.Tensor | None
     Returns:
         ``out``, or [num_rows] int64: target token ids.
     """
-    dtype = model.logits_processor.head_dtype or hidden_states.dtype
-    row_bytes = model.config.draft_vocab_size * dtype.itemsize
-    parts = [_choose(model, part) for part in hidden_states.split(max(1, MAX_LOGITS_BYTES // row_bytes))]
+    parts = [_choose(model, part) for part in _parts(model, hidden_states)]
     chosen = parts[0] if len(parts) == 1 else torch.cat(parts)
     if out is not None:
         chosen = chosen.view(out.shape)
@@ -31,6 +29,24 @@ def top_tokens(model: Any, hidden_states: torch.Tensor, out: torch.Tensor | None
     if offsets is not None:
         return torch.add(chosen, offsets[chosen], out=out)
     return chosen if out is None else out.copy_(chosen)
+
+
+def top_candidates(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``num`` best tokens of each row, best first.
+
+    Returns:
+        [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits.
+    """
+    best = model.logits_processor.get_top_k_tokens
+    ids, logits = zip(*(best(model.lm_head, part, num) for part in _parts(model, hidden_states)), strict=True)
+    return (ids[0], logits[0]) if len(ids) == 1 else (torch.cat(ids), torch.cat(logits))
+
+
+def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows whose logits are at most MAX_LOGITS_BYTES."""
+    dtype = model.logits_processor.head_dtype or hidden_states.dtype
+    row_bytes = model.config.draft_vocab_size * dtype.itemsize
+    return hidden_states.split(max(1, MAX_LOGITS_BYTES // row_bytes))
 
 
 def _choose(model: Any, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ FACTORS: dict[str, tuple] = {
     "prefix_caching": (False, True),
     "kv": ("ample", "tight"),  # tight: too few blocks for the requests, so some are preempted
     "norms": ("plain", "rich"),
+    "edge": (False, True),
 }
 
 
@@ -39,10 +40,11 @@ class Cell:
     prefix_caching: bool
     kv: str
     norms: str
+    edge: bool
 
     def __str__(self) -> str:
         words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
-        words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching
+        words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching + ["edge"] * self.edge
         return "-".join(words)
 
     def head_spec(self) -> tiny_heads.HeadSpec:
@@ -58,6 +60,7 @@ class Cell:
             own_embeddings=not rich,
             spread=0.7 if self.dtype == "bfloat16" else 0.0,
             gentle=self.dtype == "bfloat16",
+            edge=self.edge,
         )
 
     def settings(self, target: Path, head: Path) -> Settings:

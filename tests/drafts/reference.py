@@ -42,21 +42,52 @@ class Draft:
         tokens: K draft tokens in target ids.
         logits: [K, draft vocabulary] of the head.
         target_ids: [draft vocabulary] target id of each logit.
+        walk: of a sharpened head: what ``after`` needs.
     """
 
     tokens: tuple[int, ...]
     logits: torch.Tensor
     target_ids: torch.Tensor
+    walk: "Walk | None" = None
 
     def logit(self, column: int, token: int) -> float:
         """The head's logit of target token ``token``; -inf where the draft vocabulary lacks it."""
         row = (self.target_ids == token).nonzero()
         return float(self.logits[column, row[0, 0]]) if len(row) else -math.inf
 
+    def after(self, bonus: int, drafted: Sequence[int], tolerance: float) -> "Draft":
+        """What each column must choose given the tokens that were drafted before it: its own head's edge decides.
+
+        Args:
+            tolerance: logits as close as this to the last candidate's may be candidates, too.
+        """
+        return self if self.walk is None else self.walk.draft(self, [bonus, *drafted], tolerance)
+
     def margins(self) -> list[float]:
         """Distance of the two best logits, for each column."""
         top = self.logits.topk(2, dim=-1).values
         return (top[:, 0] - top[:, 1]).tolist()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The edge of a sharpened head over one row of drafts; ``gates`` is [K, rank]."""
+
+    weights: Weights
+    num_candidates: int
+    gates: torch.Tensor
+
+    def draft(self, plain: Draft, previous: Sequence[int], tolerance: float) -> Draft:
+        at = torch.arange(len(plain.logits)).clamp(max=len(self.weights["edge_scale"]) - 1)
+        before = self.weights["predecessor_codebook"][list(previous)[: len(at)]]
+        if len(before) < len(at):  # a row that asked for fewer drafts
+            before = F.pad(before, (0, 0, 0, len(at) - len(before)))
+        edges = (before * self.gates) @ self.weights["successor_codebook"].T
+        scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * edges
+        worst = plain.logits.topk(self.num_candidates).values[:, -1:]
+        sure = scores.masked_fill(plain.logits < worst, -math.inf)
+        tokens = tuple(plain.target_ids[sure.argmax(-1)].tolist())
+        return Draft(tokens, scores.masked_fill(plain.logits < worst - tolerance, -math.inf), plain.target_ids)
 
 
 def load_weights(folder: Path, cut: Round) -> Weights:
@@ -171,7 +202,7 @@ class Target:
 class Head:
     """A P-EAGLE head in either format, with the embeddings and output matrix it shares with its target."""
 
-    def __init__(self, folder: Path, target: Target, cut: Round):
+    def __init__(self, folder: Path, target: Target, cut: Round, edge: bool):
         raw = json.loads((Path(folder) / "config.json").read_text())
         config = raw.get("transformer_layer_config", {}) | {k: v for k, v in raw.items() if v is not None}
         stored = load_weights(folder, cut).items()
@@ -185,6 +216,9 @@ class Head:
         self.embedding = names.get("embed_tokens.weight", target.embedding)
         self.lm_head = names.get("lm_head.weight", target.lm_head)
         self.target_ids = torch.arange(len(self.lm_head)) + names.get("d2t", 0)
+        self.edge = load_weights(Path(folder) / "edge", cut) if edge else {}
+        self.edge = {name.removeprefix("candidate_selector."): w for name, w in self.edge.items()}
+        self.num_candidates = raw.get("candidate_selector", {}).get("selector_top_k", 0)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
         """fc, after the norms that some heads have: [..., n_aux * target hidden] -> [..., hidden]."""
@@ -198,7 +232,7 @@ class Head:
     def forward(
         self, tokens: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """[T, draft vocabulary] logits of rows (token, projected hidden state)."""
+        """[T, hidden] normed output of rows (token, projected hidden state)."""
         s, first = self.stack, "layers.0"
         embeds, normed = (
             s.norm(self.embedding[tokens], f"{first}.input_layernorm"),
@@ -209,7 +243,7 @@ class Head:
         h = s.rest(residual + s.attention(both, f"{first}.self_attn", positions, visible), first)
         for i in range(1, self.num_layers):
             h = s.layer(h, f"layers.{i}", positions, visible)
-        return self.cut(F.linear(s.norm(h, "norm"), self.lm_head))
+        return s.norm(h, "norm")
 
     def drafts(self, tokens: list[int], aux: torch.Tensor, p_lasts: list[int], k: int) -> dict[int, Draft]:
         """The K drafts after each p_last of one sequence.
@@ -234,22 +268,25 @@ class Head:
         is_valid = group < 0
         visible = is_valid[None, :] & (positions[None, :] <= reach[:, None])
         visible |= ~is_valid[None, :] & (group[None, :] == group[:, None]) & (positions[None, :] <= positions[:, None])
-        logits = self.forward(ids, hidden, positions, visible)
+        states = self.forward(ids, hidden, positions, visible)
+        logits = self.cut(F.linear(states, self.lm_head))
+        gates = self.cut(F.linear(states, self.edge["hidden_projection.weight"])) if self.edge else None
         out = {}
         for g, p in enumerate(p_lasts):
             rows = torch.cat([torch.tensor([p]), num_valid + g * depth + torch.arange(depth)])
             chosen = self.target_ids[logits[rows].argmax(-1)]
-            out[p] = Draft(tuple(chosen.tolist()), logits[rows], self.target_ids)
+            walk = None if gates is None else Walk(self.edge, self.num_candidates, gates[rows])
+            out[p] = Draft(tuple(chosen.tolist()), logits[rows], self.target_ids, walk)
         return out
 
 
 class Reference:
     """A target with its head, as an engine of ``dtype`` would run them."""
 
-    def __init__(self, target: Path, head: Path, dtype: str = "float32"):
+    def __init__(self, target: Path, head: Path, dtype: str = "float32", edge: bool = True):
         self.dtype, self.cut = dtype, ROUND[dtype]
         self.target = Target(target, self.cut)
-        self.head = Head(head, self.target, self.cut)
+        self.head = Head(head, self.target, self.cut, edge)
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:

@@ -52,6 +52,14 @@ def test_decoding(pair: tuple[Path, Path]):
     assert len(report.rejections) > 2
 
 
+def test_decoding_of_a_sharpened_head(tmp_path: Path):
+    """Each draft is chosen among the head's best tokens, knowing the one before it."""
+    target = tiny_heads.write_target(tmp_path / "target")
+    pair = target, tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(draft_vocab=200, edge=True))
+    report, _ = exact(pair, start(pair), [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)])
+    assert report.rows > 10
+
+
 def test_every_draft_accepted(pair: tuple[Path, Path]):
     """The longest windows: K + 1 valid rows and K - 1 mask rows."""
     requests = [Request("a", prompt(9), 60), Request("b", prompt(20, 1), 60)]

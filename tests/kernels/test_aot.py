@@ -1,4 +1,4 @@
-"""Both kernels compile for sm_90 and sm_100 without a GPU, spill no registers, and copy rows 128 bits at a time."""
+"""The kernels compile for sm_90 and sm_100 without a GPU, spill no registers, and copy rows 128 bits at a time."""
 
 import os
 
@@ -42,6 +42,14 @@ def test_staging_of_a_width_that_only_8_divides(arch, static):
     assembled = compile_report.prepare_inputs(arch, static, *shape, compile_report.WIDTHS["multiple of 8"])
     assert "128" in assembled.stores
     assert not {"8", "16"} & {*assembled.loads, *assembled.stores}
+
+
+@on_each
+@pytest.mark.parametrize("shape", compile_report.WALK_SHAPES, ids=str)
+def test_walk_edges(arch, shape):
+    assembled = compile_report.walk_edges(arch, *shape)
+    assert assembled.spill_bytes == 0
+    assert "128" in assembled.loads  # rows of the tables
 
 
 def test_widths_are_read_from_the_machine_code():

@@ -9,6 +9,8 @@ GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
+WALK = "kernels/peagle_kernels/walk_edges.py"
+EDGE = "src/peagle_vllm/edge.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
@@ -20,6 +22,7 @@ HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
+SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
 ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
 CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
 END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
@@ -34,6 +37,7 @@ REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
 STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
 MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
+DRAWN = "tests/kernels/test_walk_edges.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 
 
@@ -286,5 +290,35 @@ MUTATIONS = (
         "if not _is_finite(weight):",
         "if weight.isnan().any():",
         "tests/drafts/test_mutations.py",
+    ),
+    Mutation(
+        "edge: the predecessor is the token before the last",
+        WALK,
+        "edge.predecessor_codebook[previous].float()",
+        "edge.predecessor_codebook[out[:, column - 2] if column > 1 else previous].float()",
+        SHARPENED,
+    ),
+    Mutation(
+        "edge: no bonus token",
+        WALK,
+        "previous = candidates.input_ids[candidates.sample_indices[::num_k]]",
+        "previous = candidates.input_ids[candidates.sample_indices[::num_k] + 1]",
+        SHARPENED,
+    ),
+    Mutation(
+        "edge: a candidate too few",
+        EDGE,
+        "num_candidates=selector.selector_top_k,",
+        "num_candidates=selector.selector_top_k - 1,",
+        SHARPENED,
+    ),
+    Mutation("edge: every position has the first one's gate", WALK, "gates[:, column]", "gates[:, 0]", SHARPENED),
+    Mutation(
+        "edge: q keeps the candidates of the step before",
+        WALK,
+        'tl.store(q + tl.load(cached, mask=kept, other=0), float("-inf"), mask=kept)',
+        "tl.load(cached, mask=kept, other=0)",
+        DRAWN,
+        "kernels",
     ),
 )

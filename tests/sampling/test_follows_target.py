@@ -1,10 +1,13 @@
 """Speculative sampling in the engine draws from the target's distribution, and the test would notice if not."""
 
 import itertools
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts.reference import ROUND, Target
 from tests.engines import Engine, Finished, Request, Settings, engine
@@ -15,14 +18,28 @@ TEMPERATURES = (0.7, 1.2)
 K = 5
 # Sampled tokens over all cases, as the two runners' speeds allow: V2 runs under Triton's interpreter.
 NUM_TOKENS = {"plugin-v1": 5_000, "plugin-v2": 600}
+NUM_TOKENS_SHARPENED = {"plugin-v1": 5_000, "plugin-v2": 160}
 NUM_TOKENS_FULL = {"plugin-v1": 50_000, "plugin-v2": 5_000}
 MAX_TOKENS = 40
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 
-def settings(draft_sample_method: str) -> Settings:
-    return Settings(TARGET, PEAGLE, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),))
+# Drafts of the shipped head, and of the same with a random edge, which are drawn from few candidates.
+DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
+
+
+@pytest.fixture(scope="module")
+def sharpened(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sharpened") / "head"
+    shutil.copytree(PEAGLE, folder)
+    return tiny_heads.write_edge(folder, torch.Generator().manual_seed(0))
+
+
+def settings(drafts: str, sharpened: Path | None = None) -> Settings:
+    draft_sample_method, _, edge = drafts.partition(", ")
+    head = sharpened if edge and sharpened else PEAGLE
+    return Settings(TARGET, head, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),))
 
 
 def sample(live: Engine, num_tokens: int, temperature: float, seeded: bool, tag: str) -> list[Finished]:
@@ -49,33 +66,35 @@ def judge(finished: list[Finished], temperature: float) -> Tally:
     return tally
 
 
-def run_all(draft_sample_method: str, num_tokens: int) -> None:
+def run_all(drafts: str, sharpened: Path, num_tokens: int) -> None:
     """Half of the tokens at each temperature, half of those from seeded requests."""
-    live, together = engine(settings(draft_sample_method)), Tally()
+    live, together = engine(settings(drafts, sharpened)), Tally()
     for temperature, seeded in itertools.product(TEMPERATURES, (False, True)):
         tally = judge(sample(live, num_tokens // 8, temperature, seeded, f"{temperature}-{seeded}"), temperature)
-        print(f"{ARM} {draft_sample_method} drafts, temperature {temperature}, seeded {seeded}: {tally}")
+        print(f"{ARM} {drafts} drafts, temperature {temperature}, seeded {seeded}: {tally}")
         assert tally.follows_target, tally
         together += tally
-    print(f"{ARM} {draft_sample_method} drafts: {together}")
+    print(f"{ARM} {drafts} drafts: {together}")
     assert together.follows_target, together
 
 
-@pytest.mark.parametrize("draft_sample_method", ["greedy", "probabilistic"])
-def test_sampled_tokens_follow_the_target(draft_sample_method: str):
-    run_all(draft_sample_method, NUM_TOKENS[ARM])
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
+    run_all(drafts, sharpened, (NUM_TOKENS_SHARPENED if "sharpened" in drafts else NUM_TOKENS)[ARM])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("draft_sample_method", ["greedy", "probabilistic"])
-def test_many_sampled_tokens_follow_the_target(draft_sample_method: str):
-    run_all(draft_sample_method, NUM_TOKENS_FULL[ARM])
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_many_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
+    run_all(drafts, sharpened, NUM_TOKENS_FULL[ARM])
 
 
-@pytest.mark.parametrize("draft_sample_method", ["greedy", "probabilistic"])
-def test_a_seeded_request_repeats_itself(draft_sample_method: str):
+@pytest.mark.parametrize(
+    "drafts", [*DRAFTS[:2], pytest.param(DRAFTS[2], marks=pytest.mark.full if ARM == "plugin-v2" else ())]
+)
+def test_a_seeded_request_repeats_itself(drafts: str, sharpened: Path):
     """Alone, again, and among other requests."""
-    live = engine(settings(draft_sample_method))
+    live = engine(settings(drafts, sharpened))
     prompts = prompt_token_ids()
     seeded = (("temperature", 1.0), ("seed", 1234))
 
@@ -87,9 +106,9 @@ def test_a_seeded_request_repeats_itself(draft_sample_method: str):
         ]
         return live.run(requests)[tag].output
 
-    first = once(f"{draft_sample_method}-a")
-    assert once(f"{draft_sample_method}-b") == first
-    assert once(f"{draft_sample_method}-c", companions=3) == first
+    first = once(f"{drafts}-a")
+    assert once(f"{drafts}-b") == first
+    assert once(f"{drafts}-c", companions=3) == first
 
 
 @pytest.mark.arm("plugin-v1")

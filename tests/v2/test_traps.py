@@ -22,7 +22,7 @@ K, MAX_MODEL_LEN, BUDGET, SEQS = 3, 96, 64, 4
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tiny")
     target = tiny_heads.write_target(folder / "target")
-    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec())
+    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec(edge=True))
 
 
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
@@ -213,4 +213,5 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         assert said.hidden_states == drafter.hidden_states.nbytes
         assert said.staging == drafter.staging.nbytes
         assert said.indices == sum(tensor.nbytes for tensor in held)
-        assert said.buffers == said.hidden_states + said.staging + said.indices
+        assert said.walk == drafter._scores.nbytes + drafter._cached_ids.nbytes > 0
+        assert said.buffers == said.hidden_states + said.staging + said.indices + said.walk

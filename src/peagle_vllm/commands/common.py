@@ -1,13 +1,16 @@
 """What the subcommands share: their common arguments, and how they end."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from peagle_vllm.diagnose.prompts import Messages
     from peagle_vllm.heads.checks import Problem
 
 HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
@@ -41,3 +44,25 @@ def exit_if_unfit(problems: "Iterable[Problem]") -> None:
         print(f"{problem.severity}: {problem.line}", file=sys.stderr)
     if any(problem.severity == "error" for problem in problems):
         raise typer.Exit(1)
+
+
+def conversations(prompts: Path) -> "list[Messages]":
+    """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
+    from peagle_vllm.diagnose.prompts import read_prompts
+
+    try:
+        return read_prompts(prompts)
+    except OSError as error:
+        fail(f"{prompts} cannot be read ({error.strerror})")
+    except ValueError as error:
+        fail(str(error))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
+    return arguments

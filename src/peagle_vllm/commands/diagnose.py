@@ -3,11 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from peagle_vllm.commands.common import JsonOption, exit_if_unfit, fail, one_line_errors
+from peagle_vllm.commands.common import JsonOption, conversations, exit_if_unfit, fail, json_object, one_line_errors
 
 
 def diagnose(
@@ -39,7 +39,7 @@ def diagnose(
 
     from peagle_vllm.diagnose.engine import VllmMeasure
     from peagle_vllm.diagnose.interventions import interventions, setup_of
-    from peagle_vllm.diagnose.prompts import PROMPTS, read_prompts
+    from peagle_vllm.diagnose.prompts import PROMPTS
     from peagle_vllm.diagnose.report import as_dict, show
     from peagle_vllm.diagnose.search import diagnose as search
     from peagle_vllm.heads.checks import check
@@ -48,13 +48,8 @@ def diagnose(
     from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
     from peagle_vllm.serving import RefusedError
 
-    try:
-        conversations = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
-    except OSError as error:
-        fail(f"{prompts} cannot be read ({error.strerror})")
-    except ValueError as error:
-        fail(str(error))
-    arguments = _json_object(engine)
+    asked = conversations(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
+    arguments = json_object(engine)
     with one_line_errors():
         model = read_target(target)
         source = read_head(download(head))
@@ -62,7 +57,7 @@ def diagnose(
         specials = special_tokens(read_tokens(target))
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     try:
-        with VllmMeasure(target, source, conversations[:num_prompts], max_tokens, arguments) as measure:
+        with VllmMeasure(target, source, asked[:num_prompts], max_tokens, arguments) as measure:
             has_template = bool(getattr(measure.tokenizer, "chat_template", None))
             setup = setup_of(source, model, k, chat_template=has_template and not raw)
             longest = max(map(len, measure.prompt_ids(setup)))
@@ -79,13 +74,3 @@ def diagnose(
     else:
         show(Console(), setup, result)
     raise typer.Exit(1 if result.odd else 0)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
-    return arguments

@@ -12,7 +12,7 @@ from peagle_vllm.acceptance import Acceptance, read_engine
 from peagle_vllm.diagnose.interventions import Setup
 from peagle_vllm.diagnose.prompts import Messages
 from peagle_vllm.heads.convert import config_for, write_json
-from peagle_vllm.heads.files import INDEX
+from peagle_vllm.heads.files import EDGE, INDEX
 from peagle_vllm.heads.head import Head
 
 
@@ -108,7 +108,7 @@ class VllmMeasure:
         )
         write_json(folder / "config.json", config_for(varied, "vllm", None))
         files = {info.file for info in self.head.tensors.values()}
-        for file in (*files, INDEX):
+        for file in (*files, INDEX, EDGE):
             source = self.head.folder / file
             if source.exists():
                 (folder / file).symlink_to(source.resolve())

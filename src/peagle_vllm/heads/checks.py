@@ -18,6 +18,7 @@ from peagle_vllm.heads.check_weights import (
     check_vocabulary,
 )
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
+from peagle_vllm.heads.edge import edge_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, Head
 from peagle_vllm.heads.target import Target, Token
@@ -76,7 +77,7 @@ def check_head(head: Head) -> list[Problem]:
         layers = list(check_layers(head))
         lines += layers
         try:
-            for part in (check_fc, check_mask_hidden, check_norms, check_vocabulary):
+            for part in (check_fc, check_mask_hidden, check_norms, check_vocabulary, edge_faults):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))

@@ -23,7 +23,7 @@ into ``DIALECTS`` of report.py, tests/heads/writers.py, tests/drafts/dialects.py
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeGuard
 
-from peagle_vllm.heads.files import HeadError, TensorInfo, shown
+from peagle_vllm.heads.files import SELECTOR, HeadError, TensorInfo, shown
 
 Config = Mapping[str, Any]
 Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "unknown"]
@@ -157,6 +157,8 @@ def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInf
         fields["num_aux_hidden_states"] = taken
     if config.get("fc_norm") is True and not stock.get("fc_norm"):
         fields["fc_norm"] = True
+    if is_speculators(config) and config.get(SELECTOR) is not None:
+        fields[SELECTOR] = config[SELECTOR]
     return fields
 
 

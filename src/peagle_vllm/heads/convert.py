@@ -18,7 +18,7 @@ from typing import Any, Literal
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
-from peagle_vllm.heads.files import HeadError, TensorInfo, is_finite, one_line, read_pieces
+from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, TensorInfo, is_finite, one_line, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map
 from peagle_vllm.heads.target import Target
 
@@ -30,7 +30,7 @@ DEFAULT_POSITIONS = {"qwen3": 32768}
 OWN_FIELDS = (  # of a head, beside the layers'
     *("draft_vocab_size", AUX_KEY, "eagle_config", "fc_norm", "mask_token_id", "norm_before_fc"),
     *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
-    "target_hidden_size",
+    *("target_hidden_size", SELECTOR),
 )
 PARTIAL = ".partial"
 OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
@@ -72,6 +72,9 @@ def convert(
                 shape = (1, 1, info.num_elements) if name == "mask_hidden" and to == "speculators" else info.shape
                 tensors[replace(info, name=name, shape=shape)] = _pieces(head, name, on_write)
         write_safetensors(work / "model.safetensors", tensors)
+        if head.config.get(SELECTOR):
+            assert head.folder is not None
+            shutil.copytree(head.folder / EDGE, work / EDGE)
         unsound = check_head(read_head(work))
         if unsound:
             raise HeadError(f"the converted head would be unfit ({unsound[0].line}); please report this")
@@ -122,6 +125,7 @@ def config_for(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
         **({AUX_KEY: list(ids)} if ids else {}),
         "mask_token_id": head.mask_token_id,
         **norms,
+        **({SELECTOR: head.config[SELECTOR]} if head.config.get(SELECTOR) else {}),
     }
     if to == "vllm":
         if layers.get("layer_types") and layers["model_type"] == "qwen3":
@@ -202,7 +206,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             work = Path(private) / "head"  # TemporaryDirectory itself is closed to other users
             work.mkdir()
             yield work
-            for path in (*work.iterdir(), work):
+            for path in (*work.rglob("*"), work):
                 _sync(path)
             if os.path.lexists(out):
                 raise HeadError(f"{out} has appeared meanwhile; nothing is overwritten")

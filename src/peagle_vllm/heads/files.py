@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
+SELECTOR, EDGE = "candidate_selector", "edge"  # a sharpened head: its config's field, the folder of its edge
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
 PIECE = 8 << 20  # bytes of weights read at a time; a multiple of every number's size
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
@@ -127,8 +128,13 @@ def download(model: str, revision: str | None = None) -> Path:
 
 
 def _has_weights(snapshot: Path) -> bool:
-    """Whether a snapshot of the cache holds every safetensors file; it may hold the config alone."""
+    """Whether a snapshot of the cache holds every safetensors file; it may hold the config alone.
+
+    vLLM fetches what the index names, and that leaves a sharpened head's edge out.
+    """
     files = set(_read_index(snapshot).values())
+    if SELECTOR in read_json(snapshot / "config.json") and not any((snapshot / EDGE).glob("*.safetensors")):
+        return False
     return all((snapshot / file).is_file() for file in files) if files else any(snapshot.glob("*.safetensors"))
 
 

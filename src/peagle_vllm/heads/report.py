@@ -16,6 +16,8 @@ from rich.text import Text
 
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
+from peagle_vllm.heads.edge import PROJECTION, read_edge, read_selector
+from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.target import Target, Token
 
@@ -43,6 +45,8 @@ FIELDS = {
     "sliding_window": "object: `size` (tokens), `layers` (how many have it); null without one",
     "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
     "`lm_head` (whether the head has its own)",
+    "edge": "object: `rank`, `candidates` (a position), `gated` (by the drafter's hidden state), `bytes`; null without "
+    "one, or with one that cannot be read",
     "mapped": "fields that serving sets for vLLM, because it does not find them in config.json by itself",
     "speculative_config": "what to give to `--speculative-config`",
     "target": "object: `name`, `hidden_size`, `vocab_size`, `layers`; null where none was given",
@@ -121,6 +125,7 @@ def report(
             "embed_tokens": head.has("embed_tokens"),
             "lm_head": head.has("lm_head"),
         },
+        "edge": _edge(head),
         "mapped": dict(head.mapped),
         "speculative_config": {
             "method": "eagle3",
@@ -137,6 +142,23 @@ def report(
         },
         "problems": [{"severity": problem.severity, "line": problem.line} for problem in problems],
         "fit": all(problem.severity != "error" for problem in problems),
+    }
+
+
+def _edge(head: Head) -> dict[str, Any] | None:
+    """Of a sharpened head on this machine; what cannot be read is a problem of its own."""
+    try:
+        selector = read_selector(head.config, head.config_file)
+        tensors = read_edge(head.folder) if head.folder else {}
+    except HeadError:
+        return None
+    if selector is None:
+        return None
+    return {
+        "rank": selector.selector_rank,
+        "candidates": selector.selector_top_k,
+        "gated": PROJECTION in tensors,
+        "bytes": sum(info.num_bytes for info in tensors.values()),
     }
 
 
@@ -204,6 +226,12 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name] is has) for has in (True, False)
     )
     yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
+    if edge := data["edge"]:
+        gated = "gated by the hidden state" if edge["gated"] else "without a gate"
+        yield (
+            "edge",
+            f"rank {edge['rank']}, {edge['candidates']} candidates a position, {gated}, {decimal(edge['bytes'])}",
+        )
     if data["mapped"]:
         yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
     if target:

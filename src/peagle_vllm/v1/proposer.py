@@ -19,10 +19,22 @@ from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
-from peagle_kernels import DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, gather_hidden, prepare_inputs
+from peagle_kernels import (
+    Candidates,
+    DraftStep,
+    KVGroups,
+    Layout,
+    TargetBatch,
+    allocate_buffers,
+    gather_hidden,
+    prepare_inputs,
+    walk_edges,
+    walk_edges_torch,
+)
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_stats import DraftStats, Mode
-from peagle_vllm.greedy import top_tokens
+from peagle_vllm.edge import find_candidates, load_edge
+from peagle_vllm.greedy import top_candidates, top_tokens
 from peagle_vllm.serving import RefusedError, check_loaded_head
 
 MODES: dict[CUDAGraphMode, Mode] = {
@@ -66,6 +78,7 @@ class ParallelEagleProposer(EagleProposer):
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
+        self.edge = load_edge(self.model, self.vllm_config, self.device)
         self._refresh_mask_after(self.model)
 
     def _refresh_mask_after(self, model: Any) -> None:
@@ -98,7 +111,10 @@ class ParallelEagleProposer(EagleProposer):
     def _profile_sampling(self, hidden_states: torch.Tensor) -> None:
         """Allocate what a full batch of drafts allocates."""
         if not self._enable_probabilistic_draft_probs:
-            self._greedy_sample(hidden_states)
+            if self.edge:
+                top_candidates(self.model, hidden_states, self.edge.num_candidates)
+            else:
+                top_tokens(self.model, hidden_states)
             return
         logits = self.model.compute_logits(hidden_states)
         temperature = torch.ones(len(logits), device=self.device)
@@ -207,7 +223,44 @@ class ParallelEagleProposer(EagleProposer):
         return mode, num_padded, across_dp
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return top_tokens(self.model, hidden_states)
+        if self.edge is None:
+            return top_tokens(self.model, hidden_states)
+        candidates, drafts = self._candidates(hidden_states)
+        walk_edges(drafts, candidates, self.edge, self.model.draft_id_to_target_id, torch.empty_like(candidates.logits))
+        return drafts.view(-1)
+
+    def _candidates(self, hidden_states: torch.Tensor) -> tuple[Candidates, torch.Tensor]:
+        """Of the sampled rows of a sharpened head; and [num_reqs, K] room for what is chosen among them."""
+        assert self.edge is not None
+        buffers, num_samples = self.buffers, len(hidden_states)
+        sample_indices = buffers.sample_indices[:num_samples]
+        candidates = find_candidates(self.model, self.edge, hidden_states, buffers.input_ids, sample_indices)
+        return candidates, sample_indices.new_empty(
+            num_samples // self.num_speculative_tokens, self.num_speculative_tokens
+        )
+
+    def _sample_draft_tokens(
+        self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As inherited; probabilistic drafts of a sharpened head walk its candidates."""
+        is_greedy = not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy
+        if self.edge is None or is_greedy:
+            return super()._sample_draft_tokens(hidden_states, sampling_metadata)
+        candidates, drafts = self._candidates(hidden_states)
+        offsets, shape = self.model.draft_id_to_target_id, (*drafts.shape, -1)
+        targets = (candidates.ids if offsets is None else candidates.ids + offsets[candidates.ids]).view(shape)
+        vocab_size = self.vllm_config.model_config.get_vocab_size()
+        draft_probs = torch.zeros(*drafts.shape, vocab_size, device=self.device)
+
+        def draw(scores: torch.Tensor, column: int) -> torch.Tensor:
+            chosen, probs = self._sample_from_logits(scores, sampling_metadata)
+            assert probs is not None
+            draft_probs[:, column].scatter_(1, targets[:, column], probs.float())
+            return chosen
+
+        scores = torch.empty_like(candidates.logits)
+        walk_edges_torch(drafts, candidates, self.edge, offsets, scores, draw)
+        return drafts.view(-1), draft_probs.flatten(0, 1)
 
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
@@ -217,7 +270,7 @@ class ParallelEagleProposer(EagleProposer):
         if draft_probs is None or not sampling_metadata.generators:
             return draft_token_ids, draft_probs
         assert sampling_metadata.temperature is not None
-        num_k = self.num_speculative_tokens
+        num_k = len(logits) // len(sampling_metadata.temperature)  # 1 in a walk
         unfinished_prefill = self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
             # Drafts of an unfinished prefill are thrown away; drawing them would tie the random stream to the chunks.

@@ -31,6 +31,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import (
     DraftStep,
+    Drawing,
     KVGroups,
     Layout,
     TargetBatch,
@@ -38,13 +39,17 @@ from peagle_kernels import (
     gather_hidden,
     geometry,
     prepare_inputs,
+    walk_edges,
+    walk_edges_triton,
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_stats import DraftStats, Mode
+from peagle_vllm.edge import find_candidates, load_edge, selector_of
 from peagle_vllm.greedy import top_tokens
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_attention_config, draft_graphs
+from peagle_vllm.v2.draw import draw
 
 logger = init_logger(__name__)
 
@@ -96,6 +101,11 @@ class ParallelEagleSpeculator(EagleSpeculator):
             for samples in range(1, self.num_speculative_steps + 1)
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
+        selector = selector_of(vllm_config)
+        candidates = self.max_num_reqs, self.num_speculative_steps, selector.selector_top_k if selector else 0
+        self._scores = torch.zeros(candidates, dtype=torch.float32, device=device)
+        # Which entries of draft_logits are finite: made with it, lost with it.
+        self._cached_ids = torch.zeros(candidates, dtype=torch.int64, device=device)
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.draft_stats = DraftStats()
 
@@ -109,7 +119,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
+        self.edge = load_edge(self.model, self.vllm_config, self.device)
         self._allocate_buffers()
+
+    def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
+        """As inherited; a walk writes its candidates' scores only, in the float32 that it chose by."""
+        if selector_of(vllm_config) is None:
+            return super().draft_logits_spec(vllm_config)
+        return torch.float32, -float("inf")
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
@@ -401,6 +418,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]
         drafts = self.draft_tokens[:num_reqs, :per_req]
+        if self.edge:
+            self._walk(sampled, samples, drafts)
+            return
         if self.draft_logits is None and self.acceptance_estimator is None:
             top_tokens(self.model, sampled, out=drafts)
             return
@@ -414,6 +434,22 @@ class ParallelEagleSpeculator(EagleSpeculator):
             self.draft_logits,
         )
         drafts.copy_(chosen.view(drafts.shape))
+
+    def _walk(self, sampled: torch.Tensor, samples: slice, drafts: torch.Tensor) -> None:
+        """``_sample`` of a sharpened head: each token is chosen knowing the one before it."""
+        assert self.edge is not None
+        buffers = self.buffers
+        idx_mapping = buffers.sample_idx_mapping[samples]
+        candidates = find_candidates(self.model, self.edge, sampled, buffers.input_ids, buffers.sample_indices[samples])
+        scores = self._scores.view(-1, self.edge.num_candidates)[samples]
+        walk = candidates, self.edge, self.model.draft_id_to_target_id, scores
+        if self.draft_logits is None:
+            walk_edges(drafts, *walk)
+        else:
+            positions = buffers.sample_pos[samples]
+            state = self.temperature, self.seeds, self.draft_logits, self._cached_ids
+            walk_edges_triton(drafts, *walk, Drawing(draw, idx_mapping, positions, *state, self.use_fp64_gumbel))
+        self._maybe_predict_acceptance(scores, idx_mapping, self._columns[drafts.shape[1]][samples])
 
 
 def _first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -1,0 +1,225 @@
+"""walk_edges: choose a request's K draft tokens from the candidates of each position, left to right.
+
+Position i chooses among M candidates, given the token p chosen before it (the bonus token for the first):
+
+    score(x) = unary_scale[i] * logit_i(x) + edge_scale[i] * sum_r A[p, r] * g_i[r] * B[x, r]
+
+A and B are the edge's codebooks, g_i the projected hidden state of position i (1 where the edge has no projection).
+DFlash2's selector is this with both scales 1, DSpark's Markov table without the projection too.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle_kernels.prepare_inputs_kernel import INTERPRETED
+
+
+class Edge(NamedTuple):
+    """The tensors of an edge head.
+
+    Positions beyond ``len(edge_scale)`` take the last one's scales.
+    """
+
+    predecessor_codebook: Tensor  # A: [target vocabulary, rank]
+    successor_codebook: Tensor  # B: [draft vocabulary, rank]
+    hidden_projection: Tensor | None  # [rank, hidden_size]
+    edge_scale: Tensor  # [positions] float32
+    unary_scale: Tensor  # [positions] float32
+    num_candidates: int  # M
+
+
+class Candidates(NamedTuple):
+    """The best draft tokens of every sampled row, S = requests x K rows, request-major, and what they depend on."""
+
+    ids: Tensor  # [S, M] int64 in the draft vocabulary
+    logits: Tensor  # [S, M] float32
+    gates: Tensor | None  # [S, rank] projected hidden states; None: all 1
+    input_ids: Tensor  # [draft rows] the draft batch's
+    sample_indices: Tensor  # [S] int64 draft row of each sample; a request's first one holds its bonus token
+
+
+class Drawing(NamedTuple):
+    """What probabilistic drafts need, and leave for the rejection sampler. Rows of the request state.
+
+    ``draw`` is a Triton function (scores, token ids, mask, seed, position, column, temperature, use_fp64) -> index.
+    """
+
+    draw: Callable[..., tl.tensor]
+    idx_mapping: Tensor  # [S] int64; -1 writes nothing but drafts
+    positions: Tensor  # [S] int64, before the sampled token
+    temperature: Tensor  # [max_num_reqs] float32
+    seeds: Tensor  # [max_num_reqs] int64
+    draft_logits: Tensor  # [max_num_reqs, K_max, target vocabulary] float32, -inf but for the candidates
+    cached_ids: Tensor  # [max_num_reqs, K_max, M] int64, the finite entries of ``draft_logits``
+    use_fp64: bool
+
+
+def walk_edges(out: Tensor, candidates: Candidates, edge: Edge, offsets: Tensor | None, scores: Tensor) -> None:
+    """Greedy drafts.
+
+    Args:
+        out: [num_reqs, K] int64, receives target token ids.
+        offsets: [draft vocabulary] target id minus draft id; None: the same ids.
+        scores: [S, M] float32, receives the scores that were chosen from.
+    """
+    if out.is_cpu and not INTERPRETED:
+        walk_edges_torch(out, candidates, edge, offsets, scores)
+    else:
+        walk_edges_triton(out, candidates, edge, offsets, scores)
+
+
+def argmax(scores: Tensor, column: int) -> Tensor:
+    """[num_reqs] index of the best of [num_reqs, M] scores."""
+    return scores.argmax(dim=-1)
+
+
+def walk_edges_torch(
+    out: Tensor,
+    candidates: Candidates,
+    edge: Edge,
+    offsets: Tensor | None,
+    scores: Tensor,
+    choose: Callable[[Tensor, int], Tensor] = argmax,
+) -> None:
+    """The meaning of ``walk_edges`` in plain torch, and what a CPU runs. ``choose`` is ``argmax`` for greedy drafts."""
+    num_reqs, num_k = out.shape
+    ids, logits = candidates.ids.view(num_reqs, num_k, -1), candidates.logits.view(num_reqs, num_k, -1)
+    gates = None if candidates.gates is None else candidates.gates.view(num_reqs, num_k, -1)
+    previous = candidates.input_ids[candidates.sample_indices[::num_k]]
+    last = len(edge.edge_scale) - 1
+    for column in range(num_k):
+        at = min(column, last)
+        predecessor = edge.predecessor_codebook[previous].float()
+        if gates is not None:
+            predecessor = predecessor * gates[:, column].float()
+        successors = edge.successor_codebook[ids[:, column]].float()
+        edges = torch.einsum("nr,nmr->nm", predecessor, successors)
+        scored = edge.unary_scale[at] * logits[:, column] + edge.edge_scale[at] * edges
+        scores.view(num_reqs, num_k, -1)[:, column] = scored
+        chosen = ids[:, column].gather(1, choose(scored, column)[:, None])[:, 0]
+        previous = chosen if offsets is None else chosen + offsets[chosen]
+        out[:, column] = previous
+
+
+def walk_edges_triton(
+    out: Tensor,
+    candidates: Candidates,
+    edge: Edge,
+    offsets: Tensor | None,
+    scores: Tensor,
+    drawing: Drawing | None = None,
+) -> None:
+    """One launch, a program for each request; same meaning as ``walk_edges_torch``, and probabilistic drafts."""
+    num_reqs, num_k = out.shape
+    num_candidates, rank = candidates.ids.shape[1], edge.predecessor_codebook.shape[1]
+    _walk_edges_kernel[(num_reqs,)](
+        out,
+        out.stride(0),
+        candidates.ids,
+        candidates.logits,
+        candidates.gates,
+        candidates.input_ids,
+        candidates.sample_indices,
+        edge.predecessor_codebook,
+        edge.successor_codebook,
+        edge.edge_scale,
+        edge.unary_scale,
+        offsets,
+        scores,
+        *(drawing[1:7] if drawing else (None,) * 6),
+        drawing.draft_logits.stride(0) if drawing else 0,
+        drawing.draft_logits.stride(1) if drawing else 0,
+        drawing.cached_ids.stride(0) if drawing else 0,
+        num_k,
+        len(edge.edge_scale) - 1,
+        NUM_CANDIDATES=num_candidates,
+        RANK=rank,
+        BLOCK_CANDIDATES=triton.next_power_of_2(num_candidates),
+        BLOCK_RANK=triton.next_power_of_2(rank),
+        DRAW=drawing.draw if drawing else None,
+        USE_FP64=drawing is not None and drawing.use_fp64,
+    )
+
+
+@triton.jit
+def _walk_edges_kernel(
+    out_ptr,  # [num_reqs, K]
+    out_stride,
+    ids_ptr,  # [S, M]
+    logits_ptr,  # [S, M]
+    gates_ptr,  # [S, rank], or None
+    input_ids_ptr,  # [draft rows]
+    sample_indices_ptr,  # [S]
+    predecessors_ptr,  # [target vocabulary, rank]
+    successors_ptr,  # [draft vocabulary, rank]
+    edge_scale_ptr,  # [positions]
+    unary_scale_ptr,  # [positions]
+    offsets_ptr,  # [draft vocabulary], or None
+    scores_ptr,  # [S, M]
+    idx_mapping_ptr,  # from here on: Drawing, or None
+    positions_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    draft_logits_ptr,
+    cached_ids_ptr,
+    draft_logits_stride,
+    draft_logits_column,
+    cached_ids_stride,
+    num_k,
+    last_position,
+    NUM_CANDIDATES: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_CANDIDATES: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    DRAW: tl.constexpr,
+    USE_FP64: tl.constexpr,
+):
+    req = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, BLOCK_CANDIDATES)
+    r = tl.arange(0, BLOCK_RANK)
+    is_candidate, in_rank = m < NUM_CANDIDATES, r < RANK
+    previous = tl.load(input_ids_ptr + tl.load(sample_indices_ptr + req * num_k)).to(tl.int64)
+    for column in range(num_k):
+        sample = req * num_k + column
+        position = tl.minimum(column, last_position)
+        predecessor = tl.load(predecessors_ptr + previous * RANK + r, mask=in_rank, other=0.0).to(tl.float32)
+        if gates_ptr is not None:
+            predecessor *= tl.load(gates_ptr + sample * RANK + r, mask=in_rank, other=0.0).to(tl.float32)
+        candidate = sample * NUM_CANDIDATES + m
+        ids = tl.load(ids_ptr + candidate, mask=is_candidate, other=0)
+        successors = tl.load(
+            successors_ptr + ids[:, None] * RANK + r[None, :], mask=is_candidate[:, None] & in_rank[None, :], other=0.0
+        ).to(tl.float32)
+        edges = tl.sum(successors * predecessor[None, :], axis=1)
+        logits = tl.load(logits_ptr + candidate, mask=is_candidate, other=0.0)
+        scores = tl.load(unary_scale_ptr + position) * logits + tl.load(edge_scale_ptr + position) * edges
+        scores = tl.where(is_candidate, scores, float("-inf"))
+        tl.store(scores_ptr + candidate, scores, mask=is_candidate)
+        tokens = ids
+        if offsets_ptr is not None:
+            tokens += tl.load(offsets_ptr + ids, mask=is_candidate, other=0)
+
+        if DRAW is None:
+            chosen = tl.argmax(scores, axis=0)
+        else:
+            row = tl.load(idx_mapping_ptr + sample)
+            is_live = row >= 0
+            temperature = tl.load(temperature_ptr + row, mask=is_live, other=0.0)
+            seed = tl.load(seeds_ptr + row, mask=is_live, other=0)
+            before = tl.load(positions_ptr + sample)
+            chosen = DRAW(scores, tokens, is_candidate, seed, before, column, temperature, USE_FP64)
+            # The rejection sampler reads q here: -inf where the last step's candidates were, then this step's.
+            kept = is_candidate & is_live
+            cached = cached_ids_ptr + row * cached_ids_stride + column * NUM_CANDIDATES + m
+            q = draft_logits_ptr + row * draft_logits_stride + column * draft_logits_column
+            tl.store(q + tl.load(cached, mask=kept, other=0), float("-inf"), mask=kept)
+            tl.debug_barrier()
+            tl.store(q + tokens, scores, mask=kept)
+            tl.store(cached, tokens, mask=kept)
+        previous = tl.sum(tl.where(m == chosen, tokens, 0), axis=0)
+        tl.store(out_ptr + req * out_stride + column, previous)

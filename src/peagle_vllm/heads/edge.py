@@ -1,0 +1,134 @@
+"""The edge of a sharpened head: config.json's ``candidate_selector`` and the tensors in a folder of their own.
+
+They are DFlash2's names. The tensors lie beside the head's own files, where vLLM, which passes every tensor of a root
+folder on to the model, does not look; so a sharpened head still drafts without its edge in stock vLLM.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peagle_vllm.heads.files import EDGE, FLOATS, SELECTOR, HeadError, TensorInfo, read_headers, read_pieces, shown
+from peagle_vllm.heads.head import Head, read_map
+
+PREDECESSORS = "candidate_selector.predecessor_codebook"  # [target vocabulary, rank]
+SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]
+PROJECTION = "candidate_selector.hidden_projection.weight"  # [rank, hidden_size]; absent: the edge has no gate
+EDGE_SCALE = "candidate_selector.edge_scale"  # [positions] float32; absent: 1
+UNARY_SCALE = "candidate_selector.unary_scale"  # likewise
+MARKOV = {"markov_w1": PREDECESSORS, "markov_w2": SUCCESSORS}  # DSpark's names
+HASHED_BYTES = 1 << 20  # of a tensor
+SHARPEN_AGAIN = f"sharpen the head again, or remove {SELECTOR} from its config.json"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """config.json's ``candidate_selector``.
+
+    Attributes:
+        selector_rank: columns of the codebooks.
+        selector_top_k: candidates a position, M.
+        head_hash: ``head_hash`` of the head that the edge was fitted to.
+    """
+
+    selector_rank: int
+    selector_top_k: int
+    head_hash: str
+
+
+def read_selector(config: Mapping[str, Any], file: str) -> Selector | None:
+    """``candidate_selector`` of a head's config; None where it has none.
+
+    Raises:
+        HeadError: it is not one; the line names the field.
+    """
+    found = config.get(SELECTOR)
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise HeadError(f"{SELECTOR} is {shown(found)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
+    for field in ("selector_rank", "selector_top_k"):
+        if type(found.get(field)) is not int or not 1 <= found[field] <= 1024:
+            raise HeadError(
+                f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024: {file}; {SHARPEN_AGAIN}"
+            )
+    return Selector(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
+
+
+def edge_name(name: str) -> str:
+    """A tensor's name above, for DSpark's too."""
+    return MARKOV.get(name.removesuffix(".weight").rpartition(".")[2], name)
+
+
+def read_edge(folder: Path) -> dict[str, TensorInfo]:
+    """The headers of the edge's tensors in a head's folder, by the names above. HeadError where a file is damaged."""
+    headers = read_headers(folder / EDGE) if (folder / EDGE).is_dir() else {}
+    return {edge_name(name): info for name, info in headers.items()}
+
+
+def edge_shapes(
+    selector: Selector, vocab_size: int, draft_vocab_size: int, hidden_size: int
+) -> dict[str, tuple[int, int]]:
+    """The shapes of an edge's matrices. Its scales have as many numbers as it was fitted to positions."""
+    return {
+        PREDECESSORS: (vocab_size, selector.selector_rank),
+        SUCCESSORS: (draft_vocab_size, selector.selector_rank),
+        PROJECTION: (selector.selector_rank, hidden_size),
+    }
+
+
+def head_hash(head: Head) -> str:
+    """Which head this is: its vocabulary's map, names, types and sizes of its tensors, the content of the small ones.
+
+    Norms and ``mask_hidden`` are small, and no training leaves them as they were. So a head of gigabytes is known in
+    milliseconds. ``convert`` does not change the hash.
+    """
+    assert head.folder is not None
+    digest = hashlib.sha256()
+    targets = read_map(head).target_ids
+    digest.update(b"" if targets is None else targets.astype("<i8").tobytes())
+    for name, info in sorted(head.tensors.items()):
+        if name in ("d2t", "t2d") or name.endswith("rotary_emb.inv_freq"):
+            continue
+        digest.update(f"{name} {info.dtype} {[size for size in info.shape if size != 1]}\n".encode())
+        if info.num_bytes <= HASHED_BYTES:
+            for piece in read_pieces(head.folder, info):
+                digest.update(piece)
+    return digest.hexdigest()[:16]
+
+
+def edge_faults(head: Head) -> Iterator[str]:
+    """Why the edge beside a head cannot be served with it. Nothing for a head without one.
+
+    Raises:
+        HeadError: the config's entry or a file cannot be read.
+    """
+    selector = read_selector(head.config, head.config_file)
+    if selector is None or head.folder is None:
+        return
+    place = f"{head.name}/{EDGE}"
+    tensors = read_edge(head.folder)
+    needed = edge_shapes(selector, head.vocab_size, head.draft_vocab_size, head.hidden_size)
+    for name, shape in needed.items():
+        info = tensors.get(name)
+        if info is None and name != PROJECTION:
+            yield f"{SELECTOR} needs {name}, which is missing: {place}; {SHARPEN_AGAIN}"
+        elif info is not None and (info.shape != shape or info.dtype not in FLOATS):
+            found = f"{info.dtype} {list(info.shape)}"
+            yield f"{name} is {found}, this head needs floats {list(shape)}: {place}; {SHARPEN_AGAIN}"
+    scales = {name: tensors[name].shape for name in (EDGE_SCALE, UNARY_SCALE) if name in tensors}
+    if len(set(scales.values())) > 1 or any(len(shape) != 1 or not shape[0] for shape in scales.values()):
+        found = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
+        yield f"{found}, needs one number a position: {place}; {SHARPEN_AGAIN}"
+    if selector.selector_top_k > head.draft_vocab_size:
+        yield (
+            f"{SELECTOR}.selector_top_k is {selector.selector_top_k}, the draft vocabulary has {head.draft_vocab_size} "
+            f"tokens: {head.config_file}; {SHARPEN_AGAIN}"
+        )
+    if selector.head_hash != head_hash(head):
+        yield (
+            f"the edge was fitted to another head (hash {selector.head_hash}, this one's is {head_hash(head)}): "
+            f"{place}; sharpen this head, or remove {SELECTOR} from its config.json"
+        )

@@ -1,0 +1,86 @@
+"""What an edge is fitted to: the candidates of a served drafter, and what the target said."""
+
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from peagle_kernels import Candidates, Edge, walk_edges_torch
+
+UNKNOWN = -1  # a token after the end of an answer
+
+
+class Lattice(NamedTuple):
+    """N drafts of K positions with M candidates each. A draft begins after its bonus token."""
+
+    ids: Tensor  # [N, K, M] int32 draft ids, best first
+    logits: Tensor  # [N, K, M] float32
+    hidden: Tensor  # [N, K, hidden_size] the drafter's hidden states after its last norm
+    tokens: Tensor  # [N, K + 1] int32 target ids: the bonus token and what followed; UNKNOWN after the end
+    prompt: Tensor  # [N] int32 which prompt it belongs to
+
+    @classmethod
+    def joined(cls, parts: "list[Lattice]") -> Self:
+        return cls(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+
+    def rows(self, chosen: Tensor) -> "Lattice":
+        """The drafts that a boolean or index tensor names."""
+        return Lattice(*(field[chosen] for field in self))
+
+    def save(self, file: Path) -> None:
+        """Whole or not at all. Raises OSError, which ``safetensors`` itself does not where a disk is full."""
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(save({name: tensor.contiguous() for name, tensor in self._asdict().items()}))
+        partial.rename(file)
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        return cls(**load_file(file))
+
+    @staticmethod
+    def is_whole(file: Path) -> bool:
+        """Whether ``file`` is a lattice that can be read."""
+        try:
+            with safe_open(file, "pt") as opened:
+                return set(opened.keys()) == set(Lattice._fields)
+        except Exception:
+            return False
+
+    def accepted(self, edge: Edge | None, offsets: Tensor | None, num_k: int) -> Tensor:
+        """[N] draft tokens that a greedy target accepts, of the first ``num_k``. No edge: each position's best."""
+        if edge is None:
+            best = self.ids[:, :num_k, 0].long()
+            drafts = best if offsets is None else best + offsets[best]
+        else:
+            gates = None
+            if edge.hidden_projection is not None:
+                gates = self.hidden[:, :num_k].flatten(0, 1).float() @ edge.hidden_projection.float().T
+            drafts = torch.empty(len(self.ids), num_k, dtype=torch.int64)
+            ids, logits = self.ids[:, :num_k].flatten(0, 1).long(), self.logits[:, :num_k].flatten(0, 1)
+            first = torch.arange(len(drafts)).repeat_interleave(num_k)  # a draft's bonus token, as input_ids holds it
+            candidates = Candidates(ids, logits, gates, self.tokens[:, 0], first)
+            walk_edges_torch(drafts, candidates, edge, offsets, torch.empty_like(logits))
+        return (drafts == self.tokens[:, 1 : num_k + 1]).cumprod(dim=1).sum(dim=1)
+
+
+class Gain(NamedTuple):
+    """An acceptance length and its standard error over prompts."""
+
+    length: float
+    error: float
+
+    @classmethod
+    def of(cls, accepted: Tensor, prompt: Tensor) -> Self:
+        """1 + accepted tokens / drafts; prompts are independent of each other, drafts of one prompt are not."""
+        _, index = prompt.unique(return_inverse=True)
+        return cls.over(index.bincount(weights=accepted.double()), index.bincount())
+
+    @classmethod
+    def over(cls, accepted: Tensor, drafts: Tensor) -> Self:
+        """The same of counts: accepted tokens and drafts of each prompt, or of each group of prompts."""
+        mean = accepted.sum() / drafts.sum()
+        error = (accepted - mean * drafts).square().sum().sqrt() / drafts.sum()
+        return cls(1 + float(mean), float(error))

@@ -1,0 +1,271 @@
+"""The whole of ``peagle-vllm sharpen``: record, fit, measure, write. Every step that is finished stays."""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from peagle_kernels import Edge
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.diagnose.prompts import Messages
+from peagle_vllm.heads import edge as files
+from peagle_vllm.heads.convert import new_folder, write_json
+from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
+from peagle_vllm.heads.head import Head, read_map
+from peagle_vllm.sharpen import engines, fit
+from peagle_vllm.sharpen.lattice import Gain, Lattice
+
+DEVELOPMENT_SHARE = 0.1
+LEAST_PROMPTS = 100
+HELD_OUT = 64  # prompts
+LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
+MEASURED = (3, 5, 7)
+
+Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for."""
+
+    num_speculative_tokens: int
+    rank: int
+    num_candidates: int
+    max_tokens: int
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Acceptance of one K, served, before and after, over the same held-out prompts."""
+
+    num_speculative_tokens: int
+    before: Gain
+    after: Gain
+    difference: Gain  # of the paired groups; ``length`` is what is gained
+    shares_before: list[float]
+    shares_after: list[float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``sharpen`` found. ``offline`` is AL by K on the development share: without the edge, with it."""
+
+    forms: dict[str, Gain]
+    chosen: str
+    drafts: int
+    offline: dict[int, tuple[Gain, Gain]]
+    served: list[Measured]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the largest K gains more than the standard error of the gain."""
+        gained = self.served[-1].difference
+        return gained.length > gained.error
+
+
+def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
+    """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
+    mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
+    aside = mixed[:HELD_OUT] if held_out is None else held_out
+    return [prompt for prompt in mixed if prompt not in aside], aside
+
+
+def token_ids(target: str, prompts: list[Messages]) -> list[list[int]]:
+    """Token ids of each prompt, in the target's chat template where it has one. HeadError without a tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise HeadError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
+    if not getattr(tokenizer, "chat_template", None):
+        return [tokenizer.encode("\n".join(message["content"] for message in prompt)) for prompt in prompts]
+    return [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts]
+
+
+def sharpen(
+    head: Head,
+    target: str,
+    vocab_size: int,
+    prompts: list[list[int]],
+    held_out: list[list[int]],
+    out: Path,
+    plan: Plan,
+    progress: Progress,
+) -> Report:
+    """Fit an edge to ``head`` and write the sharpened head to ``out`` when it drafts better.
+
+    Args:
+        vocab_size: of the target.
+        prompts: token ids of the prompts to learn from.
+        held_out: of the prompts that are measured, and nothing else.
+
+    Raises:
+        HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
+    """
+    for count, least, what in (
+        (len(prompts), LEAST_PROMPTS, "prompts to learn from"),
+        (len(held_out), LEAST_HELD_OUT, "prompts to measure with"),
+    ):
+        if count < least:
+            raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
+    assert head.folder is not None
+    pair = engines.Pair(target, str(head.folder), plan.arguments)
+    with _work_folder(out, head, target, prompts, plan) as work:
+        lattice = _recorded(pair, prompts, work, plan, progress)
+        offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
+        fitted, forms, offline = _fitted(lattice, sizes, offsets, plan, progress)
+        sharpened = work / "sharpened"
+        shutil.rmtree(sharpened, ignore_errors=True)
+        sharpened.mkdir()
+        _write(sharpened, head, fitted.edge)
+        served = _served(pair, sharpened, held_out, plan, progress)
+        report = Report(forms, fitted.form, len(lattice.ids), offline, served)
+        if report.is_better:
+            with new_folder(out) as folder:
+                for path in sharpened.iterdir():
+                    path.rename(folder / path.name)  # both lie beside ``out``
+                write_json(folder / EDGE / "sharpen.json", as_dict(report, plan))
+    return report
+
+
+@contextmanager
+def _work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], plan: Plan) -> Iterator[Path]:
+    """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
+    if out.exists():
+        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
+    work = out.parent / f".{out.name}.sharpen"
+    asked = {
+        "head": files.head_hash(head),
+        "target": target,
+        "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        **asdict(plan),
+    }
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        note = work / "plan.json"
+        if not note.exists():
+            write_json(note.with_suffix(".partial"), asked)
+            note.with_suffix(".partial").rename(note)
+        elif read_json(note) != asked:
+            raise HeadError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
+        yield work
+    except OSError as error:
+        raise HeadError(f"{work} cannot be written ({one_line(error.strerror or error)}); {engines.GO_ON}") from None
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Plan, progress: Progress) -> Lattice:
+    wanted = [file for file, _ in engines.shards(prompts, work)]
+    with ThreadPoolExecutor(1) as thread:
+        numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
+        running = thread.submit(engines.in_process, engines.record_all, pair, prompts, work, *numbers)
+        while not running.done():
+            progress("record", sum(file.exists() for file in wanted), len(wanted))
+            try:
+                running.result(timeout=1)
+            except TimeoutError:
+                continue
+        running.result()
+    return Lattice.joined([Lattice.load(file) for file in wanted])
+
+
+def _fitted(
+    lattice: Lattice, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
+) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
+    """The best form's edge, what each form reached, and the best one's acceptance lengths by K."""
+    num_held = max(1, round(DEVELOPMENT_SHARE * (int(lattice.prompt.max()) + 1)))
+    is_held = lattice.prompt < num_held
+    learned, held = lattice.rows(~is_held), lattice.rows(is_held)
+    if not len(learned.ids) or not len(held.ids):
+        raise HeadError(f"{len(lattice.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
+    total, done = len(fit.FORMS) * fit.num_batches(len(learned.ids)), 0
+
+    def on_batch() -> None:
+        nonlocal done
+        done += 1
+        progress("fit", done, total)
+
+    fitted = [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
+    best = max(fitted, key=lambda one: one.gain.length)
+
+    def reached(edge: Edge | None, k: int) -> Gain:
+        return Gain.of(held.accepted(edge, offsets, k), held.prompt)
+
+    offline = {k: (reached(None, k), reached(best.edge, k)) for k in _depths(plan)}
+    return best, {one.form: one.gain for one in fitted}, offline
+
+
+def _depths(plan: Plan) -> list[int]:
+    return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
+
+
+def _served(
+    pair: engines.Pair, sharpened: Path, held_out: list[list[int]], plan: Plan, progress: Progress
+) -> list[Measured]:
+    found, depths = [], _depths(plan)
+    for number, k in enumerate(depths):
+        seen: list[list[Acceptance]] = []
+        for at, head in enumerate((pair.head, str(sharpened))):
+            progress("measure", 2 * number + at, 2 * len(depths))
+            measured = engines.Pair(pair.target, head, pair.arguments)
+            seen.append(engines.in_process(engines.measure, measured, held_out, k, plan.max_tokens))
+        before, after = (
+            Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
+        )
+        paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
+        error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
+        shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
+        found.append(Measured(k, before, after, Gain(after.length - before.length, error), *shares))
+    return found
+
+
+def sum_of(groups: list[Acceptance]) -> Acceptance:
+    """The counts of several groups together."""
+    positions = zip(*(group.accepted_per_position for group in groups), strict=True)
+    return Acceptance(
+        sum(group.num_drafts for group in groups),
+        sum(group.num_draft_tokens for group in groups),
+        sum(group.num_accepted for group in groups),
+        tuple(map(sum, positions)),
+    )
+
+
+def _offsets(head: Head) -> torch.Tensor | None:
+    targets = read_map(head).target_ids
+    return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
+
+
+def _write(folder: Path, head: Head, edge: Edge) -> None:
+    """The head as it is, its config with the selector, and the edge in a folder of its own."""
+    assert head.folder is not None
+    for file in head.folder.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder / file.name)
+    selector = files.Selector(edge.predecessor_codebook.shape[1], edge.num_candidates, files.head_hash(head))
+    write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector)})
+    (folder / EDGE).mkdir()
+    tensors = {
+        files.PREDECESSORS: edge.predecessor_codebook,
+        files.SUCCESSORS: edge.successor_codebook,
+        files.PROJECTION: edge.hidden_projection,
+        files.EDGE_SCALE: edge.edge_scale,
+        files.UNARY_SCALE: edge.unary_scale,
+    }
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    (folder / EDGE / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+
+
+def as_dict(report: Report, plan: Plan) -> dict[str, Any]:
+    """For JSON."""
+    return {"plan": asdict(plan), **asdict(report)}

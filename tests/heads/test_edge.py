@@ -1,0 +1,208 @@
+"""The edge of a sharpened head: each fault is one line, convert takes it along, and inspect shows it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+
+from peagle_vllm.heads import edge
+from peagle_vllm.heads.checks import check_head, check_pair
+from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, download, locate
+from peagle_vllm.heads.head import read_head
+from tests.commands.running import run
+from tests.heads import writers
+from tests.heads.judging import only
+from tests.heads.writers import DRAFT_VOCAB, HIDDEN, SERVED, TARGET, VOCAB, Tensors, Written
+
+RANK, TOP_K = 6, 4
+Change = Callable[[dict, Tensors], object]
+
+
+def tables(draft_vocab: int) -> Tensors:
+    return {
+        edge.PREDECESSORS: torch.randn(VOCAB, RANK),
+        edge.SUCCESSORS: torch.randn(draft_vocab, RANK),
+        edge.PROJECTION: torch.randn(RANK, HIDDEN),
+        edge.EDGE_SCALE: torch.ones(5),
+        edge.UNARY_SCALE: torch.ones(5),
+    }
+
+
+def sharpened(head: Written, folder: Path, change: Change = lambda selector, tensors: None) -> Path:
+    """Save ``head`` with an edge; ``change`` spoils the config's entry or the tensors before."""
+    read = read_head(head.save(folder))
+    selector = {"selector_rank": RANK, "selector_top_k": TOP_K, "head_hash": edge.head_hash(read)}
+    tensors = tables(read.draft_vocab_size)
+    change(selector, tensors)
+    (folder / "config.json").write_text(json.dumps(head.config | {SELECTOR: selector}))
+    (folder / EDGE).mkdir()
+    save_file(tensors, folder / EDGE / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_sound_edge_has_no_problem(name: str, tmp_path: Path):
+    folder = sharpened(SERVED[name](), tmp_path / "head")
+    assert check_pair(read_head(folder), TARGET, num_speculative_tokens=5) == []
+    assert SELECTOR in read_head(folder).served  # vLLM's flat config, which the runners read
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "rank": (lambda s, t: s.update(selector_rank=8), f"predecessor_codebook is F32 [{VOCAB}, {RANK}], this head needs"),
+    "target vocabulary": (
+        lambda s, t: t.update({edge.PREDECESSORS: torch.ones(VOCAB + 1, RANK)}),
+        f"predecessor_codebook is F32 [{VOCAB + 1}, {RANK}], this head needs floats [{VOCAB}, {RANK}]",
+    ),
+    "draft vocabulary": (
+        lambda s, t: t.update({edge.SUCCESSORS: torch.ones(VOCAB, RANK)}),
+        f"successor_codebook is F32 [{VOCAB}, {RANK}], this head needs floats [{DRAFT_VOCAB}, {RANK}]",
+    ),
+    "hidden size": (lambda s, t: t.update({edge.PROJECTION: torch.ones(RANK, 2)}), "hidden_projection.weight is F32"),
+    "whole numbers": (
+        lambda s, t: t.update({edge.SUCCESSORS: torch.ones(DRAFT_VOCAB, RANK, dtype=torch.int32)}),
+        "successor_codebook is I32",
+    ),
+    "a missing tensor": (lambda s, t: t.pop(edge.SUCCESSORS), "successor_codebook, which is missing"),
+    "scales of other lengths": (lambda s, t: t.update({edge.EDGE_SCALE: torch.ones(3)}), "edge_scale is [3], "),
+    "a scale of nothing": (
+        lambda s, t: t.update({name: torch.ones(0) for name in (edge.EDGE_SCALE, edge.UNARY_SCALE)}),
+        "unary_scale is [0], needs one number a position",
+    ),
+    "another head": (lambda s, t: s.update(head_hash="0123"), "fitted to another head (hash 0123, this one's is "),
+    "no hash": (lambda s, t: s.pop("head_hash"), "fitted to another head (hash None"),
+    "top_k": (lambda s, t: s.update(selector_top_k=50), "selector_top_k is 50, the draft vocabulary has 48 tokens"),
+    "top_k of nothing": (lambda s, t: s.update(selector_top_k=0), "selector_top_k is 0, needs 1 to 1024"),
+    "a word for a rank": (lambda s, t: s.update(selector_rank="8"), 'selector_rank is "8", needs 1 to 1024'),
+    "nothing": (lambda s, t: s.clear(), "selector_rank is null, needs 1 to 1024"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_one_line(name: str, tmp_path: Path):
+    change, line = FAULTS[name]
+    folder = sharpened(writers.vllm(draft_vocab=DRAFT_VOCAB), tmp_path / "head", change)
+    found = check_head(read_head(folder))
+    if name == "rank":  # names each matrix
+        assert len(found) == 3
+        found = found[:1]
+    text = only(found)
+    assert line in text
+    assert str(folder) in text
+    assert "sharpen" in text.rpartition("; ")[2]
+
+
+def test_an_entry_that_is_no_object(tmp_path: Path):
+    head = writers.vllm()
+    head.config[SELECTOR] = [6, 4]
+    assert "candidate_selector is [6, 4], needs a JSON object" in only(
+        check_head(read_head(head.save(tmp_path / "head")))
+    )
+
+
+def test_a_folder_without_its_edge_and_a_damaged_one(tmp_path: Path):
+    folder = sharpened(writers.vllm(), tmp_path / "head")
+    file = folder / EDGE / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    assert "is not a complete safetensors file" in only(check_head(read_head(folder)))
+    file.unlink()
+    lines = [problem.line for problem in check_head(read_head(folder))]
+    assert len(lines) == 2 and all("which is missing" in line for line in lines)
+
+
+def test_dsparks_names_are_the_ungated_case(tmp_path: Path):
+    def rename(selector: dict, tensors: Tensors) -> None:
+        markov = {"model.markov_w1.weight": edge.PREDECESSORS, "model.markov_w2.weight": edge.SUCCESSORS}
+        kept = {new: tensors[old] for new, old in markov.items()}
+        tensors.clear()
+        tensors.update(kept)
+
+    folder = sharpened(writers.vllm(), tmp_path / "head", rename)
+    assert check_head(read_head(folder)) == []
+    assert set(edge.read_edge(folder)) == {edge.PREDECESSORS, edge.SUCCESSORS}
+
+
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+@pytest.mark.parametrize("name", SERVED)
+def test_convert_takes_the_edge_along(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, out = sharpened(SERVED[name](), tmp_path / "head"), tmp_path / "out"
+    ran = run(monkeypatch, "convert", folder, out, "--to", to)
+    assert ran.code == 0, ran.err
+    assert check_pair(read_head(out), TARGET, num_speculative_tokens=5) == []
+    one, other = (load_file(place / EDGE / "model.safetensors") for place in (folder, out))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_target_ids_that_convert_mends_keep_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    head.tensors["d2t"] = (head.tensors["d2t"] + torch.arange(DRAFT_VOCAB)).int()
+    folder = sharpened(head, tmp_path / "head")
+    assert run(monkeypatch, "convert", folder, tmp_path / "out").code == 0
+    assert check_head(read_head(tmp_path / "out")) == []
+
+
+def test_another_vocabulary_map_is_another_head(tmp_path: Path):
+    folder = sharpened(writers.vllm(), tmp_path / "head")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["d2t"], tensors["t2d"] = torch.zeros_like(tensors["d2t"]), tensors["t2d"].flip(0)
+    save_file(tensors, folder / "model.safetensors")
+    assert "fitted to another head" in only(check_head(read_head(folder)))
+
+
+def test_convert_refuses_an_unfit_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = sharpened(writers.vllm(), tmp_path / "head", lambda s, t: s.update(head_hash="0123"))
+    ran = run(monkeypatch, "convert", folder, tmp_path / "out")
+    assert (ran.code, "fitted to another head" in ran.err) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect_shows_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = sharpened(writers.vllm(), tmp_path / "head")
+    words = " ".join(run(monkeypatch, "inspect", folder).out.split())
+    assert f"edge rank {RANK}, {TOP_K} candidates a position, gated by the hidden state, 3.1 kB" in words
+    data = json.loads(run(monkeypatch, "inspect", folder, "--json").out)
+    assert data["edge"] == {"rank": RANK, "candidates": TOP_K, "gated": True, "bytes": 3112}
+    plain = writers.vllm().save(tmp_path / "plain")
+    assert json.loads(run(monkeypatch, "inspect", plain, "--json").out)["edge"] is None
+
+
+REPO, COMMIT = "some/head", "a" * 40
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the hub's cache keeps REPO's main branch; no network."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repo = tmp_path / "hub" / "models--some--head"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    return repo / "snapshots" / COMMIT
+
+
+def test_a_cached_head_without_its_edge_is_not_whole(snapshot: Path):
+    """vLLM fetches what the index names, which leaves the edge out."""
+    folder = sharpened(writers.vllm(), snapshot)
+    assert locate(REPO) == folder
+    (folder / EDGE / "model.safetensors").unlink()
+    assert locate(REPO) is None
+    with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
+        download(REPO)
+
+
+def test_the_hubs_patterns_fetch_the_edge(monkeypatch: pytest.MonkeyPatch):
+    """Ours, and those of a vLLM that finds no index, as the hub's client reads them."""
+    from peagle_vllm.heads import files
+
+    asked: dict = {}
+    monkeypatch.setattr(files, "find", lambda *args: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: asked.update(kwargs) or "there")
+    assert download(REPO) == Path("there")
+    repo = ["config.json", "model.safetensors", f"{EDGE}/model.safetensors", "README.md"]
+    for patterns in (asked["allow_patterns"], ["*.safetensors"]):
+        found = list(huggingface_hub.utils.filter_repo_objects(repo, allow_patterns=patterns))
+        assert f"{EDGE}/model.safetensors" in found

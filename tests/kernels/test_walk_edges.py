@@ -1,0 +1,169 @@
+"""walk_edges: the twin against a loop over requests and candidates, the kernel against the twin; and what it draws."""
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.batches import moved
+from peagle_kernels import Candidates, Drawing, Edge, walk_edges_torch, walk_edges_triton
+from tests.kernels.batches import KERNEL_DEVICE, POISON
+
+VOCAB, DRAFT_VOCAB, HIDDEN = 97, 61, 24
+SHAPES = {
+    "k": st.sampled_from([1, 2, 3, 5, 7, 11, 18]),
+    "num_reqs": st.integers(1, 4),
+    "num_candidates": st.sampled_from([1, 2, 3, 5, 16, 23]),
+    "rank": st.sampled_from([1, 16, 64, 100]),
+    "positions": st.sampled_from([1, 3, 18]),
+    "gated": st.booleans(),
+    "reduced": st.booleans(),
+    "seed": st.integers(0, 2**31),
+}
+
+
+def case(
+    k: int,
+    num_reqs: int,
+    num_candidates: int,
+    rank: int,
+    positions: int,
+    gated: bool = True,
+    reduced: bool = False,
+    seed: int = 0,
+    idle: int = 0,
+) -> tuple[Candidates, Edge, torch.Tensor | None]:
+    """Candidates, edge and offsets; the last ``idle`` requests are padding of a graph: every sample is row 0."""
+    gen = torch.Generator().manual_seed(seed)
+    draft_vocab, samples = DRAFT_VOCAB if reduced else VOCAB, num_reqs * k
+    ids = torch.stack([torch.randperm(draft_vocab, generator=gen)[:num_candidates] for _ in range(samples)])
+    logits = torch.randn(samples, num_candidates, generator=gen).sort(descending=True).values
+    gates = torch.randn(samples, rank, generator=gen).bfloat16() if gated else None
+    input_ids = torch.randint(VOCAB, (3 * samples,), generator=gen, dtype=torch.int32)
+    sample_indices = torch.randperm(3 * samples, generator=gen)[:samples]
+    sample_indices[samples - idle * k :] = 0
+    edge = Edge(
+        torch.randn(VOCAB, rank, generator=gen).bfloat16(),
+        torch.randn(draft_vocab, rank, generator=gen).bfloat16(),
+        None,
+        torch.rand(positions, generator=gen),
+        torch.rand(positions, generator=gen) + 0.5,
+        num_candidates,
+    )
+    targets = torch.randperm(VOCAB, generator=gen)[:draft_vocab].sort().values
+    offsets = targets - torch.arange(draft_vocab) if reduced else None
+    return Candidates(ids, logits, gates, input_ids, sample_indices), edge, offsets
+
+
+def one_by_one(
+    candidates: Candidates, edge: Edge, offsets: torch.Tensor | None, num_reqs: int
+) -> tuple[list[list[int]], torch.Tensor]:
+    """The rule itself, a number at a time: drafts of each request, and every score."""
+    k = len(candidates.ids) // num_reqs
+    scores, drafts = torch.zeros_like(candidates.logits), []
+    for req in range(num_reqs):
+        previous, drafted = int(candidates.input_ids[candidates.sample_indices[req * k]]), []
+        for i in range(k):
+            row, at = req * k + i, min(i, len(edge.edge_scale) - 1)
+            for m, draft_id in enumerate(candidates.ids[row].tolist()):
+                products = edge.predecessor_codebook[previous].float() * edge.successor_codebook[draft_id].float()
+                if candidates.gates is not None:
+                    products = products * candidates.gates[row].float()
+                unary, pair = edge.unary_scale[at] * candidates.logits[row, m], edge.edge_scale[at] * products.sum()
+                scores[row, m] = unary + pair
+            draft_id = int(candidates.ids[row, scores[row].argmax()])
+            previous = draft_id + (0 if offsets is None else int(offsets[draft_id]))
+            drafted.append(previous)
+        drafts.append(drafted)
+    return drafts, scores
+
+
+def strided(num_reqs: int, k: int, device: str = "cpu") -> torch.Tensor:
+    """The first columns of a wider buffer, as ``draft_tokens`` is in a schedule of K."""
+    return torch.full((num_reqs, k + 2), POISON, dtype=torch.int64, device=device)[:, :k]
+
+
+@settings(max_examples=30, deadline=None)
+@given(**SHAPES)
+def test_twin_equals_a_loop(num_reqs: int, k: int, **shape: Any):
+    candidates, edge, offsets = case(k, num_reqs, **shape)
+    out, scores = strided(num_reqs, k), torch.empty_like(candidates.logits)
+    walk_edges_torch(out, candidates, edge, offsets, scores)
+    drafts, wanted = one_by_one(candidates, edge, offsets, num_reqs)
+    assert out.tolist() == drafts
+    torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SHAPES)
+def test_kernel_equals_twin(num_reqs: int, k: int, **shape: Any):
+    parts = case(k, num_reqs, **shape)
+    out, scores = strided(num_reqs, k), torch.empty_like(parts[0].logits)
+    walk_edges_torch(out, *parts, scores)
+    candidates, edge, offsets = moved(parts, KERNEL_DEVICE)
+    ours, our_scores = strided(num_reqs, k, KERNEL_DEVICE), torch.full_like(candidates.logits, float("nan"))
+    walk_edges_triton(ours, candidates, edge, offsets, our_scores)
+    assert ours.tolist() == out.tolist()
+    assert (ours._base[:, k:] == POISON).all()  # columns that this step does not draft
+    torch.testing.assert_close(our_scores.cpu(), scores, rtol=1e-4, atol=1e-4)
+
+
+@triton.jit
+def draw_by_its_arguments(scores, tokens, is_candidate, seed, position, column, temperature, USE_FP64):
+    """The best candidate at temperature 0; else the one that seed, position and column name."""
+    named = (seed + 3 * position + 5 * column) % tl.sum(is_candidate.to(tl.int32), axis=0)
+    return tl.where(temperature == 0.0, tl.argmax(scores, axis=0), named.to(tl.int32))
+
+
+def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int) -> tuple[torch.Tensor, ...]:
+    """Temperatures, seeds, q and its candidates of every request that could be live, as they are before any step."""
+    temperature = torch.tensor([0.0, 1.0] * max_num_reqs)[:max_num_reqs]
+    q = torch.full((max_num_reqs, k, vocab), -float("inf"))
+    return (
+        temperature,
+        torch.arange(max_num_reqs) * 7,
+        q,
+        torch.zeros(max_num_reqs, k, num_candidates, dtype=torch.int64),
+    )
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("num_candidates", [1, 5, 16])
+def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int, reduced: bool):
+    """Three steps: K, fewer, K again. Requests come in another order, two rows of the state stay idle."""
+    max_num_reqs, max_k = 5, 4
+    tensors = moved(state(max_num_reqs, max_k, num_candidates, VOCAB), KERNEL_DEVICE)
+    temperature, seeds, q, _ = tensors
+    wanted = q.clone()
+    for step, (k, rows) in enumerate(((4, [3, 0, 1]), (2, [1, 3, -1]), (4, [3, -1, 0]))):
+        parts = case(k, 3, num_candidates, 16, 4, reduced=reduced, seed=step, idle=rows.count(-1) and 1)
+        candidates, edge, offsets = moved(parts, KERNEL_DEVICE)
+        idx_mapping = torch.tensor(rows, device=KERNEL_DEVICE).repeat_interleave(k)
+        positions = torch.arange(3 * k, device=KERNEL_DEVICE) + 11
+        drawing = Drawing(draw_by_its_arguments, idx_mapping, positions, *tensors, use_fp64=False)
+        out, scores = strided(3, k, KERNEL_DEVICE), torch.empty_like(candidates.logits)
+        walk_edges_triton(out, candidates, edge, offsets, scores, drawing)
+
+        def choose(scored: torch.Tensor, column: int, rows=rows, positions=positions, k=k) -> torch.Tensor:
+            """The same from the request's own numbers; an idle request has temperature 0."""
+            live = [row if row >= 0 else 0 for row in rows]
+            named = (seeds[live] + 3 * positions.view(3, k)[:, column] + 5 * column) % num_candidates
+            is_greedy = (temperature[live] == 0) | (torch.tensor(rows, device=scored.device) < 0)
+            return torch.where(is_greedy, scored.argmax(-1), named)
+
+        right, right_scores = strided(3, k, KERNEL_DEVICE), torch.empty_like(scores)
+        walk_edges_torch(right, candidates, edge, offsets, right_scores, choose)
+        assert out.tolist() == right.tolist()
+        torch.testing.assert_close(scores, right_scores, rtol=1e-4, atol=1e-4)
+        targets = candidates.ids if offsets is None else candidates.ids + offsets[candidates.ids]
+        for req, row in enumerate(rows):
+            if row >= 0:
+                of_req = slice(req * k, (req + 1) * k)
+                wanted[row, :k] = -float("inf")
+                wanted[row, :k] = wanted[row, :k].scatter(1, targets[of_req], scores[of_req])
+        assert torch.equal(q, wanted), step
+    assert torch.isinf(q[[2, 4]]).all()

@@ -1,0 +1,43 @@
+"""Lattices whose truth is known."""
+
+import torch
+
+from peagle_kernels import Edge
+from peagle_vllm.sharpen.lattice import Lattice
+
+VOCAB, HIDDEN, DRAFTS_A_PROMPT = 12, 4, 10
+NEXT = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))  # what follows each token, nearly always
+
+
+def lattice(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed: int = 0) -> Lattice:
+    """Drafts of a head that has the target's token among its candidates and ranks them by chance.
+
+    Args:
+        chained: the target says NEXT of its last token, nineteen times of twenty; else the head's logits say all that
+            can be known.
+    """
+    gen = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(VOCAB, generator=gen)[:candidates] for _ in range(num * k)])
+    logits = 0.5 * torch.randn(num * k, candidates, generator=gen)
+    likely = logits.softmax(-1).multinomial(1, generator=gen)[:, 0]
+    ids, logits, likely = ids.view(num, k, -1), logits.view(num, k, -1), likely.view(num, k)
+    tokens = torch.randint(VOCAB, (num, k + 1), generator=gen)
+    for i in range(k):
+        if chained:
+            tokens[:, i + 1] = torch.where(torch.rand(num, generator=gen) < 0.95, NEXT[tokens[:, i]], tokens[:, i + 1])
+            is_absent = (ids[:, i] != tokens[:, i + 1, None]).all(-1)
+            slot = torch.randint(candidates, (num,), generator=gen)
+            ids[is_absent, i, slot[is_absent]] = tokens[is_absent, i + 1]
+        else:
+            tokens[:, i + 1] = ids[:, i].gather(1, likely[:, i, None])[:, 0]
+    order = logits.argsort(dim=-1, descending=True)
+    prompt = torch.arange(num) // DRAFTS_A_PROMPT
+    hidden = 1 + 0.3 * torch.randn(num, k, HIDDEN, generator=gen)  # a gate can be nearly constant
+    return Lattice(ids.gather(-1, order).int(), logits.gather(-1, order), hidden, tokens.int(), prompt.int())
+
+
+def random_edge(k: int, candidates: int, draft_vocab: int = VOCAB, target_vocab: int = VOCAB, rank: int = 5) -> Edge:
+    gen = torch.Generator().manual_seed(1)
+    sizes = (target_vocab, rank), (draft_vocab, rank), (rank, HIDDEN)
+    tables = (torch.randn(size, generator=gen) for size in sizes)
+    return Edge(*tables, torch.rand(k, generator=gen), torch.rand(k, generator=gen) + 0.5, candidates)
