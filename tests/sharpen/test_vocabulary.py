@@ -54,8 +54,8 @@ def costly():
     truth = torch.randint(0, 128, (1000, 2), generator=gen)
     rare = torch.rand(1000, 2, generator=gen) < 0.1
     truth[rare] = 128 + torch.randint(0, 128, (int(rare.sum()),), generator=gen)
-    wrong = (truth + 1) % 128
-    return lattice(torch.stack([truth, wrong], -1).tolist(), torch.cat([torch.zeros(1000, 1), truth], 1).long().tolist())
+    candidates = torch.stack([truth, (truth + 1) % 128], -1)
+    return lattice(candidates.tolist(), [[0, *tokens] for tokens in truth.tolist()])
 
 
 @pytest.mark.parametrize(

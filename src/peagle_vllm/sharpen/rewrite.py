@@ -25,9 +25,7 @@ NOT_READ = ("embed_tokens.weight", "d2t", "t2d", "mask_hidden")  # single rows o
 SCALE_BYTES = 4
 
 
-def faults(
-    head: Head, draft_vocab: int | Literal["auto"] | None, quantize: Quantization | None
-) -> Iterator[str]:
+def faults(head: Head, draft_vocab: int | Literal["auto"] | None, quantize: Quantization | None) -> Iterator[str]:
     """Why a head cannot be made smaller so."""
     if head.config.get(SELECTOR) is not None:
         yield f"{head.name} is sharpened, and its edge fits no other vocabulary; name the head it was made from"
