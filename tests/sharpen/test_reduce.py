@@ -96,6 +96,13 @@ def test_auto_takes_what_pays(sharpen, tmp_path):
     assert (reduction["draft_vocab"], reduction["covered"]) == (64, 1.0)
 
 
+def test_auto_may_find_nothing_to_leave_out(sharpen, monkeypatch, tmp_path):
+    monkeypatch.setattr(vocabulary, "best_size", lambda order, *args: len(order))
+    assert "fewer than 512 tokens are not expected to be faster" in only_line(sharpen("--draft-vocab", "auto"))
+    assert not (tmp_path / "out").exists()
+    assert sharpen("--draft-vocab", "auto", "--quantize", "int8", "--no-edge").code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -122,6 +122,8 @@ def _kept(
         learned, held = lattice.divided()
         order = vocabulary.ranked(vocabulary.count_tokens(learned, ids, target.vocab_size), ids, specials)
         size = vocabulary.best_size(order, ids, held, least, lambda n: rest + step_bytes(head, n, asked.quantize))
+        if size == len(ids) and asked.quantize is None:
+            raise HeadError(f"--draft-vocab auto: fewer than {size} tokens are not expected to be faster; leave it out")
     assert isinstance(size, int)
     counts = vocabulary.count_tokens(lattice, ids, target.vocab_size)
     kept = vocabulary.ranked(counts, ids, specials)[:size].sort().values
