@@ -42,7 +42,8 @@ class Reduction:
     """What became of a head, before any edge.
 
     Attributes:
-        covered: share of the target's recorded tokens that it can still draft; None where it was not trimmed.
+        covered: share of the target's tokens that so many can draft, chosen from nine tenths of the answers and counted
+            in the others; None where nothing was trimmed.
         bytes_before: of weights, read by a draft step.
         served: as it was, and reduced.
     """
@@ -106,7 +107,7 @@ def reduce(
 def _kept(
     head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], Lattice]
 ) -> tuple[Tensor | None, float]:
-    """Draft ids to keep, ascending (None: all), and the share of the target's tokens that they cover."""
+    """Draft ids to keep, ascending (None: all), and ``Reduction.covered``."""
     ids, size = torch.from_numpy(target_ids(head)), asked.draft_vocab
     specials = vocabulary.special_ids(target.name)
     least = int(torch.isin(ids, torch.tensor(sorted(specials))).sum())
@@ -118,14 +119,17 @@ def _kept(
     if size == "auto":
         rest = vocabulary.target_bytes(target.name, plan.num_speculative_tokens + 1)
     lattice = record()
+
+    def counted(part: Lattice) -> Tensor:
+        return vocabulary.count_tokens(part, ids, target.vocab_size)
+
+    learned, held = lattice.divided()
+    order, unseen = vocabulary.ranked(counted(learned), ids, specials), counted(held)
     if size == "auto":
-        learned, held = lattice.divided()
-        order = vocabulary.ranked(vocabulary.count_tokens(learned, ids, target.vocab_size), ids, specials)
         size = vocabulary.best_size(order, ids, held, least, lambda n: rest + step_bytes(head, n, asked.quantize))
         if size == len(ids) and asked.quantize is None:
             raise HeadError(f"--draft-vocab auto: fewer than {size} tokens are not expected to be faster; leave it out")
     assert isinstance(size, int)
-    counts = vocabulary.count_tokens(lattice, ids, target.vocab_size)
-    kept = vocabulary.ranked(counts, ids, specials)[:size].sort().values
-    covered = float(counts[ids[kept]].sum() / counts.sum())
+    covered = float(unseen[ids[order[:size]]].sum() / unseen.sum())
+    kept = vocabulary.ranked(counted(lattice), ids, specials)[:size].sort().values
     return (None if size == len(ids) else kept), covered
