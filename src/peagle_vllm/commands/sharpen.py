@@ -2,15 +2,23 @@
 
 import json
 import sys
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from peagle_vllm.commands.common import JsonOption, conversations, exit_if_unfit, json_object, one_line_errors
+from peagle_vllm.commands.common import JsonOption, conversations, exit_if_unfit, fail, json_object, one_line_errors
 
 if TYPE_CHECKING:
-    from peagle_vllm.sharpen.run import Report
+    from peagle_vllm.sharpen.reduce import Reduction
+    from peagle_vllm.sharpen.run import Measured, Report
+
+
+class Quantization(StrEnum):
+    fp8 = "fp8"
+    int8 = "int8"
 
 
 def sharpen(
@@ -29,15 +37,22 @@ def sharpen(
     rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the edge's tables.")] = 64,
     candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
+    draft_vocab: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Draft only the N tokens that the target says most; auto: the fastest N."),
+    ] = None,
+    quantize: Annotated[Quantization | None, typer.Option(help="Store layers and lm_head in 8 bits.")] = None,
+    no_edge: Annotated[bool, typer.Option("--no-edge", help="Only trim or quantize: fit no edge.")] = False,
     engine: Annotated[
         str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
     ] = "{}",
     as_json: JsonOption = False,
 ) -> None:
-    """Fit an edge to a head, so that its K tokens know of each other. The head itself stays as it is.
+    """Fit an edge to a head, so that its K tokens know of each other. HEAD itself stays as it is.
 
     The target answers the prompts while the head drafts, the edge is fitted to what the head proposed and the target
     said, and both heads are measured on prompts that were kept aside. Stopped at any point, it goes on from there.
+    --draft-vocab and --quantize make a smaller head first, which is written whether an edge improves it or not.
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
@@ -48,9 +63,12 @@ def sharpen(
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
-    from peagle_vllm.sharpen import run
+    from peagle_vllm.sharpen import reduce, run
 
-    arguments = json_object(engine)
+    arguments, size = json_object(engine), draft_vocab_size(draft_vocab)
+    asked = reduce.Asked(size, quantize.value if quantize else None, not no_edge)
+    if no_edge and not asked.is_smaller:
+        fail("--no-edge leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
     learn, aside = run.divided(conversations(prompts), conversations(held_out) if held_out else None)
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -66,17 +84,39 @@ def sharpen(
             bars.update(tasks[what], completed=done)
 
         learn_ids, aside_ids = run.token_ids(target, learn), run.token_ids(target, aside)
-        report = run.sharpen(found, target, model.vocab_size, learn_ids, aside_ids, out, plan, progress)
+        reduction: Reduction | None = None
+        report: Report | None
+        if asked.is_smaller:
+            reduction, report = reduce.reduce(found, model, learn_ids, aside_ids, out, asked, plan, progress)
+        else:
+            report = run.sharpen(found, target, model.vocab_size, learn_ids, aside_ids, out, plan, progress)
     if as_json:
-        print(json.dumps(run.as_dict(report, plan), indent=2))
+        edge = run.as_dict(report, plan) if report else {}
+        print(json.dumps(edge | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))
     else:
-        show(report, out)
-    if not report.is_better:
+        if reduction:
+            show_reduction(reduction)
+        if report:
+            show(report)
+        if reduction or (report and report.is_better):
+            print(f"wrote {out}")
+    if report and reduction and not report.is_better:
+        print("an edge is no better on held-out prompts: the smaller head is written without one", file=sys.stderr)
+    elif report and not report.is_better:
         print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def show(report: "Report", out: Path) -> None:
+def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
+    """What --draft-vocab names."""
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]  # mypy does not narrow str to a literal
+    if not text.isdecimal() or not int(text):
+        fail(f"--draft-vocab is {text}, needs a whole number above 0, or auto")
+    return int(text)
+
+
+def show(report: "Report") -> None:
     """The two tables that a reader needs: forms on the development share, and AL as served."""
     from rich.console import Console
     from rich.table import Table
@@ -87,14 +127,27 @@ def show(report: "Report", out: Path) -> None:
     served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
     for one in report.served:
         plain, edged = report.offline[one.num_speculative_tokens]
-        served.add_row(
-            str(one.num_speculative_tokens),
-            f"{one.before.length:.3f} ± {one.before.error:.3f}",
-            f"{one.after.length:.3f} ± {one.after.error:.3f}",
-            f"{one.after.length / one.before.length - 1:+.1%}",
-            f"{edged.length / plain.length - 1:+.1%}",
-        )
-    console = Console()
-    console.print(forms, served)
-    if report.is_better:
-        console.print(f"wrote {out}")
+        served.add_row(*lengths(one), f"{edged.length / plain.length - 1:+.1%}")
+    Console().print(forms, served)
+
+
+def show_reduction(reduction: "Reduction") -> None:
+    """What the smaller head saves, and what it loses."""
+    from rich.console import Console
+    from rich.table import Table
+
+    before, after = reduction.bytes_before, reduction.bytes_after
+    title = f"{reduction.draft_vocab:,} draft tokens"
+    if reduction.covered is not None:
+        title += f", {reduction.covered:.2%} of what the target says"
+    title += f"; weights a draft step reads: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB ({after / before - 1:+.0%})"
+    served = Table("K", "AL before", "AL after", "gain", title=title)
+    for one in reduction.served:
+        served.add_row(*lengths(one))
+    Console().print(served)
+
+
+def lengths(one: "Measured") -> list[str]:
+    before, after = one.before, one.after
+    lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (before, after)]
+    return [str(one.num_speculative_tokens), *lengths, f"{after.length / before.length - 1:+.1%}"]

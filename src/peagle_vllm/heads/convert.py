@@ -13,14 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
 from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, TensorInfo, is_finite, one_line, read_pieces
-from peagle_vllm.heads.head import Head, read_head, read_map
+from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Format = Literal["vllm", "speculators"]
 MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -64,21 +67,25 @@ def convert(
     Raises:
         HeadError: a file cannot be read or written, a weight is NaN or Inf; ``out`` does not exist then.
     """
+    tensors = copied_tensors(head, on_write)
+    if to == "speculators" and "mask_hidden" in tensors:
+        info, pieces = tensors["mask_hidden"]
+        tensors["mask_hidden"] = replace(info, shape=(1, 1, info.num_elements)), pieces
     with new_folder(out) as work:
-        write_json(work / "config.json", config_for(head, to, target))
-        tensors = _map_tensors(head) if head.is_reduced else {}
-        for name, info in head.tensors.items():
-            if name not in ("d2t", "t2d") and not name.endswith("rotary_emb.inv_freq"):
-                shape = (1, 1, info.num_elements) if name == "mask_hidden" and to == "speculators" else info.shape
-                tensors[replace(info, name=name, shape=shape)] = _pieces(head, name, on_write)
-        write_safetensors(work / "model.safetensors", tensors)
         if head.config.get(SELECTOR):
             assert head.folder is not None
             shutil.copytree(head.folder / EDGE, work / EDGE)
-        unsound = check_head(read_head(work))
-        if unsound:
-            raise HeadError(f"the converted head would be unfit ({unsound[0].line}); please report this")
+        write_head(work, config_for(head, to, target), dict(tensors.values()))
     return read_head(out)
+
+
+def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[TensorInfo, Iterable[bytes]]) -> None:
+    """Write a head's two files. Raises HeadError when what stands there then is unfit."""
+    write_json(folder / "config.json", config)
+    write_safetensors(folder / "model.safetensors", tensors)
+    unsound = check_head(read_head(folder))
+    if unsound:
+        raise HeadError(f"the head written would be unfit ({unsound[0].line}); please report this")
 
 
 # ------------------------------------------------------------------------------------------- tensors
@@ -95,19 +102,31 @@ def _pieces(head: Head, name: str, on_write: Callable[[int], object]) -> Iterato
         yield raw
 
 
-def _map_tensors(head: Head) -> dict[TensorInfo, Iterable[bytes]]:
-    """The vocabulary's map as vLLM reads it, and its ``t2d``: the only tensors that are written anew."""
+def copied_tensors(
+    head: Head, on_write: Callable[[int], object] = lambda count: None
+) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+    """Every tensor that serving reads, by vLLM's names: its header and its bytes. The vocabulary's map is made anew."""
+    tensors = map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
+    for name, info in head.tensors.items():
+        if name not in ("d2t", "t2d") and not name.endswith("rotary_emb.inv_freq"):
+            tensors[name] = replace(info, name=name), _pieces(head, name, on_write)
+    return tensors
+
+
+def map_tensors(ids: "np.ndarray", vocab_size: int) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+    """The vocabulary's map as vLLM reads it, and its ``t2d``.
+
+    Args:
+        ids: int64 [draft vocabulary] target id of each draft id.
+    """
     import numpy as np
 
-    vocabulary = read_map(head)
-    assert vocabulary.target_ids is not None, vocabulary.fault
-    targets = vocabulary.target_ids
-    marks = np.zeros(head.vocab_size, dtype=bool)
-    marks[targets] = True
-    offsets = (targets - np.arange(len(targets))).astype("<i8")
+    marks = np.zeros(vocab_size, dtype=bool)
+    marks[ids] = True
+    offsets = (ids - np.arange(len(ids))).astype("<i8")
     return {
-        TensorInfo("d2t", offsets.shape, "I64", "", offsets.nbytes): [offsets.tobytes()],
-        TensorInfo("t2d", marks.shape, "BOOL", "", marks.nbytes): [marks.tobytes()],
+        "d2t": (TensorInfo("d2t", offsets.shape, "I64", "", offsets.nbytes), [offsets.tobytes()]),
+        "t2d": (TensorInfo("t2d", marks.shape, "BOOL", "", marks.nbytes), [marks.tobytes()]),
     }
 
 

@@ -244,6 +244,16 @@ def read_map(head: Head) -> VocabularyMap:
     return VocabularyMap("unclear", fault=f"d2t {reason}: {file}; store it as offsets (target id - draft id)")
 
 
+def target_ids(head: Head) -> "np.ndarray":
+    """int64 [draft vocabulary] the target id of each draft id. Raises HeadError when the map cannot be read."""
+    import numpy as np
+
+    vocabulary = read_map(head)
+    if vocabulary.target_ids is None and head.is_reduced:
+        raise HeadError(vocabulary.fault or f"d2t is not on this machine: {head.name}; download the head")
+    return np.arange(head.draft_vocab_size) if vocabulary.target_ids is None else vocabulary.target_ids
+
+
 def _misfit(targets: "np.ndarray", marked: "np.ndarray | None", vocab_size: int) -> str | None:
     """Why these cannot be the target ids of the draft ids; None if they can be."""
     import numpy as np

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peagle_kernels import Candidates, Edge, walk_edges_torch
 
+DEVELOPMENT_SHARE = 0.1
 UNKNOWN = -1  # a token after the end of an answer
 
 
@@ -29,6 +30,11 @@ class Lattice(NamedTuple):
     def rows(self, chosen: Tensor) -> "Lattice":
         """The drafts that a boolean or index tensor names."""
         return Lattice(*(field[chosen] for field in self))
+
+    def divided(self) -> "tuple[Lattice, Lattice]":
+        """Drafts to learn from, and the development share: those of a tenth of the prompts."""
+        is_held = self.prompt < max(1, round(DEVELOPMENT_SHARE * (int(self.prompt.max()) + 1)))
+        return self.rows(~is_held), self.rows(is_held)
 
     def save(self, file: Path) -> None:
         """Whole or not at all. Raises OSError, which ``safetensors`` itself does not where a disk is full."""

@@ -24,7 +24,6 @@ from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.sharpen import engines, fit
 from peagle_vllm.sharpen.lattice import Gain, Lattice
 
-DEVELOPMENT_SHARE = 0.1
 LEAST_PROMPTS = 100
 HELD_OUT = 64  # prompts
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
@@ -113,24 +112,19 @@ def sharpen(
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
-    for count, least, what in (
-        (len(prompts), LEAST_PROMPTS, "prompts to learn from"),
-        (len(held_out), LEAST_HELD_OUT, "prompts to measure with"),
-    ):
-        if count < least:
-            raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
+    refuse_too_few(prompts, held_out)
     assert head.folder is not None
     pair = engines.Pair(target, str(head.folder), plan.arguments)
-    with _work_folder(out, head, target, prompts, plan) as work:
-        lattice = _recorded(pair, prompts, work, plan, progress)
+    with work_folder(out, head, target, prompts, plan) as work:
+        lattice = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
         fitted, forms, offline = _fitted(lattice, sizes, offsets, plan, progress)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         _write(sharpened, head, fitted.edge)
-        served = _served(pair, sharpened, held_out, plan, progress)
-        report = Report(forms, fitted.form, len(lattice.ids), offline, served)
+        measured = served(pair, sharpened, held_out, plan, progress)
+        report = Report(forms, fitted.form, len(lattice.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
                 for path in sharpened.iterdir():
@@ -139,8 +133,18 @@ def sharpen(
     return report
 
 
+def refuse_too_few(prompts: list[list[int]], held_out: list[list[int]]) -> None:
+    """Raises HeadError."""
+    for count, least, what in (
+        (len(prompts), LEAST_PROMPTS, "prompts to learn from"),
+        (len(held_out), LEAST_HELD_OUT, "prompts to measure with"),
+    ):
+        if count < least:
+            raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
+
+
 @contextmanager
-def _work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], plan: Plan) -> Iterator[Path]:
+def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], plan: Plan) -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
         raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
@@ -165,7 +169,8 @@ def _work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], p
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Plan, progress: Progress) -> Lattice:
+def recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Plan, progress: Progress) -> Lattice:
+    """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
     wanted = [file for file, _ in engines.shards(prompts, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
@@ -184,9 +189,7 @@ def _fitted(
     lattice: Lattice, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
 ) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
     """The best form's edge, what each form reached, and the best one's acceptance lengths by K."""
-    num_held = max(1, round(DEVELOPMENT_SHARE * (int(lattice.prompt.max()) + 1)))
-    is_held = lattice.prompt < num_held
-    learned, held = lattice.rows(~is_held), lattice.rows(is_held)
+    learned, held = lattice.divided()
     if not len(learned.ids) or not len(held.ids):
         raise HeadError(f"{len(lattice.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
     total, done = len(fit.FORMS) * fit.num_batches(len(learned.ids)), 0
@@ -210,9 +213,10 @@ def _depths(plan: Plan) -> list[int]:
     return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
 
 
-def _served(
+def served(
     pair: engines.Pair, sharpened: Path, held_out: list[list[int]], plan: Plan, progress: Progress
 ) -> list[Measured]:
+    """What ``sharpened`` gains over the pair's own head, by K."""
     found, depths = [], _depths(plan)
     for number, k in enumerate(depths):
         seen: list[list[Acceptance]] = []

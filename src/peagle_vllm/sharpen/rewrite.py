@@ -1,0 +1,154 @@
+"""A head with fewer draft tokens, with 8-bit weights, or both: written anew in vLLM's format, piece by piece."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from peagle_vllm.heads.check_weights import not_finite
+from peagle_vllm.heads.config import SELECTOR
+from peagle_vllm.heads.convert import config_for, copied_tensors, map_tensors, new_folder, write_head
+from peagle_vllm.heads.files import FLOATS, PIECE, HeadError, TensorInfo
+from peagle_vllm.heads.head import Head, read_head, target_ids
+from peagle_vllm.heads.target import Target
+
+Quantization = Literal["fp8", "int8"]
+OUTPUT = "lm_head.weight"
+# compressed-tensors' names: one scale a row of each weight, activations scaled a token at a time while serving. They
+# are what vLLM runs without calibration: fp8 from compute capability 8.9 on (weights only below), int8 from 7.5 on and
+# on CPUs.
+SCHEMES = {"fp8": ("FP8_DYNAMIC", "float-quantized", "F8_E4M3"), "int8": ("INT8", "int-quantized", "I8")}
+NOT_READ = ("embed_tokens.weight", "d2t", "t2d", "mask_hidden")  # single rows of it at most
+SCALE_BYTES = 4
+
+
+def faults(head: Head, draft_vocab: int | Literal["auto"] | None, quantize: Quantization | None) -> Iterator[str]:
+    """Why a head cannot be made smaller so."""
+    if head.config.get(SELECTOR) is not None:
+        yield f"{head.name} is sharpened, and its edge fits no other vocabulary; name the head it was made from"
+    if head.is_quantized:
+        yield f"{head.name} is quantized already; name the head it was made from"
+    for name, info in head.tensors.items():
+        if quantize and _is_quantizable(name) and info.dtype not in FLOATS:
+            yield f"{name} is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {head.file_of(name)}"
+    if draft_vocab is not None and OUTPUT not in head.tensors:
+        yield f"{head.name} has no lm_head of its own (the target's is used), so no row of it can be left out"
+    if isinstance(draft_vocab, int) and draft_vocab >= head.draft_vocab_size:
+        yield f"--draft-vocab is {draft_vocab}, {head.name} drafts {head.draft_vocab_size} tokens; give a smaller one"
+
+
+def step_bytes(head: Head, draft_vocab: int, quantize: Quantization | None) -> int:
+    """What one draft step reads of the weights, if the head had ``draft_vocab`` tokens and were quantized so."""
+    total = 0
+    for name, info in head.tensors.items():
+        if name in NOT_READ or not info.shape:
+            continue
+        rows = draft_vocab if name == OUTPUT else info.shape[0]
+        quantized = quantize and _is_quantizable(name)
+        total += rows * (info.shape[1] + SCALE_BYTES if quantized else info.num_bytes // info.shape[0])
+    return total
+
+
+def rewrite(head: Head, target: Target, out: Path, kept: Tensor | None, quantize: Quantization | None) -> Head:
+    """Write a head without ``faults`` to ``out``, and read it again.
+
+    Args:
+        kept: draft ids, ascending; None: all of them.
+
+    Raises:
+        HeadError: a weight cannot be read, or is NaN or Inf; ``out`` cannot be written, and does not exist then.
+    """
+    config, tensors = config_for(head, "vllm", target), copied_tensors(head)
+    if kept is not None:
+        config["draft_vocab_size"] = len(kept)
+        tensors |= map_tensors(target_ids(head)[kept.numpy()], head.vocab_size)
+        tensors |= _output_rows(head, kept)
+    if quantize:
+        config["quantization_config"] = quantization_config(quantize, OUTPUT in head.tensors)
+        for name in filter(_is_quantizable, head.tensors):
+            tensors |= _quantized(head, name, kept if name == OUTPUT else None, quantize)
+    with new_folder(out) as work:
+        write_head(work, config, dict(tensors.values()))
+    return read_head(out)
+
+
+def quantization_config(quantize: Quantization, has_output: bool) -> dict[str, Any]:
+    """config.json's ``quantization_config``. vLLM's EAGLE-3 classes take one for every layer, fc and lm_head.
+
+    ``fc`` stays as it is: it reads the target's hidden states, a few of which are a hundred times as large as the
+    others, and it is a small part of a head.
+    """
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, preset_name_to_scheme
+
+    preset, stored, _ = SCHEMES[quantize]
+    targets = ["Linear", "re:.*lm_head$"] if has_output else ["Linear"]
+    scheme = preset_name_to_scheme(preset, targets)
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        format=stored,
+        ignore=["re:.*fc$"],
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def _is_quantizable(name: str) -> bool:
+    return name == OUTPUT or (name.startswith("layers.") and name.endswith("_proj.weight"))
+
+
+def _blocks(head: Head, name: str, kept: Tensor | None = None) -> Iterator[Tensor]:
+    """Some rows of a weight at a time; only the ``kept`` ones. Raises HeadError at NaN or Inf."""
+    info = head.tensors[name]
+    assert head.folder is not None
+    step = max(1, PIECE * info.shape[0] // max(info.num_bytes, 1))
+    with safe_open(head.folder / info.file, "pt") as file:
+        weight = file.get_slice(info.name)
+        for begin in range(0, info.shape[0], step):
+            rows = weight[begin : begin + step]
+            if kept is not None:
+                rows = rows[kept[(kept >= begin) & (kept < begin + step)] - begin]
+            if not rows.isfinite().all():
+                raise HeadError(*not_finite(head, [name]))
+            yield rows
+
+
+def _output_rows(head: Head, kept: Tensor) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+    info = head.tensors[OUTPUT]
+    size = info.num_bytes // info.shape[0] * len(kept)
+    written = TensorInfo(OUTPUT, (len(kept), info.shape[1]), info.dtype, "", size)
+    return {OUTPUT: (written, map(_raw, _blocks(head, OUTPUT, kept)))}
+
+
+def _quantized(
+    head: Head, name: str, kept: Tensor | None, quantize: Quantization
+) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+    """A weight and its scales, as compressed-tensors stores them."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from compressed_tensors.quantization.lifecycle.forward import quantize as rounded
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    preset, _, dtype = SCHEMES[quantize]
+    args = preset_name_to_scheme(preset, ["Linear"]).weights
+    assert args is not None
+
+    def scales(rows: Tensor) -> Tensor:
+        return calculate_qparams(rows.amin(1, keepdim=True), rows.amax(1, keepdim=True), args)[0]
+
+    def weights() -> Iterator[bytes]:
+        for rows in _blocks(head, name, kept):
+            numbers = rows.float()
+            yield _raw(rounded(numbers, scales(numbers), None, args, dtype=args.pytorch_dtype()))
+
+    info, scale_name = head.tensors[name], f"{name}_scale"
+    shape = (len(kept) if kept is not None else info.shape[0], info.shape[1])
+    weight = TensorInfo(name, shape, dtype, "", shape[0] * shape[1])
+    scale = TensorInfo(scale_name, (shape[0], 1), "F32", "", shape[0] * SCALE_BYTES)
+    per_row = (_raw(scales(rows.float())) for rows in _blocks(head, name, kept))
+    return {name: (weight, weights()), scale_name: (scale, per_row)}
+
+
+def _raw(numbers: Tensor) -> bytes:
+    return numbers.contiguous().view(torch.uint8).numpy().tobytes()

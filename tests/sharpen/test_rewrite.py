@@ -1,0 +1,178 @@
+"""A smaller head on disk: fewer draft tokens, 8-bit weights, whole or not at all."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import read_head, read_map, target_ids
+from peagle_vllm.heads.target import read_target
+from peagle_vllm.sharpen import rewrite as rewriting
+from peagle_vllm.sharpen.rewrite import faults, rewrite, step_bytes
+from tests import models
+from tests.tiny_heads import VOCAB, HeadSpec, write_head, write_target
+
+TARGET_IDS = torch.tensor([0, 2, 3, 40, 200, 201, 511])
+HEADS = {
+    "speculators": HeadSpec(),
+    "aws": HeadSpec(fmt="aws"),
+    "qwen3": HeadSpec(family="qwen3", norm_before_fc=True),
+    "reduced": HeadSpec(draft_vocab=300),
+}
+
+
+@pytest.fixture(params=HEADS)
+def pair(request, tmp_path):
+    target = write_target(tmp_path / "target")
+    return read_head(write_head(tmp_path / "head", target, HEADS[request.param])), read_target(str(target))
+
+
+def weights(head):
+    tensors = load_file(head.folder / "model.safetensors")
+    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+
+
+def test_a_trimmed_head_keeps_its_rows(pair, tmp_path):
+    head, target = pair
+    ids = torch.from_numpy(target_ids(head))
+    kept = torch.arange(5, len(ids), 3)
+    trimmed = rewrite(head, target, tmp_path / "out", kept, None)
+    assert check_pair(trimmed, target) == []
+    assert read_map(trimmed).form == "offsets" and target_ids(trimmed).tolist() == ids[kept].tolist()
+    before, after = weights(head), weights(trimmed)
+    assert torch.equal(after.pop("lm_head.weight"), before.pop("lm_head.weight")[kept])
+    assert after.pop("t2d").nonzero().flatten().tolist() == ids[kept].tolist()
+    for name in set(before) - {"d2t", "t2d"}:
+        assert torch.equal(after[name], before[name]), name
+
+
+def test_trimming_twice_is_trimming_once(pair, tmp_path):
+    head, target = pair
+    first = torch.arange(1, head.draft_vocab_size, 2)
+    again = torch.arange(0, len(first), 5)
+    rewrite(rewrite(head, target, tmp_path / "half", first, None), target, tmp_path / "twice", again, None)
+    rewrite(head, target, tmp_path / "once", first[again], None)
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "once" / file).read_bytes()
+
+
+def test_rows_are_read_in_blocks(pair, tmp_path, monkeypatch):
+    head, target = pair
+    kept = torch.arange(0, head.draft_vocab_size, 3)
+    rewrite(head, target, tmp_path / "whole", kept, "int8")
+    monkeypatch.setattr(rewriting, "PIECE", 1000)
+    rewrite(head, target, tmp_path / "blocks", kept, "int8")
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "blocks/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("quantize", "error"), [("int8", 0.5), ("fp8", 32.0)])  # of a step; fp8 has 3 bits of mantissa
+def test_quantized_weights_are_near(pair, tmp_path, quantize, error):
+    head, target = pair
+    quantized = rewrite(head, target, tmp_path / "out", None, quantize)
+    assert check_pair(quantized, target) == []
+    before, after = weights(head), weights(quantized)
+    found = {name for name in after if name.endswith("_scale")}
+    assert found == {f"{n}_scale" for n in before if n.endswith("_proj.weight") or n == "lm_head.weight"}
+    for name in before:
+        if f"{name}_scale" not in found:
+            assert torch.equal(after[name].flatten(), before[name].flatten()), name
+            continue
+        scale = after[f"{name}_scale"]
+        assert scale.shape == (len(before[name]), 1)
+        away = (after[name].float() * scale - before[name]).abs()
+        assert (away <= 1.001 * error * scale).all() and away.mean() > 0, name
+    assert step_bytes(head, head.draft_vocab_size, quantize) == step_bytes(quantized, head.draft_vocab_size, None)
+
+
+def test_what_a_step_reads():
+    head = read_head(models.PEAGLE)
+    full, half = (step_bytes(head, rows, None) for rows in (512, 256))
+    assert full - half == 256 * 128 * 2  # rows, hidden size, bfloat16
+    embedding = head.tensors["embed_tokens.weight"].num_bytes
+    assert full < sum(info.num_bytes for info in head.tensors.values()) - embedding
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked", "line"),
+    [
+        (HeadSpec(own_lm_head=False), (100, None), "no lm_head of its own"),
+        (HeadSpec(), (VOCAB, None), f"--draft-vocab is {VOCAB}"),
+        (HeadSpec(edge=True), ("auto", None), "is sharpened"),
+    ],
+)
+def test_what_cannot_be_made_smaller(tmp_path, spec, asked, line):
+    (found,) = faults(read_head(write_head(tmp_path / "head", write_target(tmp_path / "target"), spec)), *asked)
+    assert line in found and "\n" not in found
+
+
+def test_quantized_heads_are_refused(pair, tmp_path):
+    head, target = pair
+    (found,) = faults(rewrite(head, target, tmp_path / "out", None, "fp8"), 100, None)
+    assert "is quantized already" in found
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "layers.1.mlp.up_proj.weight"])
+def test_nothing_is_left_of_a_broken_head(tmp_path, name):
+    folder, target = write_head(tmp_path / "head", write_target(tmp_path / "target"), HeadSpec()), tmp_path / "target"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][7, 3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(HeadError, match=f"{name} holds NaN or Inf"):
+        rewrite(read_head(folder), read_target(str(target)), tmp_path / "out", torch.arange(9), "int8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
+
+
+def test_a_full_disk_leaves_nothing(pair, tmp_path, monkeypatch):
+    head, target = pair
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rewriting, "_raw", full)
+    with pytest.raises(HeadError, match="cannot be written"):
+        rewrite(head, target, tmp_path / "out", torch.arange(9), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
+
+
+def stand_in():
+    """A kernel for fp8 where vLLM has none (a CPU): the product of the numbers as they were loaded."""
+
+    class Kernel:
+        def __init__(self, **kwargs):
+            pass
+
+        def process_weights_after_loading(self, layer):
+            assert layer.weight.dtype == torch.float8_e4m3fn
+
+        def apply_weights(self, layer, x, bias=None):
+            product = x @ (layer.weight.float() * layer.weight_scale.view(1, -1))  # vLLM has turned the weight around
+            return product if bias is None else product + bias
+
+    return Kernel
+
+
+@pytest.mark.arm("plugin-v1")
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_vllm_serves_it(tmp_path, monkeypatch, quantize):
+    """int8 as vLLM's CPU kernels run it; fp8 through vLLM's loader and shapes, with a stand-in for the product."""
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import compressed_tensors_w8a8_fp8 as fp8
+
+    from peagle_vllm.acceptance import read_engine
+    from tests.engines import Request, Settings, engine, shut_down
+
+    monkeypatch.setattr(fp8, "init_fp8_linear_kernel", stand_in())
+    monkeypatch.setattr(fp8, "expose_input_quant_key", lambda *args: None)
+    kept = torch.arange(412)  # of 512
+    head = rewrite(read_head(models.PEAGLE), read_target(str(models.TARGET)), tmp_path / "out", kept, quantize)
+    served = engine(Settings(models.TARGET, head.folder, k=3, llm=(("disable_log_stats", False),)))
+    try:
+        model = served.drafter.model
+        assert model.lm_head.scheme is not None and model.model.layers[0].mlp.down_proj.scheme is not None
+        assert not hasattr(model.model.fc, "scheme")
+        assert model.config.draft_vocab_size == len(kept)
+        prompts = models.prompt_token_ids()[:6]
+        served.run([Request(str(i), tuple(ids), 48) for i, ids in enumerate(prompts)])
+        assert read_engine(served.llm).length > 2.0  # of drafts that mean nothing: 1.0
+    finally:
+        shut_down()

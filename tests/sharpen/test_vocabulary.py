@@ -1,0 +1,102 @@
+"""Which tokens are kept: counted once, special ones always, and as many as pay."""
+
+import json
+
+import pytest
+import torch
+
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.sharpen import vocabulary
+from peagle_vllm.sharpen.lattice import Lattice
+from tests import models
+from tests.tiny_heads import EXPERTS, EXPERTS_PER_TOKEN, write_target
+
+
+def lattice(ids, tokens):
+    """Drafts with these candidates [N, K, M] (draft ids) beside the target's tokens [N, K + 1]."""
+    ids, tokens = torch.tensor(ids, dtype=torch.int32), torch.tensor(tokens, dtype=torch.int32)
+    num, num_k, _ = ids.shape
+    return Lattice(ids, torch.zeros(ids.shape), torch.zeros(num, num_k, 1), tokens, torch.arange(num))
+
+
+def test_each_token_counts_once():
+    """An answer 5 6 7 8 9, then its end: the first draft gets one token right, so the next begins at 7."""
+    seen = lattice(
+        [[[6], [3], [3]], [[8], [9], [3]]],
+        [[5, 6, 7, 8], [7, 8, 9, -1]],
+    )
+    counts = vocabulary.count_tokens(seen, torch.arange(10), 10)
+    assert counts.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_reduced_heads_count_in_target_ids():
+    ids = torch.tensor([1, 5, 9])  # draft id 1 is token 5
+    seen = lattice([[[1], [0]]], [[7, 5, 8]])
+    assert vocabulary.count_tokens(seen, ids, 10).nonzero().flatten().tolist() == [5, 7]
+
+
+def test_special_tokens_come_first_then_the_most_said():
+    counts = torch.tensor([0, 9, 4, 4, 7, 0])
+    ids = torch.tensor([1, 2, 3, 4, 5])  # what a reduced head drafts: not token 0
+    order = vocabulary.ranked(counts, ids, {0, 5})
+    assert ids[order].tolist() == [5, 1, 4, 2, 3]
+
+
+def test_special_tokens_are_the_tokenizers():
+    added = json.loads((models.TARGET / "tokenizer.json").read_text())["added_tokens"]
+    assert vocabulary.special_ids(str(models.TARGET)) == {entry["id"] for entry in added} != set()
+
+
+@pytest.fixture
+def costly():
+    """1,000 drafts of 256 tokens; the right one is among the first 128 in nine of ten, and else a rare one."""
+    gen = torch.Generator().manual_seed(0)
+    truth = torch.randint(0, 128, (1000, 2), generator=gen)
+    rare = torch.rand(1000, 2, generator=gen) < 0.1
+    truth[rare] = 128 + torch.randint(0, 128, (int(rare.sum()),), generator=gen)
+    candidates = torch.stack([truth, (truth + 1) % 128], -1)
+    return lattice(candidates.tolist(), [[0, *tokens] for tokens in truth.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("rest", "size"),
+    [(10**9, 256), (100, 128)],  # the target is all that costs; the output matrix is
+)
+def test_the_size_that_pays(costly, rest, size):
+    ids = torch.arange(256)
+    assert vocabulary.best_size(ids, ids, costly, 0, lambda num: rest + num) == size
+
+
+def test_special_tokens_bound_the_size(costly):
+    ids = torch.arange(256)
+    assert vocabulary.best_size(ids, ids, costly, 200, lambda num: num) == 256
+
+
+def test_a_dropped_candidate_gives_way_to_the_next():
+    """64 tokens drop the wrong best one, so the right second is drafted; 128 keep it."""
+    ids = torch.arange(128)
+    one = lattice([[[100, 2]]] * 4, [[0, 2]] * 4)
+    assert vocabulary.best_size(ids, ids, one, 0, lambda num: 1.0) == 64
+
+
+def test_targets_read_all_but_their_embedding(tmp_path):
+    folder = write_target(tmp_path / "dense")
+    held = {n: i.num_bytes for n, i in vocabulary.read_headers(folder).items()}
+    assert vocabulary.target_bytes(str(folder), 4) == sum(held.values()) - held["model.embed_tokens.weight"]
+
+
+def test_targets_read_the_experts_that_are_chosen(tmp_path):
+    folder = write_target(tmp_path / "moe", "qwen3_moe")
+    held = {n: i.num_bytes for n, i in vocabulary.read_headers(folder).items()}
+    experts = sum(size for name, size in held.items() if ".experts." in name)
+    others = sum(held.values()) - experts - held["model.embed_tokens.weight"]
+    for rows in (1, 4):
+        share = 1 - (1 - EXPERTS_PER_TOKEN / EXPERTS) ** rows
+        assert vocabulary.target_bytes(str(folder), rows) == pytest.approx(others + experts * share)
+
+
+def test_pickled_targets_have_no_sizes(tmp_path):
+    folder = write_target(tmp_path / "target")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(HeadError, match=r"no \*\.safetensors.*give a number"):
+        vocabulary.target_bytes(str(folder), 4)
