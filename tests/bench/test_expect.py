@@ -70,8 +70,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_on_the_shipped_suite(elsewhere: Path) -> None:
-    """The stand-in accepts 2.73 tokens at K=3: as published on none of the data sets."""
+def test_the_command_on_the_shipped_suite(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in's AL is 2.73 at K=3."""
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name)  # the stand-in needs no `datasets`
     done = CliRunner().invoke(app, ["bench", "run", "--suite", "gpt-oss-20b", "--expect", "published", "--k", "3"])
     assert done.exit_code == 1, done.output
     assert "P-EAGLE K=3, HumanEval: published AL 3.02, measured 2.73 (-9.5%): FAIL" in done.output
@@ -93,6 +94,16 @@ def test_the_command_on_the_shipped_suite(elsewhere: Path) -> None:
 def test_what_cannot_be_expected_is_refused(elsewhere: Path, words: list[str], line: str) -> None:
     done = CliRunner().invoke(app, ["bench", "run", *words])
     assert (done.exit_code, done.stderr) == (2, f"peagle-vllm: {line}\n")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("vllm", "cuda,bench"), ("datasets", "bench")])
+def test_a_missing_package_stops_a_sweep_at_once(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+) -> None:
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda wanted: None if wanted == name else wanted)
+    done = CliRunner().invoke(app, ["bench", "run", "--suite", "gpt-oss-20b"])
+    line = f'peagle-vllm: {name} is not installed: pip install "peagle-vllm[{extra}]"\n'
+    assert (done.exit_code, done.stderr) == (2, line) and not (elsewhere / "bench-results").exists()
 
 
 def test_a_suite_without_published_figures_is_refused_before_it_runs(elsewhere: Path, suite_file: Path) -> None:

@@ -185,7 +185,10 @@ def test_a_server_started_again_goes_on_with_the_next_cell(trial: Trial) -> None
 
 def test_a_head_that_does_not_fit(trial: Trial) -> None:
     trial.change("    k: [3]\n", "    k: [3]\n    environment: {STANDIN: no-start}\n")
-    status, _ = trial.run()
+    status, output = trial.run()
+    log = trial.results / "logs/eagle-3-k3-r1-server.log"
+    assert log.exists(), output
+    assert "the server did not start: " in output and f"  its log: {log}\n" in output
     assert status == 1
     failed = [r for r in read_results(trial.results) if not r.ok]
     assert {r.cell.arm for r in failed} == {"EAGLE-3"} and len(failed) == 4

@@ -23,11 +23,12 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def check_extra() -> None:
+def check_extra(*more: str) -> None:
     """Exit with the name of a package that is missing; where vLLM is installed too, most of them are there."""
-    for name in ("pydantic", "yaml", "psutil", "matplotlib"):
+    for name in ("pydantic", "yaml", "psutil", "matplotlib", *more):
         if importlib.util.find_spec(name) is None:
-            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[bench]"')
+            extra = "cuda,bench" if name == "vllm" else "bench"
+            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[{extra}]"')
 
 
 def latest_results() -> Path:
@@ -60,7 +61,7 @@ def run(
 
     Exit status: 0 all cells are there; 1 some failed, or are not as expected; 2 the sweep cannot run; 130 interrupted.
     """
-    check_extra()
+    check_extra("vllm")
     from peagle_vllm.bench import BenchError
     from peagle_vllm.bench.cells import grid, read_results
     from peagle_vllm.bench.metrics import points
@@ -81,6 +82,8 @@ def run(
         read = read_suite(file)
         if unknown := [name for name in arm or [] if name not in read.arms]:
             fail(f"{file} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
+        if any(dataset.hub for dataset in read.datasets.values()):
+            check_extra("datasets")  # else every cell would fail
         if expect and not expected(read.target, list(read.datasets), []):
             fail(f"--expect published: no AL of {read.target} was published on {', '.join(read.datasets)}")
         cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)

@@ -150,6 +150,7 @@ class Sweep:
                         failed += not self._measure(cell, server)
             except ServerFailed as error:
                 if not came_up:
+                    self._print(f"  the server did not start: {error}\n  its log: {log}")
                     for cell in missing:
                         self._keep(cell, str(error))
                     return failed + len(missing)
