@@ -1,0 +1,304 @@
+"""``peagle-vllm sharpen`` as a whole, with fakes in place of vLLM's processes: what is written, resumed, refused."""
+
+import errno
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.edge import read_edge, read_selector
+from peagle_vllm.heads.files import EDGE, HeadError
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import read_target
+from peagle_vllm.sharpen import engines, fit, run
+from peagle_vllm.sharpen.lattice import Lattice
+from tests.commands.running import only_line
+from tests.commands.running import run as command
+from tests.models import MODELS, PEAGLE, TARGET
+from tests.sharpen.lattices import lattice
+
+NUM_PROMPTS, VOCAB = 150, 512  # to learn from: four shards of 40
+
+
+SHARDS = [f"{i:05}.safetensors" for i in range(4)]
+
+
+class Engines:
+    """What ``engines.in_process`` would have let vLLM do, and a fault at a chosen point."""
+
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+        self.measured: list[tuple[str, int]] = []
+        self.gain = 0.5  # of the sharpened head
+        self.fault: Callable[[str], None] = lambda what: None
+
+    def __call__(self, task: Callable[..., Any], pair: engines.Pair, *args: Any) -> Any:
+        return {engines.record_all: self.record, engines.measure: self.measure}[task](pair, *args)
+
+    def record(
+        self, pair: engines.Pair, prompts: list, folder: Path, num_k: int, candidates: int, longest: int
+    ) -> None:
+        made = lattice(4_000, num_k, candidates)
+        made = made._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
+        for file, group in engines.shards(prompts, folder):
+            if not Lattice.is_whole(file):
+                self.fault("record")
+                made.rows((made.prompt >= group[0][0]) & (made.prompt <= group[-1][0])).save(file)
+                self.recorded.append(file.name)
+
+    def measure(self, pair: engines.Pair, prompts: list, num_k: int, longest: int) -> list[Acceptance]:
+        self.fault("measure")
+        assert read_head(Path(pair.head)).tensors  # a head that stands
+        self.measured.append((Path(pair.head).name, num_k))
+        more = int(40 * self.gain) if pair.head != str(PEAGLE) else 0
+        counts = [(50 + more + i % 3, 30) for i in range(len(prompts) // engines.GROUP)]
+        return [Acceptance(100, 100 * num_k, sum(count), (*count, *[0] * (num_k - 2))) for count in counts]
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    made = Engines()
+    monkeypatch.setattr(engines, "in_process", made)
+    monkeypatch.setattr(engines, "SHARD", 40)
+    monkeypatch.setattr(fit, "EPOCHS", 1)
+    return made
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text("".join(f"question {i}\n" for i in range(NUM_PROMPTS + run.HELD_OUT)))
+    return file
+
+
+@pytest.fixture
+def sharpen(tmp_path: Path, prompts: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command, on the shipped tiny pair, with K = 3."""
+
+    def start(*more: object, prompts: Path = prompts) -> Any:
+        options = ("--target", TARGET, "--prompts", prompts, "-k", 3, *more)
+        return command(monkeypatch, "sharpen", PEAGLE, tmp_path / "out", *options)
+
+    return start
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "prompts.txt")
+
+
+def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callable, fakes: Engines):
+    ran = sharpen()
+    assert ran.code == 0, ran.err
+    assert left(tmp_path) == ["out"]
+    out = tmp_path / "out"
+    head = read_head(out)
+    assert check_pair(head, read_target(str(TARGET)), num_speculative_tokens=3) == []
+    assert left(out) == ["config.json", EDGE, "model.safetensors"]
+    assert (out / "model.safetensors").read_bytes() == (PEAGLE / "model.safetensors").read_bytes()
+    config = json.loads((out / "config.json").read_text())
+    selector = config.pop("candidate_selector")
+    assert config == json.loads((PEAGLE / "config.json").read_text())
+    assert (selector["selector_rank"], selector["selector_top_k"]) == (64, 16)
+    assert all(tensor.dtype == torch.bfloat16 for name, tensor in edge_of(out).items() if "scale" not in name)
+    words = " ".join(ran.out.split())
+    assert "4,000 drafts recorded" in words and "(chosen)" in words and "wrote" in words
+    assert fakes.measured == [("tiny-llama-peagle", 3), ("sharpened", 3)]
+    assert fakes.recorded == SHARDS
+    notes = json.loads((out / EDGE / "sharpen.json").read_text())
+    assert notes["plan"]["num_speculative_tokens"] == 3
+    assert notes["served"][0]["after"][0] > notes["served"][0]["before"][0]
+
+
+def edge_of(folder: Path) -> dict[str, torch.Tensor]:
+    assert set(read_edge(folder)) == set(load_file(folder / EDGE / "model.safetensors"))
+    return load_file(folder / EDGE / "model.safetensors")
+
+
+def test_json(sharpen: Callable):
+    data = json.loads(sharpen("--json", "--rank", 8, "--candidates", 4).out)
+    assert set(data["forms"]) == {form.name for form in fit.FORMS}
+    assert data["chosen"] in data["forms"] and data["drafts"] == 4_000
+    assert list(data["offline"]) == ["3"]
+    assert len(data["served"][0]["shares_after"]) == 3
+
+
+def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fakes: Engines):
+    fakes.gain = 0.0
+    ran = sharpen()
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1].startswith(f"no better than {PEAGLE} on held-out prompts: nothing is written")
+    assert left(tmp_path) == []
+
+
+def test_the_largest_k_is_measured(tmp_path: Path, sharpen: Callable, fakes: Engines):
+    assert sharpen("-k", 4).code == 0
+    assert sorted({k for _, k in fakes.measured}) == [3, 4]
+
+
+def interrupted(at: str, after: int) -> Callable[[str], None]:
+    """Stop where the ``after``-th thing of this kind begins, as a killed process does."""
+    count = 0
+
+    def fault(what: str) -> None:
+        nonlocal count
+        count += what == at
+        if what == at and count > after:
+            raise KeyboardInterrupt
+
+    return fault
+
+
+@pytest.mark.parametrize(("at", "after"), [("record", 0), ("record", 2), ("fit", 0), ("measure", 1)])
+def test_it_goes_on_where_it_was_stopped(
+    at: str, after: int, tmp_path: Path, sharpen: Callable, fakes: Engines, monkeypatch: pytest.MonkeyPatch
+):
+    if at == "fit":
+        monkeypatch.setattr(fit, "fit", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
+    fakes.fault = interrupted(at, after)
+    with pytest.raises(KeyboardInterrupt):
+        run_sharpen(tmp_path / "out")
+    assert left(tmp_path) == [".out.sharpen"]
+    monkeypatch.undo()
+    before = list(fakes.recorded)
+    monkeypatch.setattr(engines, "in_process", fakes)
+    monkeypatch.setattr(engines, "SHARD", 40)
+    monkeypatch.setattr(fit, "EPOCHS", 1)
+    fakes.fault = lambda what: None
+    run_sharpen(tmp_path / "out")
+    assert len(before) == {"record": after}.get(at, 4)
+    assert fakes.recorded == SHARDS  # none twice
+    assert left(tmp_path) == ["out"]
+
+
+def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> run.Report:
+    asked = [[seed, i] for i in range(NUM_PROMPTS)]
+    plan = replace(run.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
+    return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, asked, asked[:16], out, plan, lambda *_: None)
+
+
+def test_a_truncated_shard_is_recorded_again(tmp_path: Path, fakes: Engines):
+    fakes.fault = interrupted("measure", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run_sharpen(tmp_path / "out")
+    shard = tmp_path / ".out.sharpen" / "00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:100])
+    fakes.fault = lambda what: None
+    run_sharpen(tmp_path / "out")
+    assert fakes.recorded[4:] == ["00001.safetensors"]
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"rank": 16}, {"num_candidates": 3}, {"arguments": {"seed": 1}}])
+def test_what_was_begun_otherwise_is_not_mixed(change: dict[str, Any], tmp_path: Path, fakes: Engines):
+    fakes.fault = interrupted("record", 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sharpen(tmp_path / "out")
+    with pytest.raises(HeadError, match=r"out.sharpen was begun with another head, prompts or options; remove it"):
+        run_sharpen(tmp_path / "out", **change)
+
+
+def test_too_few_prompts(tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
+    few = tmp_path / "few.txt"
+    few.write_text("".join(f"question {i}\n" for i in range(120)))
+    assert "56 prompts to learn from, at least 100 are needed" in only_line(sharpen(prompts=few))
+    few.write_text("one\ntwo\n")
+    assert "2 prompts to measure with, at least 8 are needed" in only_line(sharpen("--held-out", few))
+    few.write_text("\n")
+    assert "few.txt holds no prompt" in only_line(sharpen(prompts=few))
+
+
+def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, prompts: Path):
+    (tmp_path / "out").mkdir()
+    assert "out exists; name a folder that does not" in only_line(sharpen())
+    (tmp_path / "out").rmdir()
+    assert "--engine is not a JSON object" in only_line(sharpen("--engine", "[]"))
+    assert "cannot be read" in only_line(sharpen(prompts=tmp_path / "none.txt"))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((TARGET / "config.json").read_bytes())
+    assert "has no tokenizer that can be read" in only_line(sharpen("--target", bare))
+    assert left(tmp_path) == ["bare"]
+
+
+def full(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("place", ["plan", "edge", "out"])
+def test_a_full_disk_is_one_line(place: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
+    if place == "edge":
+        monkeypatch.setattr(Path, "write_bytes", lambda path, data: full() if path.parent.name == EDGE else None)
+        monkeypatch.setattr(Lattice, "save", lambda made, file: file.touch())
+        monkeypatch.setattr(Lattice, "load", lambda file: lattice(400, 3, 16))
+    else:
+        original = run.write_json
+        wanted = {"plan": "plan.partial", "out": "sharpen.json"}[place]
+        monkeypatch.setattr(
+            run, "write_json", lambda path, data: full() if path.name == wanted else original(path, data)
+        )
+    line = only_line(sharpen())
+    assert "cannot be written (No space left on device)" in line
+    assert left(tmp_path) == [".out.sharpen"]
+
+
+def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the process that records."""
+    made = lattice(8)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(engines.record, "lattice_of", lambda rows, texts: made)
+
+    class LLM:
+        def collective_rpc(self, *args: Any, **kwargs: Any) -> list[list[Any]]:
+            return [[]]
+
+        def generate(self, asked: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+            answer = [SimpleNamespace(token_ids=[1])]
+            return [SimpleNamespace(request_id=str(i), outputs=answer) for i, _ in enumerate(asked)]
+
+    class Pair(engines.Pair):
+        def engine(self, num_k: int, longest: int) -> Any:
+            return nullcontext(LLM())
+
+    with pytest.raises(HeadError, match=r"00000.safetensors cannot be written \(No space left on device\); make room"):
+        engines.record_all(Pair("target", "head", {}), [[1], [2]], tmp_path, 3, 4, 9)
+    assert not (tmp_path / "00000.safetensors").exists()
+
+
+def test_prompts_are_mixed_and_none_is_on_both_sides():
+    prompts = [[{"role": "user", "content": str(i % 150)}] for i in range(200)]
+    learned, aside = run.divided(prompts, None)
+    assert len(aside) == run.HELD_OUT
+    assert not any(prompt in learned for prompt in aside)
+    assert learned != sorted(learned, key=str)
+    assert run.divided(prompts, None) == (learned, aside)
+    learned, aside = run.divided(prompts, prompts[:3])
+    assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
+
+
+@pytest.mark.full
+def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """120 prompts are too few to gain much: what counts is that vLLM records, serves and measures."""
+    lines = [json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
+    texts = [json.dumps({"prompt": text[:size]}) for size in (400, 120) for text in lines][:128]
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    file.write_text("\n".join(texts))
+    aside = tmp_path / "aside.jsonl"
+    aside.write_text("\n".join(texts[:8]))
+    options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32, "--json")
+    ran = command(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", '{"dtype": "float32"}')
+    assert ran.code in (0, 1), ran.err
+    found = json.loads(ran.out)
+    assert found["drafts"] > 800
+    (served,) = found["served"]
+    assert 2 < served["before"][0] < 4 and 2 < served["after"][0] < 4
+    assert out.exists() == (ran.code == 0)
+    if ran.code == 0:
+        assert read_selector(read_head(out).config, "") is not None
