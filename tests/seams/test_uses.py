@@ -163,6 +163,10 @@ OTHERS = {
     "drafts_up_to_max_model_len",  # ours
     "inc",  # of Prometheus's counters
     "labels",
+    "selector_top_k",  # ours
+    "constexpr",  # of Triton
+    "jit",
+    "spec_step_seed",  # 0.33's; only which noise is drawn depends on it
     "mask_hidden",  # a buffer that the heads register in __init__, which is compared whole
     "value",  # of an Enum
     # a head's config.json
