@@ -201,7 +201,7 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
     return write_edge(folder, gen, 0.2 if spec.gentle else 1.0) if spec.edge else folder
 
 
-def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0) -> Path:
+def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0, candidates: int = EDGE_CANDIDATES) -> Path:
     """Sharpen the head in ``folder`` with a random edge."""
     head = read_head(folder)
     weights = {
@@ -212,7 +212,7 @@ def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0) -> Path:
         edge.UNARY_SCALE: 0.5 + torch.rand(EDGE_POSITIONS, generator=gen),
     }
     config = json.loads((folder / "config.json").read_text())
-    selector = {"selector_rank": EDGE_RANK, "selector_top_k": EDGE_CANDIDATES}
+    selector = {"selector_rank": EDGE_RANK, "selector_top_k": candidates}
     config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(head)}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / EDGE).mkdir(exist_ok=True)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, default_aux_layers, family_of
+from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head
+from tests.heads.test_edge import sharpened
 from tests.heads.writers import FOREIGN, SERVED
 
 ALL = SERVED | FOREIGN
@@ -88,3 +90,20 @@ def test_configs_are_not_changed_by_reading(tmp_path: Path):
     head = SERVED["speculators-llama"]()
     before = json.dumps(head.config)
     assert json.dumps(dict(read_head(head.save(tmp_path)).config)) == before
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", SERVED)
+def test_no_file_of_an_edge_is_loaded_into_the_head(name: str, shards: int, tmp_path: Path):
+    """vLLM passes every tensor that it finds on to the model; the config's entry reaches both runners."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    head = SERVED[name]()
+    head.shards = shards
+    folder = sharpened(head, tmp_path / "head")
+    _, files, *_ = DefaultModelLoader(LoadConfig())._prepare_weights(str(folder), None, None, True, None)
+    assert sorted(files) == sorted(str(path) for path in folder.glob("*.safetensors"))
+    assert len(files) == shards
+    mapped = read_head(folder).mapped
+    assert vllms_config(folder, mapped).candidate_selector == json.loads((folder / "config.json").read_text())[SELECTOR]

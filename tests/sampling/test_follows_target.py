@@ -18,14 +18,15 @@ TEMPERATURES = (0.7, 1.2)
 K = 5
 # Sampled tokens over all cases, as the two runners' speeds allow: V2 runs under Triton's interpreter.
 NUM_TOKENS = {"plugin-v1": 5_000, "plugin-v2": 600}
-NUM_TOKENS_SHARPENED = {"plugin-v1": 5_000, "plugin-v2": 160}
+NUM_TOKENS_SHARPENED = {"plugin-v1": 10_000, "plugin-v2": 160}
 NUM_TOKENS_FULL = {"plugin-v1": 50_000, "plugin-v2": 5_000}
 MAX_TOKENS = 40
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 
-# Drafts of the shipped head, and of the same with a random edge, which are drawn from few candidates.
+# Drafts of the shipped head, and of the same with a weak random edge. It chooses between two candidates, so that most
+# drafts are accepted, and a q that is not the edge's own shows.
 DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 
 
@@ -33,7 +34,7 @@ DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 def sharpened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharpened") / "head"
     shutil.copytree(PEAGLE, folder)
-    return tiny_heads.write_edge(folder, torch.Generator().manual_seed(0))
+    return tiny_heads.write_edge(folder, torch.Generator().manual_seed(0), scale=0.05, candidates=2)
 
 
 def settings(drafts: str, sharpened: Path | None = None) -> Settings:

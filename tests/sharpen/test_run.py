@@ -293,7 +293,8 @@ def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     aside = tmp_path / "aside.jsonl"
     aside.write_text("\n".join(texts[:8]))
     options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32, "--json")
-    ran = command(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", '{"dtype": "float32"}')
+    engine = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
+    ran = command(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))
     assert ran.code in (0, 1), ran.err
     found = json.loads(ran.out)
     assert found["drafts"] > 800
