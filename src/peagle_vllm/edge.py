@@ -21,6 +21,12 @@ def selector_of(vllm_config: VllmConfig) -> files.Selector | None:
     return files.read_selector(vars(spec.draft_model_config.hf_config), f"{spec.draft_model_config.model}/config.json")
 
 
+def num_candidates(vllm_config: VllmConfig) -> int:
+    """M of the served head's edge; 0 where it has none."""
+    selector = selector_of(vllm_config)
+    return selector.selector_top_k if selector else 0
+
+
 def load_edge(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> Edge | None:
     """The edge beside the weights of the loaded head ``model``; None for a head without one.
 

@@ -164,9 +164,6 @@ OTHERS = {
     "inc",  # of Prometheus's counters
     "labels",
     "selector_top_k",  # ours
-    "constexpr",  # of Triton
-    "jit",
-    "spec_step_seed",  # 0.33's; only which noise is drawn depends on it
     "mask_hidden",  # a buffer that the heads register in __init__, which is compared whole
     "value",  # of an Enum
     # a head's config.json

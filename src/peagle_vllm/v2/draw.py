@@ -1,12 +1,12 @@
 """How ``walk_edges`` draws a token for Model Runner V2: with vLLM's own noise, which its rejection sampler expects."""
 
-from vllm.triton_utils import tl, triton
-from vllm.v1.worker.gpu.sample import gumbel
+import triton
+import triton.language as tl
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
-if hasattr(gumbel, "spec_step_seed"):
-    spec_step_seed = gumbel.spec_step_seed
-else:  # vLLM 0.32: one seed for all draft columns
+try:
+    from vllm.v1.worker.gpu.sample.gumbel import spec_step_seed
+except ImportError:  # vLLM 0.32: one seed for all draft columns
 
     @triton.jit
     def spec_step_seed(seed, step):

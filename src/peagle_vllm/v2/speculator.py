@@ -44,7 +44,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_stats import DraftStats, Mode
-from peagle_vllm.edge import find_candidates, load_edge, selector_of
+from peagle_vllm.edge import find_candidates, load_edge, num_candidates
 from peagle_vllm.greedy import top_tokens
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
@@ -101,8 +101,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             for samples in range(1, self.num_speculative_steps + 1)
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
-        selector = selector_of(vllm_config)
-        candidates = self.max_num_reqs, self.num_speculative_steps, selector.selector_top_k if selector else 0
+        candidates = self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config)
         self._scores = torch.zeros(candidates, dtype=torch.float32, device=device)
         # Which entries of draft_logits are finite: made with it, lost with it.
         self._cached_ids = torch.zeros(candidates, dtype=torch.int64, device=device)
@@ -124,9 +123,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
         """As inherited; a walk writes its candidates' scores only, in the float32 that it chose by."""
-        if selector_of(vllm_config) is None:
-            return super().draft_logits_spec(vllm_config)
-        return torch.float32, -float("inf")
+        return (torch.float32, -float("inf")) if num_candidates(vllm_config) else super().draft_logits_spec(vllm_config)
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
