@@ -61,7 +61,7 @@ def all_parts(target: str = "gpt-oss-20b", llm: str = "{}") -> list[Part]:
         target: whose shapes the whole engine serves, one of ``shapes.TARGETS``.
         llm: more arguments for ``LLM`` in draft steps and engines, as JSON.
     """
-    twins = ("tests/kernels/test_prepare_inputs.py", "tests/kernels/test_gather_hidden.py")
+    twins = [f"tests/kernels/test_{kernel}.py" for kernel in ("prepare_inputs", "gather_hidden", "walk_edges")]
     interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
     widths = ("--widths", "2880") if HAS_GPU else ()
     more = json.loads(llm)
