@@ -1,6 +1,7 @@
 """A small sweep with real servers on loopback: two arms, one repeat, four requests in flight."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from peagle_vllm.bench.cells import CellResult, read_results
-from peagle_vllm.bench.metrics import PERCENTILES, metrics_of, points, same_texts
+from peagle_vllm.bench.metrics import BURST_SHARE, PERCENTILES, metrics_of, points, same_texts
 from peagle_vllm.cli import app
 from tests.bench import draft_recorder
 from tests.serving import environment
@@ -101,7 +102,10 @@ def test_metrics_follow_their_formulas(cells: list[CellResult]) -> None:
             "itl": [gap for request in raw["itls"] for gap in request],
         }
         for name, seconds in samples.items():
-            assert getattr(m, name) == pytest.approx(1000 * np.percentile(seconds, PERCENTILES), abs=0.002)
+            if m.burst > BURST_SHARE:  # a busy machine: these samples are not kept
+                assert all(map(math.isnan, getattr(m, name))), name
+            else:
+                assert getattr(m, name) == pytest.approx(1000 * np.percentile(seconds, PERCENTILES), abs=0.002)
         if r.cell.k:
             assert m.acceptance_length == pytest.approx(r.raw["spec_decode_acceptance_length"])
 
