@@ -25,6 +25,11 @@ class Processor:
         self.asked_for_best += 1
         return self(head, hidden_states).argmax(-1)
 
+    def get_top_k_tokens(self, head, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked_for_best += 1
+        values, ids = self(head, hidden_states).topk(k)
+        return ids, values
+
 
 def model(draft_vocab: int, tp_size: int = 1, scale: float = 1.0) -> SimpleNamespace:
     gen = torch.Generator().manual_seed(draft_vocab)
@@ -56,6 +61,21 @@ def test_the_same_tokens(draft_vocab: int, tp_size: int, scale: float):
     assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
     # A sharded head gathers its shards' best, except where vLLM refuses to.
     assert made.logits_processor.asked_for_best == (tp_size > 1 and scale > 0)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("scale", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("limit_rows", [5, 12])
+def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
+    made, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
+    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * 7 * 4)
+    ids, logits = greedy.top_candidates(made, hidden_states, 3)
+    best = (hidden_states @ made.lm_head.weight.T * scale).topk(3)
+    assert torch.equal(ids, best.indices)
+    torch.testing.assert_close(logits, best.values)
+    assert max(made.logits_processor.rows) == limit_rows
+    # On a CPU, vLLM's gathering of shards has no whole numbers.
+    assert bool(made.logits_processor.asked_for_best) == (tp_size == 1 and scale > 0)
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 7])

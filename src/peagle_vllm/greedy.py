@@ -37,9 +37,11 @@ def top_candidates(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[t
     Returns:
         [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits.
     """
-    best = model.logits_processor.get_top_k_tokens
-    ids, logits = zip(*(best(model.lm_head, part, num) for part in _parts(model, hidden_states)), strict=True)
-    return (ids[0], logits[0]) if len(ids) == 1 else (torch.cat(ids), torch.cat(logits))
+    parts = [_best(model, part, num) for part in _parts(model, hidden_states)]
+    if len(parts) == 1:
+        return parts[0]
+    ids, logits = zip(*parts, strict=True)
+    return torch.cat(ids), torch.cat(logits)
 
 
 def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -47,6 +49,17 @@ def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     dtype = model.logits_processor.head_dtype or hidden_states.dtype
     row_bytes = model.config.draft_vocab_size * dtype.itemsize
     return hidden_states.split(max(1, MAX_LOGITS_BYTES // row_bytes))
+
+
+def _best(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[num_rows, num] draft token ids and float32 logits."""
+    head, processor = model.lm_head, model.logits_processor
+    # Where the head is sharded, gather the shards' best instead of their logits. vLLM refuses that with a negative
+    # scale, and its CPU build gathers no whole numbers.
+    if processor.scale > 0 and not (head.tp_size > 1 and hidden_states.is_cpu):
+        return processor.get_top_k_tokens(head, hidden_states, num)
+    logits, ids = processor(head, hidden_states).float().topk(num)
+    return ids, logits
 
 
 def _choose(model: Any, hidden_states: torch.Tensor) -> torch.Tensor:
