@@ -143,6 +143,34 @@ def preparation(times: dict) -> str:
     return f"{made}\n\nK = {times['k']};"
 
 
+def sharpen() -> str:
+    """Gains of the tiny heads: as served, and by prompts to learn from."""
+    result = json.loads((RESULTS / "sharpen.json").read_text())
+
+    def length(gain: Sequence[float]) -> str:
+        return f"{gain[0]:.2f} ± {gain[1]:.2f}"
+
+    served, by_prompts = [], []
+    for head, found in result["heads"].items():
+        for one in found["served"]:
+            plain, edged = found["offline"][str(one["num_speculative_tokens"])]
+            before, after = one["before"], one["after"]
+            gained = (f"{after[0] / before[0] - 1:+.0%}", length(one["difference"]), f"{edged[0] / plain[0] - 1:+.0%}")
+            served.append((head, one["num_speculative_tokens"], length(before), length(after), *gained))
+        by_prompts += [(head, f"{int(count):,}", length(gain)) for count, gain in found["by_prompts"].items()]
+    columns = ["head", "K", "AL before", "AL after", "gain", "gained tokens a round", "gain estimated offline"]
+    note = (
+        f"{result['held_out']} held-out prompts, at most {result['max_tokens']} tokens each, greedy, served by vLLM in "
+    )
+    note += (
+        f"{result['dtype']}; edges fitted to the answers to {result['prompts']:,} other prompts, both heads at once in "
+    )
+    note += f"{result['minutes']:.0f} minutes (`make sharpen`). ±: one standard error."
+    data = table(["head", "prompts to learn from", "AL at the largest K, offline"], by_prompts)
+    page = (ROOT / "docs/sharpen.md").read_text()
+    return between(page, "sharpen", "\n\n".join([table(columns, served), note, data, _where(result, "sharpen")]))
+
+
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
@@ -262,6 +290,7 @@ GENERATED = {
     "docs/heads.md": heads,
     "docs/performance.md": performance,
     "docs/seams.md": seams,
+    "docs/sharpen.md": sharpen,
 }
 
 

@@ -21,6 +21,7 @@ ARMS = [
     ("none", None, 0),
     *(("EAGLE-3", "tiny-llama-eagle3", k) for k in (3, 5)),
     *(("P-EAGLE", "tiny-llama-peagle", k) for k in (3, 5, 7)),
+    *(("P-EAGLE, sharpened", "tiny-llama-peagle-sharp", k) for k in (5, 7)),
 ]
 
 
@@ -59,12 +60,12 @@ def main() -> int:
     args = parser.parse_args()
     common = {name: value for name, value in vars(args).items() if name != "out"}
     console, results = Console(), []
-    columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         for name, head, k in ARMS:
             title = f"{name} K={k}" if k else name
             found = run_arm(title, progress, target="tiny-llama", head=head, k=k, batches=BATCHES, **common)
-            arm = {"name": name, "head": head, "k": k, "parallel": name == "P-EAGLE", **common}
+            arm = {"name": name, "head": head, "k": k, "parallel": name.startswith("P-EAGLE"), **common}
             results.append({"arm": arm, **found})
     for result in results:
         result["same_output"] = set(result["output_sha256"].values()) == {results[0]["output_sha256"]["1"]}

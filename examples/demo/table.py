@@ -43,7 +43,7 @@ def terminal(result: dict[str, Any]) -> Table:
         narrow = name.replace(", batch", "\nbatch").replace("same ", "same\n").replace(" position", "\nposition")
         table.add_column(narrow, justify="left" if left else "right", no_wrap=True)
     for row in rows(result):
-        table.add_row(*row, style="bold" if row[0] == "P-EAGLE" else "")
+        table.add_row(*row, style="bold" if row[0].startswith("P-EAGLE") else "")
     return table
 
 

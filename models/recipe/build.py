@@ -32,7 +32,7 @@ def publish(folder: Path, place: Path) -> None:
     fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(folder, fresh)
-    for file in fresh.iterdir():
+    for file in fresh.rglob("*.safetensors"):
         file.chmod(0o644)  # safetensors files come readable by their owner only
     if place.exists():
         place.rename(old)

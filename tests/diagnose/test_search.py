@@ -126,6 +126,10 @@ def test_the_likely_mask_token_comes_first():
     [
         ("{", ":2 is not valid JSON"),
         ('{"text": "x"}', ':2 holds neither "prompt" nor "messages"'),
+        (
+            '{"messages": [{"role": "assistant", "content": "x"}]}',
+            ":2 ends with an answer, which may not be this target",
+        ),
         ('{"messages": []}', ":2 holds neither"),
         ('{"messages": [{"role": "user"}]}', ":2 holds neither"),
     ],

@@ -117,18 +117,21 @@ def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
 
 
 def show(report: "Report") -> None:
-    """The two tables that a reader needs: forms on the development share, and AL as served."""
+    """Forms and numbers of prompts on the development share, and AL as served."""
     from rich.console import Console
     from rich.table import Table
 
     forms = Table("form", "AL on the development share", title=f"{report.drafts:,} drafts recorded")
     for name, gain in report.forms.items():
         forms.add_row(f"{name} (chosen)" if name == report.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
+    prompts = Table("prompts", "AL on the development share", title=f"{report.chosen}, by prompts to learn from")
+    for count, gain in report.by_prompts.items():
+        prompts.add_row(f"{count:,}", f"{gain.length:.3f} ± {gain.error:.3f}")
     served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
     for one in report.served:
         plain, edged = report.offline[one.num_speculative_tokens]
         served.add_row(*lengths(one), f"{edged.length / plain.length - 1:+.1%}")
-    Console().print(forms, served)
+    Console().print(forms, prompts, served)
 
 
 def show_reduction(reduction: "Reduction") -> None:

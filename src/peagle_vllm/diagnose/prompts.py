@@ -46,6 +46,10 @@ def _messages(line: str, place: str) -> Messages:
     valid = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
     if not valid:
         raise ValueError(f'{place} holds neither "prompt" nor "messages"; write one of them')
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{place} ends with an answer, which may not be this target's; leave it out, the target answers"
+        )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

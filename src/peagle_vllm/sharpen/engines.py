@@ -61,6 +61,7 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
         HeadError: vLLM cannot run it; one line.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in that process
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # our own hooks go to vLLM's workers
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:

@@ -37,7 +37,7 @@ FORMS = (Form("gated", True), Form("table", False), Form("counts", False, counts
 class Fitted:
     """An edge, and its acceptance length on the development share at the largest K."""
 
-    form: str
+    form: Form
     edge: Edge
     gain: Gain
 
@@ -128,7 +128,7 @@ def fit(
     weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
     draft_ids = to_draft_ids(sizes, offsets)
     start = _as_it_was(model.edge(), num_k)
-    best = Fitted(form.name, start, Gain.of(held.accepted(start, offsets, num_k), held.prompt))
+    best = Fitted(form, start, Gain.of(held.accepted(start, offsets, num_k), held.prompt))
     orders = list(_batches(len(lattice.ids)))
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
     for step, rows in enumerate(orders, start=1):
@@ -150,7 +150,7 @@ def fit(
             for edge in (model.edge(), _as_it_was(model.edge(), 1)):
                 gain = Gain.of(held.accepted(edge, offsets, num_k), held.prompt)
                 if gain.length > best.gain.length:
-                    best = Fitted(form.name, edge, gain)
+                    best = Fitted(form, edge, gain)
     return best
 
 

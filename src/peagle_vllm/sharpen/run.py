@@ -57,10 +57,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``sharpen`` found. ``offline`` is AL by K on the development share: without the edge, with it."""
+    """What ``sharpen`` found on the development share, and served.
+
+    Attributes:
+        by_prompts: AL of the chosen form at the largest K, fitted to so many prompts.
+        offline: AL by K, without the edge and with it.
+    """
 
     forms: dict[str, Gain]
     chosen: str
+    by_prompts: dict[int, Gain]
     drafts: int
     offline: dict[int, tuple[Gain, Gain]]
     served: list[Measured]
@@ -118,13 +124,13 @@ def sharpen(
     with work_folder(out, head, target, prompts, plan) as work:
         lattice = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted, forms, offline = _fitted(lattice, sizes, offsets, plan, progress)
+        fitted, forms, by_prompts, offline = _fitted(lattice, sizes, offsets, plan, progress)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         _write(sharpened, head, fitted.edge)
         measured = served(pair, sharpened, held_out, plan, progress)
-        report = Report(forms, fitted.form, len(lattice.ids), offline, measured)
+        report = Report(forms, fitted.form.name, by_prompts, len(lattice.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
                 for path in sharpened.iterdir():
@@ -187,26 +193,40 @@ def recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Pla
 
 def _fitted(
     lattice: Lattice, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
-) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
-    """The best form's edge, what each form reached, and the best one's acceptance lengths by K."""
+) -> tuple[fit.Fitted, dict[str, Gain], dict[int, Gain], dict[int, tuple[Gain, Gain]]]:
+    """The best form's edge, what each form reached, what the best one did by prompts, and its AL by K."""
     learned, held = lattice.divided()
     if not len(learned.ids) or not len(held.ids):
         raise HeadError(f"{len(lattice.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
-    total, done = len(fit.FORMS) * fit.num_batches(len(learned.ids)), 0
+    first, last = int(learned.prompt.min()), int(learned.prompt.max()) + 1
+    shares = {n: learned.rows(learned.prompt < first + n) for n in _fewer(last - first)}
+    total = len(fit.FORMS) * fit.num_batches(len(learned.ids)) + sum(
+        fit.num_batches(len(s.ids)) for s in shares.values()
+    )
+    done = 0
 
     def on_batch() -> None:
         nonlocal done
         done += 1
         progress("fit", done, total)
 
-    fitted = [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
+    def fitted_to(form: fit.Form, some: Lattice) -> fit.Fitted:
+        return fit.fit(form, some, held, sizes, plan.rank, offsets, on_batch)
+
+    fitted = [fitted_to(form, learned) for form in fit.FORMS]
     best = max(fitted, key=lambda one: one.gain.length)
+    by_prompts = {n: fitted_to(best.form, share).gain for n, share in shares.items()} | {last - first: best.gain}
 
     def reached(edge: Edge | None, k: int) -> Gain:
         return Gain.of(held.accepted(edge, offsets, k), held.prompt)
 
     offline = {k: (reached(None, k), reached(best.edge, k)) for k in _depths(plan)}
-    return best, {one.form: one.gain for one in fitted}, offline
+    return best, {one.form.name: one.gain for one in fitted}, by_prompts, offline
+
+
+def _fewer(prompts: int) -> list[int]:
+    """A quarter of the prompts, a quarter of those and so on, the fewest first."""
+    return [*_fewer(prompts // 4), prompts // 4] if prompts // 4 >= LEAST_PROMPTS else []
 
 
 def _depths(plan: Plan) -> list[int]:
