@@ -7,6 +7,7 @@ VENV ?= .venv
 
 vllm_cpu := $(strip $(VLLM_CPU))
 py := $(VENV)/bin/python
+next_wheel := .cache/wheels/vllm-$(strip $(VLLM_NEXT))-*.whl
 unexport TRITON_INTERPRET PEAGLE_TEST_ARM
 
 .DEFAULT_GOAL := help
@@ -34,15 +35,16 @@ bench: env ## sweep every drafter over K and concurrency on the tiny models, and
 
 .PHONY: test
 test: env next-wheel ## lint, types and all tests but the large grids (two processes at a time)
-	@PEAGLE_VLLM_NEXT_WHEEL=$$($(py) tools/wheel.py $(VLLM_NEXT)) $(py) tools/test.py $(GROUPS)
+	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py $(GROUPS)
 
 .PHONY: test-full
 test-full: env next-wheel ## the same with the large grids
-	@PEAGLE_VLLM_NEXT_WHEEL=$$($(py) tools/wheel.py $(VLLM_NEXT)) $(py) tools/test.py --full $(GROUPS)
+	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py --full $(GROUPS)
 
 .PHONY: next-wheel
-next-wheel: env
-	@$(py) tools/wheel.py $(VLLM_NEXT) >/dev/null
+next-wheel: env # read as source only, so any platform's wheel will do
+	@ls $(next_wheel) >/dev/null 2>&1 || $(py) -m pip download --quiet --no-deps --dest $(dir $(next_wheel)) \
+		--platform manylinux_2_28_x86_64 --python-version 3.12 --only-binary=:all: vllm==$(strip $(VLLM_NEXT))
 
 .PHONY: mutants
 mutants: env ## break the product on purpose, a line at a time: each break must fail the test it names
@@ -52,6 +54,7 @@ mutants: env ## break the product on purpose, a line at a time: each break must 
 models: env ## train the tiny models and heads again (about an hour and a half on 2 cores)
 	@$(VENV)/bin/uv pip install --quiet --python $(py) --no-deps -r models/recipe/requirements.txt
 	@$(py) models/recipe/build.py --out models
+	@$(py) tools/docs.py
 
 .PHONY: sharpen
 sharpen: env ## fit the tiny heads' edges again, and measure what they gain (under 15 minutes on 2 cores)

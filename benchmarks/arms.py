@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from peagle_vllm.bench.processes import failure_reason
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
+TIMEOUT = 900  # seconds for one process of ``run_each``
 NOT_A_GPU = "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
 
 # The same for every arm, whatever the caller's own environment says.
@@ -40,6 +41,9 @@ V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET"
 INTERPRETED_V2 = V2 | {"TRITON_INTERPRET": "1"}  # also where there is a GPU
 STOCK = {"PEAGLE_VLLM_DISABLE": "1"}
 NOT_INHERITED = ("VLLM_USE_V2_MODEL_RUNNER", "PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET")
+
+
+Published = tuple[Sequence[str], list[tuple], str]  # columns, rows and notes of a script's table
 
 
 class ArmError(RuntimeError):
@@ -85,6 +89,26 @@ def run(function: Callable[..., Any], env: dict[str, str], timeout: float | None
         return json.loads(out.read_text())
 
 
+def run_each(
+    function: Callable[..., list[Any]], jobs: Iterable[dict[str, Any]], env: dict[str, dict[str, str]], **common: Any
+) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
+    """Run ``function`` for each job, its arguments, in a process each; ``env`` is that of its "arm".
+
+    Yields after each all results so far, and the jobs that failed, with "error"; these do not stop the others.
+    """
+    found, failed = [], []
+    for job in jobs:
+        print(*job.values(), "...", flush=True)
+        try:
+            found += run(function, env[job["arm"]], TIMEOUT, **job, **common)
+        except ArmError as error:
+            failed.append(job | {"error": str(error)})
+            print(f"failed: {error}", flush=True)
+        yield found, failed
+    if not found:
+        raise SystemExit("no arm ran")
+
+
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
     """Median and spread (10th and 90th percentile), and every sample, in the unit given."""
     rounded = [round(sample, digits) for sample in samples]
@@ -96,11 +120,12 @@ def verdict(met: bool) -> str:
     return "met" if met else "missed"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Aligned text: the first column to the left, the others to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], notes: str = "") -> str:
+    """Aligned text, the first column to the left, the others to the right; ``notes`` below."""
     lines = [[str(cell) for cell in row] for row in (columns, *rows)]
     first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-    return "\n".join("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], widths)]).rstrip() for line in lines)
+    aligned = ("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], widths)]).rstrip() for line in lines)
+    return "\n".join([*aligned, *filter(None, [notes])])
 
 
 def measured_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

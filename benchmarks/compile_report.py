@@ -15,9 +15,11 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -74,20 +76,13 @@ class AheadOfTime:
         return launch
 
 
-class NoGPU:
+def no_gpu(arch: int) -> Any:
     """What the compiler reads of a driver. The device number is the architecture, so each has its own cache."""
-
-    def __init__(self, arch: int):
-        self.arch = arch
-
-    def get_current_device(self) -> int:
-        return self.arch
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.arch, 32)
+    return SimpleNamespace(
+        get_current_device=lambda: arch,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", arch, 32),
+    )
 
 
 @dataclass(frozen=True)
@@ -108,14 +103,12 @@ class Assembled:
     stores: dict[str, int]
 
 
-def _compiled(arch: int, module: str, name: str, launch: Callable[[], None]) -> Assembled:
-    """The kernel that ``launch`` launches, compiled for ``arch`` instead."""
-    place = importlib.import_module(module)
+def _compiled(arch: int, module: str, name: str, launch: Callable[..., Any], *args: Any) -> Assembled:
+    """The kernel of this module that ``launch(*args)`` launches, compiled for ``arch`` instead."""
+    place = importlib.import_module(f"peagle_kernels.{module}")
     kernel = AheadOfTime(getattr(place, name))
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(driver, "_active", NoGPU(arch)))
-        stack.enter_context(patch.object(place, name, kernel))
-        launch()
+    with patch.object(driver, "_active", no_gpu(arch)), patch.object(place, name, kernel):
+        launch(*args)
     (compiled,) = kernel.compiled
     return assemble(compiled, arch)
 
@@ -137,21 +130,15 @@ def prepare_inputs(
     out = case.buffers(extra=5)
     out = out._replace(staging=out.staging.to(dtype))
     target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
-
-    def launch() -> None:
-        prepare_inputs_triton(target, case.aux, case.groups, case.layout, case.step, out)
-
-    return _compiled(arch, "peagle_kernels.prepare_inputs_kernel", "_prepare_inputs_kernel", launch)
+    args = (target, case.aux, case.groups, case.layout, case.step, out)
+    return _compiled(arch, "prepare_inputs_kernel", "_prepare_inputs_kernel", prepare_inputs_triton, *args)
 
 
 def gather_hidden(arch: int, dtype: torch.dtype, width: int) -> Assembled:
     """``gather_hidden_triton``'s kernel for rows of this width."""
     rows, row_map = torch.empty(4, width, dtype=dtype), torch.zeros(4, dtype=torch.int32)
-
-    def launch() -> None:
-        gather_hidden_triton(rows, rows.clone(), rows[0].clone(), row_map)
-
-    return _compiled(arch, "peagle_kernels.gather_hidden", "_gather_hidden_kernel", launch)
+    args = (rows, rows.clone(), rows[0].clone(), row_map)
+    return _compiled(arch, "gather_hidden", "_gather_hidden_kernel", gather_hidden_triton, *args)
 
 
 def walk_edges(arch: int, rank: int, num_candidates: int, gated: bool, reduced: bool, drawn: bool) -> Assembled:
@@ -171,12 +158,8 @@ def walk_edges(arch: int, rank: int, num_candidates: int, gated: bool, reduced: 
 
         q, cached = torch.zeros(num_reqs, num_k, vocab_size), ids.view(num_reqs, num_k, -1)
         drawing = Drawing(draw, numbers, numbers, torch.ones(num_reqs), numbers, q, cached, use_fp64=False)
-    out = torch.zeros(num_reqs, num_k, dtype=torch.int64)
-
-    def launch() -> None:
-        walk_edges_triton(out, candidates, edge, offsets, ids.float(), drawing)
-
-    return _compiled(arch, "peagle_kernels.walk_edges", "_walk_edges_kernel", launch)
+    args = (torch.zeros(num_reqs, num_k, dtype=torch.int64), candidates, edge, offsets, ids.float(), drawing)
+    return _compiled(arch, "walk_edges", "_walk_edges_kernel", walk_edges_triton, *args)
 
 
 def assemble(compiled: Any, arch: int) -> Assembled:
@@ -205,36 +188,16 @@ def access_widths(sass: str) -> tuple[dict[str, int], dict[str, int]]:
 
 def shapes(arch: int) -> Iterator[tuple[dict[str, Any], Callable[[], Assembled]]]:
     """Every shape that the suite compiles, by its name in the result, and how."""
-    for num_groups, num_aux, dtype, idx_dtype in PREPARE_SHAPES:
-        for static in (True, False):
-            for width in [WIDTH, *([WIDTHS["multiple of 8"]] if num_aux == 3 else [])]:
-                name = {
-                    "kernel": "prepare_inputs",
-                    "layout": "static" if static else "ragged",
-                    "kv_groups": num_groups,
-                    "aux": num_aux,
-                    "width": width,
-                    "dtype": str(dtype),
-                    "idx_dtype": str(idx_dtype),
-                }
-                args = (arch, static, num_groups, num_aux, dtype, idx_dtype, width)
-                yield name, lambda args=args: prepare_inputs(*args)
-    for width in WIDTHS.values():
-        for dtype in DTYPES:
-            name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
-            yield name, lambda dtype=dtype, width=width: gather_hidden(arch, dtype, width)
+    for (groups, aux, dtype, idx_dtype), static in product(PREPARE_SHAPES, (True, False)):
+        for width in (WIDTH, WIDTHS["multiple of 8"]) if aux == 3 else (WIDTH,):
+            name = {"kernel": "prepare_inputs", "layout": "static" if static else "ragged", "kv_groups": groups}
+            name |= {"aux": aux, "width": width, "dtype": str(dtype), "idx_dtype": str(idx_dtype)}
+            yield name, partial(prepare_inputs, arch, static, groups, aux, dtype, idx_dtype, width)
+    for width, dtype in product(WIDTHS.values(), DTYPES):
+        name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
+        yield name, partial(gather_hidden, arch, dtype, width)
     for shape in WALK_SHAPES:
-        name = {"kernel": "walk_edges", **dict(zip(WALK_FIELDS, shape, strict=True))}
-        yield name, lambda shape=shape: walk_edges(arch, *shape)
-
-
-def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[dict[str, Any]]:
-    """One entry a kernel, architecture and shape: FIELDS that apply, then those of ``Assembled``."""
-    return [
-        {"arch": f"sm_{arch}", **name, **asdict(compile_one())}
-        for arch in architectures
-        for name, compile_one in shapes(arch)
-    ]
+        yield {"kernel": "walk_edges", **dict(zip(WALK_FIELDS, shape, strict=True))}, partial(walk_edges, arch, *shape)
 
 
 def table(entries: list[dict[str, Any]]) -> str:
@@ -253,7 +216,11 @@ def table(entries: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     out = arms.parser(__doc__).parse_args().out
-    entries = compile_all()
+    entries = [
+        {"arch": f"sm_{arch}", **name, **asdict(assembled())}
+        for arch in ARCHITECTURES
+        for name, assembled in shapes(arch)
+    ]
     print(table(entries))
     assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in ARCHITECTURES}
     report = {"device": "none: compiled ahead of time", "ptxas": assemblers, "kernels": entries}

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import arms
-from benchmarks.arms import INTERPRETED_V2, STOCK, V1
+from benchmarks.arms import INTERPRETED_V2, STOCK, V1, Published
 from benchmarks.engines import generate, inside, tiny_llm
 from benchmarks.stand_ins import Graph, give_graphs
 from peagle_vllm.provenance import provenance
@@ -109,20 +109,16 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
 
 def run_arms(names: list[str]) -> list[dict[str, Any]]:
     """One decode step's draft of each arm, in this process, whose environment is theirs."""
-    return [run_arm(name) for name in names]
-
-
-def run_arm(name: str) -> dict[str, Any]:
-    head, env = ARMS[name]
-    llm = tiny_llm(head, K, REQUESTS, 512)
-    try:
-        result = {"arm": name, **count_steps(llm)}
+    results = []
+    for name in names:
+        head, env = ARMS[name]
+        llm = tiny_llm(head, K, REQUESTS, 512)
+        results.append({"arm": name, **count_steps(llm)})
         if env == INTERPRETED_V2:
             give_graphs(inside(llm)[1], range(1, REQUESTS + 1), K)
-            result["replayed"] = count_steps(llm)
-        return result
-    finally:
-        llm.llm_engine.engine_core.shutdown()  # for the next arm of this process
+            results[-1]["replayed"] = count_steps(llm)
+        llm.llm_engine.engine_core.shutdown()  # for the next arm
+    return results
 
 
 def count_steps(llm: Any) -> dict[str, Any]:
@@ -137,10 +133,16 @@ def count_steps(llm: Any) -> dict[str, Any]:
     return {"steps_seen": len(decodes), "totals": totals, **step}
 
 
-def runs(result: dict[str, Any]) -> list[tuple[str, dict[str, int]]]:
-    """An arm's totals by their name in a table, those with graphs after those without."""
-    without = [(result["arm"], result["totals"])]
-    return [*without, (f"{result['arm']}, replayed", result["replayed"]["totals"])] if "replayed" in result else without
+def published(result: dict[str, Any]) -> Published:
+    """The table: each arm, then the same with graphs that are replayed."""
+    rows = []
+    for arm in result["arms"]:
+        runs = [(arm["arm"], arm["totals"])]
+        if "replayed" in arm:
+            runs.append((f"{arm['arm']}, replayed", arm["replayed"]["totals"]))
+        rows += [(name, sums["operations"], sums["launches"], sums["replays"] or "") for name, sums in runs]
+    columns = ("arm", "tensor operations", "Triton launches", "graph replays")
+    return columns, rows, f"K = {result['k']}, {result['requests']} requests"
 
 
 def main() -> None:
@@ -148,10 +150,9 @@ def main() -> None:
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS), help="these alone")
     args = parser.parse_args()
     results = [result for name in args.arms for result in arms.run(run_arms, ARMS[name][1], names=[name])]
-    columns = ("arm", "operations", "Triton launches", "graph replays")
-    rows = [(n, c["operations"], c["launches"], c["replays"]) for result in results for n, c in runs(result)]
-    print(arms.table(columns, rows))
-    arms.write_result(args.out, __doc__, {"k": K, "requests": REQUESTS, **provenance(), "arms": results})
+    report = {"k": K, "requests": REQUESTS, **provenance(), "arms": results}
+    print(arms.table(*published(report)))
+    arms.write_result(args.out, __doc__, report)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from typing import Any
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import Arm, dummy_llm, generate
+from benchmarks.floor import draft_step_floor
 from benchmarks.launches import as_text
 from benchmarks.probe import num_steps, watched
-from benchmarks.shapes import HEADS, TINY_HEADS
+from benchmarks.shapes import HEADS, TINY_HEADS, Head
 from benchmarks.timing import Timer, copy_bandwidth
 from peagle_vllm.provenance import provenance
 
@@ -36,8 +37,9 @@ ARMS = {
 if not HAS_GPU:
     del ARMS["plugin V2 graph"]
 
-# (of what, batch size, the most that "plugin V2 graph" may take of it)
-AIMS = [("of stock V1", 1, 0.5), ("of stock V1", 64, 0.75), ("of the floor", 1, 1.3)]
+OURS = "plugin V2 graph"
+# (of whose time, batch size) -> the most that OURS may take of it
+AIMS = {("stock V1", 1): 0.5, ("stock V1", 64): 0.75, ("the floor", 1): 1.3}
 
 
 def bandwidth() -> dict[str, Any]:
@@ -45,10 +47,10 @@ def bandwidth() -> dict[str, Any]:
     return {"bandwidth": copy_bandwidth(Timer()), **provenance()}
 
 
-def run_arm(name: str, head: str, k: int, batches: list[int], repeats: int, llm: dict[str, Any]) -> list[dict]:
+def run_arm(arm: str, head: str, k: int, batches: list[int], repeats: int, llm: dict[str, Any]) -> list[dict]:
     """Every batch size of one arm, in this process; ``llm``: more arguments for ``LLM``."""
-    arm, shape, timer = replace(ARMS[name], k=k), SHAPES[head], Timer()
-    engine, drafter = dummy_llm(arm, shape.target.config(), shape, batches, 1024, llm)
+    drafting, shape, timer = replace(ARMS[arm], k=k), SHAPES[head], Timer()
+    engine, drafter = dummy_llm(drafting, shape.target.config(), shape, batches, 1024, llm)
     cells = []
     for batch in batches:
         # Some more: the requests of a large batch do not start in one step.
@@ -56,7 +58,7 @@ def run_arm(name: str, head: str, k: int, batches: list[int], repeats: int, llm:
         with watched(drafter, timer, batch, k, repeats, WARM) as steps:
             generate(engine, batch, PROMPT, num_tokens)
         cell = {
-            "arm": name,
+            "arm": arm,
             "head": head,
             "k": k,
             "batch": batch,
@@ -64,10 +66,16 @@ def run_arm(name: str, head: str, k: int, batches: list[int], repeats: int, llm:
             "idle_us": arms.summary(steps.idle.device),
             "host_us": arms.summary(steps.idle.host),
             "launches": steps.traced[-1] if steps.traced else dispatched(engine, drafter, batch),
-            "bytes": shape.step_bytes(arm.parallel, batch, k),
+            "bytes": least_bytes(shape, k, batch, drafting.parallel),
         }
         cells.append(cell)
     return cells
+
+
+def least_bytes(head: Head, k: int, batch: int, parallel: bool) -> float:
+    """Weights once a forward and rows once: the floor without keys and values, and without logits."""
+    parts = draft_step_floor(head, k, batch, parallel=parallel).parts
+    return sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))
 
 
 def dispatched(llm: Any, drafter: Any, batch: int) -> dict[str, int]:
@@ -80,20 +88,20 @@ def dispatched(llm: Any, drafter: Any, batch: int) -> dict[str, int]:
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The aims for "plugin V2 graph", wherever the cells that they compare are there."""
-    by = {(c["arm"], c["head"], c["k"], c["batch"]): c for c in cells}
+    """What OURS takes of the others' time and of the floor's, and what it launches; "aim" and "met" where judged."""
+    us = {(c["arm"], c["head"], c["k"], c["batch"]): c["device_us"]["median"] for c in cells}
     found = []
-    for (arm, head, k, batch), cell in by.items():
-        if arm != "plugin V2 graph":
-            continue
-        where = {"head": head, "k": k, "batch": batch}
-        us = {"of the floor": cell["floor_us"]}
-        if stock := by.get(("stock V1", head, k, batch)):
-            us["of stock V1"] = stock["device_us"]["median"]
-        for what, aim_batch, aim in AIMS:
-            if aim_batch == batch and what in us:
-                value = cell["device_us"]["median"] / us[what]
-                found.append(where | {"what": what, "value": value, "aim": aim, "met": value <= aim})
+    for cell in (cell for cell in cells if cell["arm"] == OURS):
+        place = cell["head"], cell["k"], cell["batch"]
+        where = dict(zip(("head", "k", "batch"), place, strict=True))
+        others = {name: us.get((name, *place)) for name in ("stock V1", "EAGLE-3 V2")} | {
+            "the floor": cell.get("floor_us")
+        }
+        for name, other in others.items():
+            if other:
+                value, aim = us[OURS, *place] / other, AIMS.get((name, cell["batch"]))
+                judged = {} if aim is None else {"aim": aim, "met": value <= aim}
+                found.append(where | {"what": f"of {name}", "value": round(value, 3), **judged})
         launches = {kind: cell["launches"][kind] for kind in ("kernel_launches", "graph_launches")}
         found.append(where | {"what": "launches", "value": launches, "met": set(launches.values()) == {1}})
     return found
@@ -112,6 +120,21 @@ def row(cell: dict[str, Any]) -> tuple[object, ...]:
     return (cell["head"], cell["k"], cell["batch"], cell["arm"], *times, as_text(cell["launches"]), *floor)
 
 
+def with_floor(cells: list[dict[str, Any]], copied: float | None) -> list[dict[str, Any]]:
+    """The cells with "floor_us", where ``copied`` says how many bytes a second a copy moves on this device."""
+    return [cell | ({"floor_us": cell["bytes"] / copied * 1e6} if copied else {}) for cell in cells]
+
+
+def page(cells: list[dict[str, Any]]) -> str:
+    """The table, and each ratio with its aim."""
+    lines = [arms.measured_table(COLUMNS, map(row, cells))]
+    for ratio in ratios(cells):
+        aim = f", aim {ratio['aim']}" if "aim" in ratio else ""
+        met = f": {arms.verdict(ratio['met'])}" if "met" in ratio else ""
+        lines.append(f"{ratio['head']} K={ratio['k']} B={ratio['batch']}: {ratio['what']} {ratio['value']}{aim}{met}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS), metavar="ARM")
@@ -120,33 +143,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--repeats", type=int, default=REPEATS, help="timed steps of each kind and batch size")
     parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in every arm, as JSON")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for one process")
     args = parser.parse_args()
     # In a process of its own as well: this one must leave the GPU's memory alone.
     measured = arms.run(bandwidth, {}) if HAS_GPU else provenance()
     copied = measured.pop("bandwidth", None)
-    cells: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
-    common = {"batches": args.batch, "repeats": args.repeats, "llm": args.llm}
-    for head, k, name in ((head, k, name) for head in args.heads for k in args.k for name in args.arms):
-        print(f"{head}, K={k}, {name} ...", flush=True)
-        try:
-            found = arms.run(run_arm, ARMS[name].env, args.timeout, name=name, head=head, k=k, **common)
-            cells += [cell | ({"floor_us": cell["bytes"] / copied * 1e6} if copied else {}) for cell in found]
-        except arms.ArmError as error:
-            failed.append({"arm": name, "head": head, "k": k, "error": str(error)})
-            print(f"failed: {error}", flush=True)
-        report = {"copy_bytes_per_second": copied, "repeats": args.repeats, "llm": args.llm}
-        report |= {"heads": {n: vars(SHAPES[n]) | {"target": vars(SHAPES[n].target)} for n in args.heads}}
-        report |= {"ratios": ratios(cells), "failed": failed, "cells": cells}
-        arms.write_result(args.out, __doc__, measured | report)
-    if not cells:
-        raise SystemExit("benchmarks.draft_step: no arm ran")
-    print(arms.measured_table(COLUMNS, map(row, cells)))
-    for ratio in ratios(cells):
-        aim = f", aim {ratio['aim']}" if "aim" in ratio else ""
-        where = f"{ratio['head']} K={ratio['k']} B={ratio['batch']}"
-        print(f"{where}: {ratio['what']} {ratio['value']}{aim}: {arms.verdict(ratio['met'])}")
+    measured |= {"copy_bytes_per_second": copied, "repeats": args.repeats, "llm": args.llm}
+    measured |= {"heads": {n: vars(SHAPES[n]) | {"target": vars(SHAPES[n].target)} for n in args.heads}}
+    jobs = [{"head": head, "k": k, "arm": arm} for head in args.heads for k in args.k for arm in args.arms]
+    env, common = {name: arm.env for name, arm in ARMS.items()}, {"repeats": args.repeats, "llm": args.llm}
+    for found, failed in arms.run_each(run_arm, jobs, env, batches=args.batch, **common):
+        cells = with_floor(found, copied)
+        arms.write_result(args.out, __doc__, measured | {"ratios": ratios(cells), "failed": failed, "cells": cells})
+    print(page(cells))
 
 
 if __name__ == "__main__":

@@ -35,18 +35,18 @@ DEFAULT_ARMS = [name for name in ARMS if name != "plugin P-EAGLE K=3, V2"]
 AIMS = [("stock P-EAGLE", 1, 1.25), ("stock P-EAGLE", 64, 1.1), ("EAGLE-3", 1, 1.69), ("EAGLE-3", 64, 1.25)]
 
 
-def run_arm(name: str, target: str, concurrency: list[int], repeats: int, llm: dict[str, Any]) -> list[dict]:
+def run_arm(arm: str, target: str, concurrency: list[int], repeats: int, llm: dict[str, Any]) -> list[dict]:
     """Every concurrency of one arm, in this process; ``llm``: more arguments for ``LLM``."""
-    arm, cells = ARMS[name], []
+    drafting, cells = ARMS[arm], []
     config = TARGETS[target] if HAS_GPU else HEAD.target.config()
-    engine, _ = dummy_llm(arm, config, HEAD, concurrency, 4096, llm)
+    engine, _ = dummy_llm(drafting, config, HEAD, concurrency, 4096, llm)
     for c in concurrency:
         generate(engine, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
         before = read_engine(engine)
         speeds = [c * TOKENS / generate(engine, c, PROMPT, TOKENS) for _ in range(repeats)]
         counts = read_engine(engine).since(before)
         length = counts.length if counts.num_drafts else None
-        cells.append({"arm": name, "k": arm.k, "c": c, "tokens_per_second": speeds, "acceptance_length": length})
+        cells.append({"arm": arm, "k": drafting.k, "c": c, "tokens_per_second": speeds, "acceptance_length": length})
     return cells
 
 
@@ -71,14 +71,20 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(cells: list[dict[str, Any]]) -> str:
-    """One line for each (arm, c)."""
+def page(cells: list[dict[str, Any]]) -> str:
+    """The table, one line for each (arm, c), and on a GPU each ratio with its aim."""
+    ours = {cell["c"]: cell["tokens_per_second"]["median"] for cell in cells if cell["arm"] == OURS}
     rows = []
     for cell in cells:
-        speed, length = cell["tokens_per_second"], cell["acceptance_length"]
+        speed, length, c = cell["tokens_per_second"], cell["acceptance_length"], cell["c"]
         spread = f"{speed['median']:.1f} ({speed['p10']:.0f}-{speed['p90']:.0f})"
-        rows.append((cell["arm"], cell["c"], spread, f"{length:.2f}" if length else "-"))
-    return arms.measured_table(("arm", "c", "tokens/s (p10-p90)", "AL measured"), rows)
+        over = f"{ours[c] / speed['median']:.2f}x" if c in ours else "-"
+        rows.append((cell["arm"], c, spread, over, f"{length:.2f}" if length else "-"))
+    lines = [arms.measured_table(("arm", "c", "tokens/s (p10-p90)", "ours over it", "AL measured"), rows)]
+    for ratio in ratios(cells) if HAS_GPU else []:
+        value, aim = f"{ratio['value']:.2f}x", f"aim >= {ratio['aim']:g}: {arms.verdict(ratio['met'])}"
+        lines.append(f"{OURS} over {ratio['over']}, c={ratio['c']}: {value}, {aim}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -86,34 +92,20 @@ def main() -> None:
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=DEFAULT_ARMS, metavar="ARM")
     parser.add_argument("--target", choices=TARGETS, default="gpt-oss-20b", help="its shapes (on a GPU)")
     parser.add_argument("--c", type=int, nargs="+", default=list(CONCURRENCY))
-    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--passes", type=int, default=1, help="over all arms; every second one in reversed order")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in every arm, as JSON")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for one process")
     args = parser.parse_args()
-    measured: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
+    report = {"target": args.target if HAS_GPU else HEAD.name, "prompt": PROMPT, "tokens": TOKENS, **provenance()}
+    report |= {"published_acceptance": {name: arm.length for name, arm in ARMS.items()} if HAS_GPU else None}
+    report |= {"repeats": args.repeats, "passes": args.passes, "llm": args.llm}
+    jobs = [{"arm": arm} for number in range(args.passes) for arm in args.arms[:: -1 if number % 2 else 1]]
+    env = {name: arm.env for name, arm in ARMS.items()}
     common = {"target": args.target, "concurrency": args.c, "repeats": args.repeats, "llm": args.llm}
-    for number in range(args.passes):
-        for name in args.arms[:: -1 if number % 2 else 1]:
-            print(f"{name} ...", flush=True)
-            try:
-                measured += arms.run(run_arm, ARMS[name].env, args.timeout, name=name, **common)
-            except arms.ArmError as error:
-                failed.append({"arm": name, "pass": number, "error": str(error)})
-                print(f"failed: {error}", flush=True)
-            cells = summed_up(measured)
-            report = {"target": args.target if HAS_GPU else HEAD.name, "prompt": PROMPT, "tokens": TOKENS}
-            report |= {"published_acceptance": {name: arm.length for name, arm in ARMS.items()} if HAS_GPU else None}
-            report |= {"repeats": args.repeats, "passes": args.passes, "llm": args.llm}
-            report |= {"ratios": ratios(cells), "failed": failed, "cells": cells}
-            arms.write_result(args.out, __doc__, provenance() | report)
-    if not measured:
-        raise SystemExit("benchmarks.engine: no arm ran")
-    print(table(cells))
-    for ratio in ratios(cells) if HAS_GPU else []:
-        aim = f"aim {ratio['aim']}x: {arms.verdict(ratio['met'])}"
-        print(f"{OURS} over {ratio['over']}, c={ratio['c']}: {ratio['value']:.2f}x, {aim}")
+    for found, failed in arms.run_each(run_arm, jobs, env, **common):
+        cells = summed_up(found)
+        arms.write_result(args.out, __doc__, report | {"ratios": ratios(cells), "failed": failed, "cells": cells})
+    print(page(cells))
 
 
 if __name__ == "__main__":

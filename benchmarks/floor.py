@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks import arms
+from benchmarks.arms import Published
 from benchmarks.shapes import PUBLISHED, Head, Model, Target
 from benchmarks.traffic import PEAK_FLOPS
 from peagle_vllm.provenance import provenance
@@ -197,16 +198,33 @@ def floor_us(us: dict[str, float]) -> str:
     return f"{max(us.values()):,.0f}{'*' if us['computing'] > us['moving'] else ''}"
 
 
-def row(cell: dict[str, Any]) -> tuple[object, ...]:
-    """One cell for the table."""
-    which = (cell[key] for key in ("head", "k", "batch", "step"))
-    amounts = (f"{sum(cell['bytes'].values()) / 1e6:,.1f}", f"{cell['flops'] / 1e9:,.1f}")
-    return (*which, *amounts, *map(floor_us, cell["us"].values()))
-
-
-def stated(devices: dict[str, Device]) -> str:
-    """As ``--device`` takes them."""
-    return ", ".join(f"{name}:{d.bandwidth / 1e12:g}:{d.flops / 1e12:g} (TB/s, TFLOP/s)" for name, d in devices.items())
+def published(result: dict[str, Any], device: str = "H200") -> Published:
+    """What a step takes of one device, the K side by side."""
+    depths = sorted({cell["k"] for cell in result["cells"]})
+    cells = {(c["head"], c["step"], c["batch"], c["k"]): c for c in result["cells"]}
+    batches, rows = sorted({cell["batch"] for cell in result["cells"]}), []
+    for head, step in dict.fromkeys(key[:2] for key in cells):
+        texts: list[str] = []
+        for batch in batches:
+            of_k = [cells[head, step, batch, k] for k in depths]
+            moved, us = sum(of_k[-1]["bytes"].values()) / 1e9, " / ".join(floor_us(cell["us"][device]) for cell in of_k)
+            texts += [f"{moved:.2f}", us]
+        rows.append((head, step, *texts))
+    kinds = (f"GB at K = {depths[-1]}", f"us at K = {' / '.join(map(str, depths))}")
+    columns = ["head", "step", *(f"B = {batch}: {kind}" for batch in batches for kind in kinds)]
+    rates, first = result["devices"][device], rows[0][0]
+    edges = [
+        f"{cell['bytes']['edge'] / 1e6:.2f} MB for rank {step.split()[-1]} at B = {batch}"
+        for (head, step, batch, k), cell in cells.items()
+        if (head, k) == (first, depths[-1]) and step.startswith("edge")
+    ]
+    notes = (
+        f"{device}: {rates['bandwidth'] / 1e12:g} TB/s and {rates['flops'] / 1e12:g} TFLOP/s; a star: bound by "
+        f"arithmetic, else by bytes. {result['context']:,} tokens of context, {result['kv_bytes']} bytes a number of "
+        f"the KV cache. The edge itself moves, for {first} at K = {depths[-1]}: {', '.join(edges)}."
+    )
+    assumed = "\n".join(f"- {name}: {text}." for name, text in (result["assumptions"] | result["sizes"]).items())
+    return columns, rows, f"{notes}\n\nAssumptions:\n\n{assumed}\n\nComputed, not measured"
 
 
 def device_option(text: str) -> tuple[str, Device]:
@@ -228,20 +246,17 @@ def main() -> None:
     parser.add_argument("--draft-vocab", type=positive, nargs="+", default=list(DRAFT_VOCABS), metavar="TOKENS")
     parser.add_argument("--context", type=positive, default=CONTEXT, help="tokens that each request attends over")
     parser.add_argument("--kv-bytes", type=int, default=BF16, choices=(1, 2), help="1: a KV cache in fp8")
-    given = parser.add_argument("--device", type=device_option, nargs="+", metavar="NAME:TB/S:TFLOPS")
-    given.default, given.help = list(DEVICES.items()), f"default: {stated(DEVICES)}"
+    parser.add_argument("--device", type=device_option, nargs="+", metavar="NAME:TB/S:TFLOPS", help="not H200 and B200")
     args = parser.parse_args()
-    devices, setting = dict(args.device), {"context": args.context, "kv_bytes": args.kv_bytes}
+    devices, setting = dict(args.device or DEVICES), {"context": args.context, "kv_bytes": args.kv_bytes}
     cells = list(compute(args.draft_vocab, devices, **setting))
-    print(arms.table(("head", "K", "B", "step", "MB", "GFLOP", *(f"{name} us" for name in devices)), map(row, cells)))
-    print("Computed, not measured. A star: bound by arithmetic, else by bytes.")
-    print(f"Context {args.context} tokens, {args.kv_bytes} bytes a number of the KV cache; {stated(devices)}.")
     sources = {name: source for name, (_, _, source) in PUBLISHED.items()}
-    for name, assumed in (ASSUMPTIONS | sources).items():
-        print(f"{name}: {assumed}")
     report = {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": {n: d._asdict() for n, d in devices.items()}}
     shapes = {name: {"head": asdict(head), "target": asdict(target)} for name, (head, target, _) in PUBLISHED.items()}
-    arms.write_result(args.out, __doc__, report | setting | {"shapes": shapes, **provenance(), "cells": cells})
+    report |= setting | {"shapes": shapes, **provenance(), "cells": cells}
+    for device in devices:
+        print(arms.table(*published(report, device)), end="\n\n")
+    arms.write_result(args.out, __doc__, report)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from benchmarks import arms
+from benchmarks.arms import Published
 from benchmarks.engines import inside, tiny_llm
 from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
 from peagle_vllm.provenance import provenance
@@ -64,13 +65,6 @@ def times(both: dict[str, tuple[Any, Calls]], batches: list[int], rounds: int) -
     return {batch: {name: arms.summary(own) for name, own in by.items()} for batch, by in samples.items()}
 
 
-def replays(drafter: Any, arguments: dict[str, Any]) -> int:
-    """Graph replays of one call."""
-    before = Graph.replays
-    drafter.propose(**arguments)
-    return Graph.replays - before
-
-
 def measure(batches: list[int], rounds: int) -> list[dict[str, Any]]:
     """Every batch size, in this process."""
     both = {name: speculator(head, batches) for name, head in HEADS.items()}
@@ -81,9 +75,30 @@ def measure(batches: list[int], rounds: int) -> list[dict[str, Any]]:
         for batch, us in times(both, batches, rounds).items():
             ratio = us["P-EAGLE"]["median"] / us["EAGLE-3"]["median"]
             us["EAGLE-3, computed"] = computed[batch]["EAGLE-3"]
-            found = {name: replays(drafter, calls[batch]) for name, (drafter, calls) in both.items()}
-            cells.append({"batch": batch, "us": us, "replays": found, "ratio": ratio, "aim": AIM, "met": ratio <= AIM})
+            replays = {}
+            for name, (drafter, calls) in both.items():
+                before = Graph.replays
+                drafter.propose(**calls[batch])
+                replays[name] = Graph.replays - before
+            found = {"batch": batch, "us": us, "replays": replays}
+            cells.append(found | {"ratio": ratio, "aim": AIM, "met": ratio <= AIM})
     return cells
+
+
+def published(result: dict[str, Any]) -> Published:
+    """The table, and whether the aim was met."""
+
+    def spread(us: dict[str, Any]) -> str:
+        return f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})"
+
+    rows = []
+    for cell in result["cells"]:
+        ours, eagle3, computed = (cell["us"][name] for name in ("P-EAGLE", "EAGLE-3", "EAGLE-3, computed"))
+        rows.append((cell["batch"], spread(ours), spread(eagle3), f"{cell['ratio']:.2f}", f"{computed['median']:.0f}"))
+    met = arms.verdict(all(cell["met"] for cell in result["cells"]))
+    notes = f"Medians of {result['rounds']} turns, 10th and 90th percentile in brackets. Aim: {AIM}, {met}."
+    columns = ("batch", "P-EAGLE, us", "EAGLE-3, us", "P-EAGLE / EAGLE-3", "EAGLE-3 with its work, us")
+    return columns, rows, f"{notes}\n\nK = {result['k']}"
 
 
 def main() -> None:
@@ -92,12 +107,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50, help=f"turns of each speculator, of {CALLS} calls")
     args = parser.parse_args()
     cells = arms.run(measure, arms.INTERPRETED_V2, batches=args.batch, rounds=args.rounds)
-    rows = [
-        (c["batch"], *(f"{us['median']:.1f}" for us in c["us"].values()), f"{c['ratio']:.2f}", arms.verdict(c["met"]))
-        for c in cells
-    ]
-    print(arms.table(("batch", *(f"{name}, us" for name in cells[0]["us"]), "ratio", f"aim {AIM}"), rows))
-    arms.write_result(args.out, __doc__, {"k": K, "rounds": args.rounds, **provenance(), "cells": cells})
+    report = {"k": K, "rounds": args.rounds, **provenance(), "cells": cells}
+    print(arms.table(*published(report)))
+    arms.write_result(args.out, __doc__, report)
 
 
 if __name__ == "__main__":

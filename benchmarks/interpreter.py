@@ -4,20 +4,10 @@ To be deleted when the environment has a Triton CPU backend.
 """
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-
-
-class _NoDriver:
-    """vLLM checks no more than that Triton has a "cpu" backend with a driver; it compiles for no target."""
-
-    driver = None
-
-    class compiler:
-        @staticmethod
-        def supports_target(target: Any) -> bool:
-            return False
 
 
 def enable() -> None:
@@ -27,7 +17,9 @@ def enable() -> None:
     if "cpu" in triton.backends.backends:
         return
     assert not any(name.startswith("vllm.triton_utils") for name in sys.modules), "vLLM was imported already"
-    triton.backends.backends["cpu"] = _NoDriver  # type: ignore[assignment]
+    # vLLM checks no more than that Triton has a "cpu" backend; this one compiles for no target.
+    compiler = SimpleNamespace(supports_target=lambda target: False)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=None, compiler=compiler)
     _keep_dtype_of_splat()
     _give_libdevice_log1p()
     _patch_language_once_a_launch()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks import arms
+from benchmarks.arms import Published
 from benchmarks.shapes import GPT_OSS, NUM_AUX
 from benchmarks.traffic import SERVERS, K, Server, config
 from peagle_vllm.provenance import provenance
@@ -48,26 +49,23 @@ def compute() -> list[dict[str, Any]]:
     return [row(name, server) for name, server in ROWS.items()]
 
 
+def published(result: dict[str, Any]) -> Published:
+    """The table."""
+    rows = []
+    for server in result["servers"]:
+        full = f"{server['full_graphs']}, up to {server['full_graph_requests']:,} requests"
+        piecewise = f"{server['piecewise_graphs']}, up to {server['piecewise_rows']:,} rows"
+        sizes = (f"{server[key] / 1e6:,.0f}" for key in ("buffers_bytes", "before_bytes", "largest_step_bytes"))
+        rows.append((server["server"], full, piecewise, *sizes))
+    columns = ("server", "full graphs", "piecewise graphs", "buffers, MB", "before, MB", "largest step, MB")
+    return columns, rows, f"K = {result['k']}; computed, not measured"
+
+
 def main() -> None:
     out = arms.parser(__doc__).parse_args().out
-    rows = arms.run(compute, arms.INTERPRETED_V2)
-    columns = ("server", "buffers, MB", "before, MB", "full graphs", "to requests", "piecewise", "to rows", "step, MB")
-    print(
-        arms.table(
-            columns,
-            [
-                (
-                    r["server"],
-                    f"{r['buffers_bytes'] / 1e6:.0f}",
-                    f"{r['before_bytes'] / 1e6:.0f}",
-                    *(r[key] for key in ("full_graphs", "full_graph_requests", "piecewise_graphs", "piecewise_rows")),
-                    f"{r['largest_step_bytes'] / 1e6:.0f}",
-                )
-                for r in rows
-            ],
-        )
-    )
-    arms.write_result(out, __doc__, {"k": K, "servers": rows, **provenance()})
+    report = {"k": K, "servers": arms.run(compute, arms.INTERPRETED_V2), **provenance()}
+    print(arms.table(*published(report)))
+    arms.write_result(out, __doc__, report)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.arms import STOCK, V1
+from benchmarks.arms import STOCK, V1, Published
 from benchmarks.engines import generate, inside, tiny_llm
 from peagle_vllm.provenance import provenance
 
@@ -39,6 +39,15 @@ def run_arm(batch: int) -> list[float]:
     return us
 
 
+def published(result: dict[str, Any]) -> Published:
+    """The table."""
+    rows = []
+    for cell in result["cells"]:
+        us = (f"{cell['median_us'][name]:.0f}" for name in ARMS)
+        rows.append((cell["batch"], *us, f"{cell['stock_over_plugin']:.2f}"))
+    return ("batch", *(f"{name}, median us" for name in ARMS), "stock / plugin"), rows, f"K = {result['k']}"
+
+
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="how often each arm runs")
@@ -53,11 +62,9 @@ def main() -> None:
         median = {name: statistics.median(us) for name, us in samples.items()}
         ratio = median["stock V1"] / median["plugin V1"]
         cells.append({"batch": batch, "median_us": median, "stock_over_plugin": ratio, "samples_us": samples})
-    rows = [
-        (c["batch"], *(f"{us:.0f}" for us in c["median_us"].values()), f"{c['stock_over_plugin']:.2f}") for c in cells
-    ]
-    print(arms.table(("batch", *(f"{name}, us" for name in ARMS), "stock / plugin"), rows))
-    arms.write_result(args.out, __doc__, {"k": K, "rounds": args.rounds, **provenance(), "cells": cells})
+    report = {"k": K, "rounds": args.rounds, **provenance(), "cells": cells}
+    print(arms.table(*published(report)))
+    arms.write_result(args.out, __doc__, report)
 
 
 if __name__ == "__main__":

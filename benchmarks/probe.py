@@ -27,7 +27,7 @@ class Steps:
 
     behind: Times = field(default_factory=Times)
     idle: Times = field(default_factory=Times)
-    traced: list[dict[str, float]] = field(default_factory=list)
+    traced: list[dict[str, int]] = field(default_factory=list)
 
 
 def num_steps(repeats: int, warm: int) -> int:

@@ -95,17 +95,6 @@ class Head:
             "lm_head": self.draft_vocab * t.hidden,
         }
 
-    def step_bytes(self, parallel: bool, batch: int, k: int, element_bytes: int = 2) -> int:
-        """The least that a draft step of a decode batch moves, all drafts refused.
-
-        Weights once a forward (one forward for P-EAGLE, K for EAGLE-3; ``fc`` once), the one valid row of each
-        request's captured states, and each draft row's hidden state written once.
-        """
-        w, rows = self.weights(parallel), batch * k
-        passes = 1 if parallel else k
-        weights = w["fc"] + passes * (w["layers"] + w["lm_head"])
-        return element_bytes * (weights + (self.num_aux * batch + rows) * self.target.hidden)
-
 
 def write_config(folder: Path, config: dict[str, Any]) -> str:
     """A model folder that vLLM can serve with dummy weights; returns its path."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
+from benchmarks.arms import Published
 from benchmarks.shapes import HEADS, TARGETS, write_config
 from peagle_vllm.provenance import provenance
 
@@ -182,13 +183,25 @@ def simulate_cases(cases: list[str], count: int, warm: int) -> list[dict[str, An
     return [simulate(name, int(c), count, warm) for name, c in (case.split(":") for case in cases)]
 
 
-def table(cases: list[dict[str, Any]]) -> str:
-    rows = []
-    for case in cases:
+def published(result: dict[str, Any]) -> Published:
+    """The table, and why steps remain eager."""
+    rows, remains = [], []
+    for case in result["cases"]:
+        where = f"{case['server']}, {case['c']:,}"
         shares = (f"{share:.1%}" for share in case["share"].values())
-        where = f"{case['server']}, c = {case['c']}"
-        rows.append((where, case["steps"], f"{case['requests_a_step']:.0f}", *shares, f"{case['padding']:.1%}"))
-    return arms.table(("server", "steps", "requests a step", *KINDS, "padding rows"), rows)
+        rows.append((where, f"{case['requests_a_step']:.0f}", *shares, f"{case['padding']:.1%}"))
+        for reason, count in case["eager_reasons"].items():
+            largest, ms = case["largest_piecewise_graph_rows"], case["beyond_it_ms"]
+            remains.append(
+                f"{where}: {count} of {case['steps']:,} steps, {reason} ({largest:,} rows), which keeps the device for "
+                f"{ms:.1f} ms at least"
+            )
+    shown = ("steps with a prefill", "full graph", "piecewise", "eager", "eager before")  # KINDS
+    low, high = result["prompt_tokens"]
+    notes = f"What remains eager: {'; '.join(remains) or 'nothing'}.\n\n"
+    notes += f"K = {result['k']}, AL {result['acceptance_length']:.0f}, "
+    notes += f"prompts of {low:,} to {high:,} tokens, {result['output_tokens']:,} output tokens"
+    return ("server, c", "requests a step", *shown, "padding rows"), rows, notes
 
 
 def main() -> None:
@@ -198,12 +211,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="SERVER:C")
     args = parser.parse_args()
     cases = arms.run(simulate_cases, arms.INTERPRETED_V2, cases=list(args.cases), count=args.steps, warm=args.warm)
-    print(table(cases))
-    for case in cases:
-        for reason, count in case["eager_reasons"].items():
-            print(f"{case['server']}, c = {case['c']}: {count} steps eager: {reason}")
     report = {"k": K, "acceptance_length": AL, "prompt_tokens": PROMPTS, "output_tokens": OUTPUT, "warm": args.warm}
-    arms.write_result(args.out, __doc__, report | provenance() | {"cases": cases})
+    report |= provenance() | {"cases": cases}
+    print(arms.table(*published(report)))
+    arms.write_result(args.out, __doc__, report)
 
 
 if __name__ == "__main__":

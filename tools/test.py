@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+WORDS = ("passed", "failed", "skipped")
 COUNTS = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
@@ -67,38 +68,26 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    name: str
-    counts: dict[str, int]
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return not self.counts["failed"] and self.counts["passed"] > 0
-
-
-def run(name: str, full: bool) -> Outcome:
-    """One group in a process of its own; prints its output once it has ended."""
+def run(name: str, full: bool) -> tuple[str, Counter[str], float]:
+    """One group in a process of its own; prints its output once it has ended. Its name, counts and seconds."""
     print(f"start {name}\n", end="", flush=True)  # in one piece: two threads print
-    group, began = GROUPS[name], time.monotonic()
+    group, began, counts = GROUPS[name], time.monotonic(), Counter[str]()
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **group.env}
     done = subprocess.run(
         group.argv(full), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
     if group.command:
-        counts["failed" if done.returncode else "passed"] = 1
+        counts["passed"] = int(done.returncode == 0)
     else:
         for number, word in COUNTS.findall(done.stdout[-400:]):
             counts["failed" if word == "error" else word] += int(number)
-    if done.returncode and not counts["failed"]:
+    if (done.returncode or not counts["passed"]) and not counts["failed"]:
         counts["failed"] = 1  # it crashed, or collected nothing (pytest's exit status 5)
-    outcome = Outcome(name, counts, time.monotonic() - began)
-    verdict = "ok" if outcome.ok else "FAILED"
-    print(f"\n===== {name}: {verdict} in {outcome.seconds:.0f} s =====\n{done.stdout.rstrip()}\n", end="", flush=True)
-    return outcome
+    seconds = time.monotonic() - began
+    verdict = "FAILED" if counts["failed"] else "ok"
+    print(f"\n===== {name}: {verdict} in {seconds:.0f} s =====\n{done.stdout.rstrip()}\n", end="", flush=True)
+    return name, counts, seconds
 
 
 def main() -> int:
@@ -115,12 +104,13 @@ def main() -> int:
         outcomes = [future.result() for future in as_completed(futures)]
 
     print(f"\n===== all groups in {time.monotonic() - began:.0f} s =====")
-    for outcome in outcomes:
-        line = " ".join(f"{number:4} {word}" for word, number in outcome.counts.items())
-        print(f"{outcome.name:10} {line} {outcome.seconds:6.0f} s{'' if outcome.ok else '   <-- FAILED'}")
-    total = sum((Counter(outcome.counts) for outcome in outcomes), Counter())
-    print(", ".join(f"{total[word]} {word}" for word in ("passed", "failed", "skipped")))
-    return 0 if all(outcome.ok for outcome in outcomes) else 1
+    total = Counter[str]()
+    for name, counts, seconds in outcomes:
+        line = " ".join(f"{counts[word]:4} {word}" for word in WORDS)
+        print(f"{name:10} {line} {seconds:6.0f} s{'   <-- FAILED' if counts['failed'] else ''}")
+        total += counts
+    print(", ".join(f"{total[word]} {word}" for word in WORDS))
+    return 1 if total["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from benchmarks import arms
 from benchmarks.gpu_day.page import page
 from benchmarks.gpu_day.parts import all_parts
 from benchmarks.gpu_day.running import read, run_parts
-from benchmarks.shapes import TARGETS
 
 PAGE = "gpu-day.txt"
 
@@ -26,11 +25,10 @@ def main() -> int:
     parser.add_argument("--slice", type=float, default=math.inf, metavar="SECONDS", help="end after so long")
     parser.add_argument("--retry", action="store_true", help="run failed parts again")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="parts that have one in their names")
-    parser.add_argument("--target", choices=TARGETS, default="gpt-oss-20b", help="the engine's target (on a GPU)")
     parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in timed engines, as JSON")
     parser.add_argument("--report", action="store_true", help="run nothing, print the page")
     args = parser.parse_args()
-    every = all_parts(args.target, json.dumps(args.llm))
+    every = all_parts(args.llm)
     parts = [part for part in every if any(word in part.name for word in args.only)]
     if not parts:
         parser.error(f"--only: no part's name holds {' or '.join(args.only)}: {'; '.join(part.name for part in every)}")

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-from benchmarks import draft_step, engine
-from benchmarks.arms import HAS_GPU, NOT_A_GPU, table, verdict
-from benchmarks.gpu_day.parts import DRAFT_ARMS, ENGINE_ARMS, OURS, Kind, Part
-from benchmarks.kernels import COPY_SHARE_AIM, KERNELS, shape_name
-from benchmarks.launches import as_text
+from benchmarks import draft_step, engine, kernels
+from benchmarks.arms import table
+from benchmarks.gpu_day.parts import Kind, Part
 
 Entry = dict[str, Any]
-DECODES = [(k, reqs) for k in (5, 7) for reqs in (1, 64)]  # (K, B) of the kernels' bandwidth on the page
-
-OVER = ("of stock V1", "of EAGLE-3", "of the floor")
+DECODES = (1, 2, 64)  # requests of the kernels' decode batches on the page; 2 are a rehearsal's
 
 
 def page(parts: list[Part], known: dict[str, Entry]) -> str:
@@ -24,29 +20,29 @@ def page(parts: list[Part], known: dict[str, Entry]) -> str:
     rest = {name: entry for name, entry in entries.items() if entry["state"] != "done"}
     host = entries.get("host", {}).get("result") or {}
     versions = ", ".join(f"{name} {version}" for name, version in host.get("versions", {}).items())
+    moving = [c for c in cells_of(entries, "bandwidth") if c["kind"] == "prefill" or c["reqs"] in DECODES]
+    steps = draft_step.with_floor(cells_of(entries, "draft step"), host.get("bandwidth"))
+    speeds = engine.summed_up(cells_of(entries, "engine"))
+    not_done = (": ".join([name, e["state"], *([e["error"]] if "error" in e else [])]) for name, e in rest.items())
+    sections = {
+        "DRAFTS AND KERNELS, EXACT": exactness(entries),
+        "KERNELS": moving and kernels.page(moving),
+        "DRAFT STEP": steps and draft_step.page(steps),
+        "ENGINE": speeds and engine.page(speeds),
+        "NOT DONE": "\n".join(not_done),
+    }
     lines = [
         f"{host.get('device', 'unknown device')}; {versions}; commit {(host.get('commit') or 'unknown')[:12]}",
         f"{len(entries) - len(rest)} of {len(entries)} parts done",
-        *([] if HAS_GPU else [NOT_A_GPU]),
+        *(f"\n{title}\n{text}" for title, text in sections.items() if text),
     ]
-    for title, text in (
-        ("DRAFTS AND KERNELS, EXACT", exactness(entries)),
-        ("KERNELS, share of a copy's bandwidth", bandwidth(entries)),
-        ("DRAFT STEP, us on the device", draft_steps(entries, host.get("bandwidth"))),
-        ("ENGINE, tokens per second", engine_speeds(entries)),
-        (
-            "NOT DONE",
-            "\n".join(": ".join([n, e["state"], *([e["error"]] if "error" in e else [])]) for n, e in rest.items()),
-        ),
-    ):
-        if text:
-            lines += ["", title, text]
     return "\n".join(lines) + "\n"
 
 
-def of_kind(entries: dict[str, Entry], kind: Kind) -> list[Any]:
-    """The results that there are; a part that outlasted its limit may have some."""
-    return [e["result"] for e in entries.values() if e["kind"] == kind and "result" in e]
+def cells_of(entries: dict[str, Entry], kind: Kind) -> list[Any]:
+    """The cells that there are; a part that outlasted its limit may have some."""
+    results = [e["result"] for e in entries.values() if e["kind"] == kind and "result" in e]
+    return [cell for result in results for cell in (result["cells"] if kind == "bandwidth" else result)]
 
 
 def exactness(entries: dict[str, Entry]) -> str:
@@ -65,59 +61,3 @@ def exactness(entries: dict[str, Entry]) -> str:
             text += f"; {num_rows} rows, {ties} of them by rounding; {replayed} of {steps} steps replayed a graph"
         rows.append((name, answer, text if tests else ""))
     return table(("part", "exact", "tests"), rows)
-
-
-def bandwidth(entries: dict[str, Entry]) -> str:
-    rows = []
-    for result in of_kind(entries, "bandwidth"):
-        for cell in result["cells"]:
-            decode = cell["kind"] == "decode"
-            if decode and not result["tiny"] and (cell["k"], cell["reqs"]) not in DECODES:
-                continue
-            shares = [cell["arms"][name]["of_copy_bandwidth"] for name in KERNELS]
-            judged = not decode and not result["tiny"]
-            aim = f"both aim >= {COPY_SHARE_AIM:g}: {verdict(shares[-1] >= COPY_SHARE_AIM)}" if judged else ""
-            percent = (f"{share:.0%}" for share in shares)
-            rows.append((shape_name(cell), *percent, f"{cell['stock_over_both']:.2f}x", aim))
-    return table(("batch", *KERNELS, "stock/both", ""), rows) if rows else ""
-
-
-def draft_steps(entries: dict[str, Entry], copy_bandwidth: float | None) -> str:
-    cells = [cell for cells in of_kind(entries, "draft step") for cell in cells]
-    rows = []
-    for k, batch in sorted({(cell["k"], cell["batch"]) for cell in cells}):
-        by_arm = {cell["arm"]: cell for cell in cells if (cell["k"], cell["batch"]) == (k, batch)}
-        us = {arm: cell["device_us"]["median"] for arm, cell in by_arm.items()}
-        over: dict[str, float] = {}
-        if mine := by_arm.get(OURS):
-            floor = mine["bytes"] / copy_bandwidth * 1e6 if copy_bandwidth and HAS_GPU else None
-            against = dict(zip(OVER, (us.get("stock V1"), us.get("EAGLE-3 V2"), floor), strict=True))
-            over = {what: us[OURS] / value for what, value in against.items() if value}
-        judged = (
-            f"{what} aim <= {aim:g}: {verdict(over[what] <= aim)}"
-            for what, aim_batch, aim in draft_step.AIMS
-            if aim_batch == batch and what in over and HAS_GPU
-        )
-        times = (f"{us[arm]:.1f}" if arm in us else "-" for arm in DRAFT_ARMS)
-        ratios = (f"{over[what]:.2f}x" if what in over else "-" for what in OVER)
-        rows.append((k, batch, *times, *ratios, as_text(mine and mine["launches"]), ", ".join(judged)))
-    columns = ("K", "B", *DRAFT_ARMS, *(f"ours {what}" for what in OVER), "launches", "")
-    return table(columns, rows) if rows else ""
-
-
-def engine_speeds(entries: dict[str, Entry]) -> str:
-    cells = engine.summed_up([cell for cells in of_kind(entries, "engine") for cell in cells])
-    speeds = {(cell["arm"], cell["c"]): cell["tokens_per_second"]["median"] for cell in cells}
-    counts = sorted({c for _, c in speeds})
-    rows = []
-    for arm in ENGINE_ARMS:
-        measured = (f"{speeds[arm, c]:.1f}" if (arm, c) in speeds else "-" for c in counts)
-        both = [c for c in counts if {(arm, c), (engine.OURS, c)} <= set(speeds) and arm != engine.OURS]
-        rows.append((arm, *measured, " ".join(f"{speeds[engine.OURS, c] / speeds[arm, c]:.2f}x" for c in both)))
-    if not cells:
-        return ""
-    judged = [
-        f"over {r['over']}, c={r['c']}: {r['value']:.2f}x, aim >= {r['aim']:g}: {verdict(r['met'])}"
-        for r in (engine.ratios(cells) if HAS_GPU else [])
-    ]
-    return "\n".join([table(("arm", *(f"c={c}" for c in counts), "ours over it, by c"), rows), *judged])

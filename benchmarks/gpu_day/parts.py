@@ -1,9 +1,9 @@
 """What runs, in order of value. Without a GPU the same parts at tiny shapes, for rehearsal."""
 
 import importlib.util
-import json
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import product
+from typing import Any, Literal
 
 from benchmarks import draft_step, engine
 from benchmarks.arms import HAS_GPU, call
@@ -14,8 +14,7 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", f"--junitxml={JUNIT}")
 
 HEAD = "gpt-oss-20b" if HAS_GPU else "tiny"
 DEPTHS, BATCHES = ((7, 5), (1, 64)) if HAS_GPU else ((3,), (1, 2))
-OURS = "plugin V2 graph" if HAS_GPU else "plugin V2 eager"
-DRAFT_ARMS = (OURS, "stock V1", "EAGLE-3 V2")
+DRAFT_ARMS = (draft_step.OURS if HAS_GPU else "plugin V2 eager", "stock V1", "EAGLE-3 V2")
 ENGINE_ARMS = (engine.OURS, "stock P-EAGLE K=7, V1", "EAGLE-3 K=3", "none", "EAGLE-3 K=7")
 # (attention backend, how the engine runs it), as tests/gpu names them
 FIRST_DRAFTS = [("FLASH_ATTN", "eager"), ("FLASH_ATTN", "full"), ("TRITON_ATTN", "eager"), ("TRITON_ATTN", "full")]
@@ -54,33 +53,26 @@ def drafts(backend: str, mode: str) -> Part:
     return Part("drafts", f"drafts, {backend} {mode}", command, limit, env, ("pytest", "hypothesis", "vllm", "wrapt"))
 
 
-def all_parts(target: str = "gpt-oss-20b", llm: str = "{}") -> list[Part]:
-    """Every part.
-
-    Args:
-        target: whose shapes the whole engine serves, one of ``shapes.TARGETS``.
-        llm: more arguments for ``LLM`` in draft steps and engines, as JSON.
-    """
+def all_parts(llm: dict[str, Any] | None = None) -> list[Part]:
+    """Every part; ``llm``: more arguments for ``LLM`` in draft steps and engines."""
     twins = [f"tests/kernels/test_{kernel}.py" for kernel in ("prepare_inputs", "gather_hidden", "walk_edges")]
     interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
     widths = ("--widths", "2880") if HAS_GPU else ()
-    more = json.loads(llm)
-    steps = []
-    for k in DEPTHS:
-        for arm in DRAFT_ARMS:
-            step = {"head": HEAD, "k": k, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": more}
-            command = call(draft_step.run_arm, JSON, name=arm, **step)
-            steps.append(Part("draft step", f"draft step, K={k} {arm}", command, 240, draft_step.ARMS[arm].env))
-    engines = []
-    for arm in ENGINE_ARMS:
-        command = call(engine.run_arm, JSON, name=arm, target=target, concurrency=BATCHES, repeats=2, llm=more)
-        engines.append(Part("engine", f"engine, {arm}", command, 360, engine.ARMS[arm].env))
+    step = {"head": HEAD, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": llm or {}}
+    served = {"target": "gpt-oss-20b", "concurrency": BATCHES, "repeats": 2, "llm": llm or {}}
+    steps = [
+        (f"draft step, K={k} {arm}", call(draft_step.run_arm, JSON, arm=arm, k=k, **step), draft_step.ARMS[arm].env)
+        for k, arm in product(DEPTHS, DRAFT_ARMS)
+    ]
+    engines = [
+        (f"engine, {arm}", call(engine.run_arm, JSON, arm=arm, **served), engine.ARMS[arm].env) for arm in ENGINE_ARMS
+    ]
     return [
         Part("host", "host", call(draft_step.bandwidth, JSON), 90, needs=()),
         Part("kernels", "kernels", (*PYTEST, *twins), 240, interpreted, ("pytest", "hypothesis", "triton")),
         *(drafts(*which) for which in FIRST_DRAFTS),
         Part("bandwidth", "bandwidth", ("benchmarks.kernels", "--out", JSON, *widths), 240),
-        *steps,
-        *engines,
+        *(Part("draft step", name, command, 240, env) for name, command, env in steps),
+        *(Part("engine", name, command, 360, env) for name, command, env in engines),
         *(drafts(*which) for which in LAST_DRAFTS),
     ]

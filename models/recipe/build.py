@@ -24,7 +24,6 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
-REPORT_SECONDS = 15
 
 
 def publish(folder: Path, place: Path) -> None:
@@ -40,16 +39,10 @@ def publish(folder: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def last_line(log: Path) -> str:
-    """The newest progress line of a stage."""
-    lines = log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:110]
-
-
 def run(name: str, work: Path, out: Path) -> None:
     """One stage in a process of its own, with its log in ``work``; publishes the model that it made."""
-    print(f"start   {name}", flush=True)
     began, log, figures = time.time(), work / f"{name}.log", work / f"{name}.json"
+    print(f"start   {name}, which writes {log}", flush=True)
     command = [sys.executable, str(HERE / "build.py"), "--work", str(work), "--stage", name]
     with log.open("w") as written:
         done = subprocess.run(command, stdout=written, stderr=written, env={**os.environ, **ENVIRONMENT}, check=False)
@@ -70,12 +63,9 @@ def build(names: list[str], work: Path, out: Path, jobs: int) -> None:
     with ThreadPoolExecutor(jobs) as pool:
         while order.is_active():
             running |= {pool.submit(run, name, work, out): name for name in order.get_ready()}
-            finished = wait(running, timeout=REPORT_SECONDS, return_when=FIRST_COMPLETED).done
-            for future in finished:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
                 future.result()
                 order.done(running.pop(future))
-            for name in running.values() if not finished else ():
-                print(f"        {name}: {last_line(work / f'{name}.log')}", flush=True)
 
 
 def main() -> None:

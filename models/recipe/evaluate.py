@@ -1,4 +1,4 @@
-"""Measure the tiny pairs in vLLM on held-out prompts and write RESULTS.json and the table of the README.
+"""Measure the tiny pairs in vLLM on held-out prompts and write RESULTS.json; ``make docs`` then writes its tables.
 
 Every arm is a process of its own: greedy, float32, on whatever model runner vLLM chooses. AL is the acceptance length,
 bonus token included: 1 + accepted / drafts, over all prompts, 16 at a time.
@@ -9,20 +9,21 @@ import json
 import platform
 import sys
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from corpus import corpus_figures
-from plan import SEED, STAGES, budget
-from prompts import write_prompts
-from table import write_table
+from corpus import corpus_figures, pieces
+from plan import SEED, STAGES
+from tokens import load_tokenizer
 from tqdm import tqdm
 
 from benchmarks import arms
 from benchmarks.heldout import measure
 
 PROMPTS, MAX_TOKENS, BATCH = 48, 96, 16
+HELD_OUT, MAX_PROMPT_TOKENS = 96, 100
 ARMS = [
     ("tiny-llama", None, 0),
     *(
@@ -33,6 +34,17 @@ ARMS = [
     ("tiny-qwen3", None, 0),
     *(("tiny-qwen3", "tiny-qwen3-peagle", k) for k in (5, 7)),
 ]
+
+
+def write_prompts(tokenizer_folder: Path, file: Path) -> None:
+    """HELD_OUT lines ``{"prompt": ...}``: openings of pieces from files that no model was trained on."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    trained_on = {piece.prompt for piece in pieces(held_out=False, seed=SEED)}
+    openings = dict.fromkeys(piece.prompt for piece in pieces(held_out=True, seed=SEED))
+    fresh = (text for text in openings if text not in trained_on)
+    short = (text for text in fresh if len(tokenizer.encode(text)) <= MAX_PROMPT_TOKENS)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in islice(short, HELD_OUT)))
 
 
 def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
@@ -53,19 +65,17 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
     return row | ({"acceptance": [round(share, 3) for share in found["acceptance"]]} if head else {})
 
 
-def training_figures(models: Path, work: Path, old: dict) -> dict:
+def training_figures(work: Path, old: dict) -> dict:
     """The figures that each stage of the recipe reported; stages not rebuilt keep their old ones."""
     figures = dict(old.get("training", {}))
     for name, stage in STAGES.items():
         if (work / f"{name}.json").exists():
             figures[name] = {**stage.options, **json.loads((work / f"{name}.json").read_text())}
-        elif stage.does == "head" and name in figures and (work / f"{stage.needs[0]}.pt").exists():
-            figures[name] |= budget(name, models, work)  # trained before its operations were counted
     return figures
 
 
 def save(rows: dict, training: dict, models: Path) -> None:
-    """Write RESULTS.json and the README's tables with the arms measured so far."""
+    """Write RESULTS.json with the arms measured so far."""
     results = {
         "protocol": {
             "prompts": PROMPTS,
@@ -84,7 +94,6 @@ def save(rows: dict, training: dict, models: Path) -> None:
         "training": training,
     }
     (models / "RESULTS.json").write_text(json.dumps(results, indent=1) + "\n")
-    write_table(results, models)
 
 
 def main() -> None:
@@ -94,10 +103,10 @@ def main() -> None:
     parser.add_argument("--only", help="measure only arms whose head (or bare target) has this name")
     args = parser.parse_args()
     results_file = args.models / "RESULTS.json"
-    write_prompts(args.models / "tiny-llama", args.models / "prompts/heldout.jsonl", SEED)
+    write_prompts(args.models / "tiny-llama", args.models / "prompts/heldout.jsonl")
     old = json.loads(results_file.read_text()) if results_file.exists() else {}
     rows = {(row["head"] or row["target"], row["k"]): row for row in old.get("arms", [])}
-    training = training_figures(args.models, args.work or args.models / ".build", old)
+    training = training_figures(args.work or args.models / ".build", old)
     for arm in tqdm([arm for arm in ARMS if args.only in (None, arm[1] or arm[0])], unit="arm"):
         rows[arm[1] or arm[0], arm[2]] = run_arm(*arm, args.models)
         save(rows, training, args.models)

@@ -28,7 +28,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 AUX_LAYERS = [2, 5, 7]
 EXCHANGES_A_STEP = 4
 LOSS = '{"kl_div": 0.5, "ce": 0.5}'
-SNAPSHOT_STEPS = 150
 COUNTED_EXCHANGES = 24
 
 
@@ -158,12 +157,6 @@ def budget(head: Eagle3DraftModel, plan: HeadPlan, states: TargetStates, exchang
     }
 
 
-def budget_of(plan: HeadPlan, target: Path, selfgen: Path) -> dict:
-    """``budget`` of a head that is trained already."""
-    exchanges = torch.load(selfgen)
-    return budget(new_head(plan, target, exchanges).float(), plan, TargetStates(target), exchanges)
-
-
 def accuracy(metrics: list[dict], plan: HeadPlan) -> list[float]:
     """Share of right tokens per draft position over several exchanges."""
     key = "position_{}_acc" if plan.kind == "peagle" else "full_acc_{}"
@@ -203,8 +196,6 @@ def train_head(plan: HeadPlan, target: Path, selfgen: Path, folder: Path, seed: 
         if step % 25 == 24:
             recent = recent[-400:]
             progress.set_postfix(right=accuracy(recent, plan), refresh=False)
-        if step % SNAPSHOT_STEPS == SNAPSHOT_STEPS - 1:
-            save_head(head, target, folder)
         progress.update()
     progress.close()
     save_head(head, target, folder)

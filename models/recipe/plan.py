@@ -70,11 +70,3 @@ def run_stage(name: str, work: Path) -> dict:
 
     plan = HeadPlan(name=name, **stage.options)
     return train_head(plan, work / plan.target, work / f"{stage.needs[0]}.pt", place, SEED)
-
-
-def budget(name: str, models: Path, work: Path) -> dict:
-    """What training the head of this stage took, counted again; needs the exchanges in ``work``."""
-    from heads import HeadPlan, budget_of
-
-    plan = HeadPlan(name=name, **STAGES[name].options)
-    return budget_of(plan, models / plan.target, work / f"{STAGES[name].needs[0]}.pt")

@@ -14,9 +14,9 @@ def test_floor_by_hand():
     qkv, mlp, out = 4 * (2 + 1 + 1) * 2, 3 * 4 * 8, 4 * 4
     layers = 2 * qkv + 3 * qkv + 4 * (mlp + out)
     assert head.weights(parallel=True) == {"fc": 48, "layers": layers, "lm_head": 40}
-    assert head.step_bytes(True, batch=2, k=3) == 2 * (48 + layers + 40 + 2 * 12 + 6 * 4)
+    assert draft_step.least_bytes(head, 3, 2, parallel=True) == 2 * (48 + layers + 40 + 2 * 12 + 6 * 4)
     one = 2 * qkv + mlp + out
-    assert head.step_bytes(False, batch=2, k=3) == 2 * (48 + 3 * (one + 40) + 2 * 12 + 6 * 4)
+    assert draft_step.least_bytes(head, 3, 2, parallel=False) == 2 * (48 + 3 * (one + 40) + 2 * 12 + 6 * 4)
 
 
 @pytest.mark.parametrize("k", [3, 5, 7, 10])
@@ -40,11 +40,12 @@ def cell(arm: str, batch: int, device_us: float, launches: tuple[int, int] = (1,
 
 def test_aims_are_judged():
     cells = [cell("stock V1", 1, 300), cell("plugin V2 graph", 1, 120), cell("stock V1", 64, 300, (55, 6))]
-    cells.append(cell("plugin V2 graph", 64, 270, (2, 1)))
-    found = {(r["what"], r["batch"]): (r["value"], r["met"]) for r in draft_step.ratios(cells)}
+    cells += [cell("plugin V2 graph", 64, 270, (2, 1)), cell("EAGLE-3 V2", 64, 540)]
+    found = {(r["what"], r["batch"]): (r["value"], r.get("met")) for r in draft_step.ratios(cells)}
     assert found["of stock V1", 1] == (0.4, True)
     assert found["of stock V1", 64] == (0.9, False)
     assert found["of the floor", 1] == (1.2, True)
+    assert found["of EAGLE-3 V2", 64] == (0.5, None)  # no aim
     assert found["launches", 1][1]
     assert not found["launches", 64][1]
 

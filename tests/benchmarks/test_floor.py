@@ -61,15 +61,6 @@ def test_every_hidden_state_is_read_by_fc():
 
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_agrees_with_the_draft_step_benchmark(name: str, parallel: bool):
-    """That one counts neither attention nor logits."""
-    head = PUBLISHED[name][0]
-    parts = moved(draft_step_floor(head, 5, 64, parallel=parallel))
-    assert sum(parts.values()) - parts["attention"] - parts["logits"] == head.step_bytes(parallel, 64, 5)
-
-
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("name", NAMES)
 def test_fewer_tokens_move_and_compute_less(name: str, parallel: bool):
     head = PUBLISHED[name][0]
     floors = [draft_step_floor(head, 7, 64, parallel=parallel, draft_vocab=n) for n in (1, 1000, 16_000, 32_000)]
@@ -184,7 +175,7 @@ def test_a_run_and_the_committed_result(tmp_path):
 def test_flags_change_what_it_is_computed_for(tmp_path):
     options = ["--draft-vocab", "8000", "--device", "X:1:100", "--context", "1", "--kv-bytes", "1"]
     printed, result = run_script("floor", tmp_path / "floor.json", *options)
-    assert "X us" in printed
+    assert "X: 1 TB/s and 100 TFLOP/s" in printed
     cell = next(c for c in result["cells"] if (c["head"], c["step"], c["k"]) == ("qwen3-8b", "8,000 tokens", 3))
     floor = draft_step_floor(PUBLISHED["qwen3-8b"][0], 3, 1, draft_vocab=8000, context=1, kv_bytes=1)
     assert sum(cell["bytes"].values()) == floor.bytes

@@ -202,8 +202,8 @@ def test_what_a_gpu_would_run():
     calls = {kind: [json.loads(one["command"][3]) for one in parts if one["kind"] == kind] for kind in kinds[-2:]}
     steps = calls["draft step"]
     assert {(step["head"], step["k"]) for step in steps} == {("gpt-oss-20b", 5), ("gpt-oss-20b", 7)}
-    assert {step["name"] for step in steps} == {"plugin V2 graph", "stock V1", "EAGLE-3 V2"} <= set(found["arms"])
-    served = {one["name"] for one in calls["engine"]}
+    assert {step["arm"] for step in steps} == {"plugin V2 graph", "stock V1", "EAGLE-3 V2"} <= set(found["arms"])
+    served = {one["arm"] for one in calls["engine"]}
     assert {"none", "EAGLE-3 K=3", "stock P-EAGLE K=7, V1", engine.OURS} <= served <= set(engine.ARMS)
     collected = as_on_a_gpu(COLLECT)
     for one in (one for one in parts if one["kind"] == "drafts"):
@@ -213,14 +213,13 @@ def test_what_a_gpu_would_run():
 
 def decode(arm: str, us: float) -> dict[str, Any]:
     calls = {"kernel_launches": 1, "graph_launches": 1, "copies": 0}
-    return {"arm": arm, "k": 7, "batch": 1, "device_us": {"median": us}, "launches": calls, "bytes": 1e8}
+    times = {kind: {"median": us} for kind in ("device_us", "idle_us", "host_us")}
+    return {"arm": arm, "head": "h", "k": 7, "batch": 1, **times, "launches": calls, "bytes": 1e8}
 
 
 def test_page(monkeypatch: pytest.MonkeyPatch):
     """Ratios by hand: 300 us over 600 and 400, and over a floor of 1e8 bytes at 1e12 bytes a second, 100 us."""
-    monkeypatch.setattr(pages, "HAS_GPU", True)
-    monkeypatch.setattr(pages, "OURS", "plugin V2 graph")
-    monkeypatch.setattr(pages, "DRAFT_ARMS", ("plugin V2 graph", "stock V1", "EAGLE-3 V2"))
+    monkeypatch.setattr(engine, "HAS_GPU", True)
     times = {"plugin V2 graph": 300.0, "stock V1": 600.0, "EAGLE-3 V2": 400.0}
     speeds = {engine.OURS: 200.0, "stock P-EAGLE K=7, V1": 160.0, "EAGLE-3 K=3": 100.0}
     results: dict[tuple[str, str], Any] = {
@@ -235,11 +234,12 @@ def test_page(monkeypatch: pytest.MonkeyPatch):
     known = {name: {"state": "done", "result": result} for (_, name), result in results.items()}
     text = pages.page(parts, known)
     assert "a GPU; vllm 1; commit cccccccccccc\n7 of 8 parts done" in text
-    (step,) = (line for line in text.splitlines() if line.split()[:2] == ["7", "1"])
-    assert step.split()[2:9] == ["300.0", "600.0", "400.0", "0.50x", "0.75x", "3.00x", "1k+1g+0c"]
-    assert "of stock V1 aim <= 0.5: met" in step
-    assert "of the floor aim <= 1.3: missed" in step
+    (step,) = (line for line in text.splitlines() if line.startswith("h ") and "plugin V2 graph" in line)
+    assert step.split()[6:] == ["300.0", "300.0", "300.0", "1k+1g+0c", "100.0", "100.0", "3.00x"]
+    for line in ("of stock V1 0.5, aim 0.5: met", "of EAGLE-3 V2 0.75\n", "of the floor 3.0, aim 1.3: missed"):
+        assert f"h K=7 B=1: {line}" in text
     assert "over stock P-EAGLE, c=1: 1.25x, aim >= 1.25: met" in text
     (speed,) = (line for line in text.splitlines() if line.startswith("EAGLE-3 K=3"))
-    assert speed.split()[2:] == ["100.0", "2.00x"]
+    assert speed.split()[2:] == ["1", "100.0", "(100-100)", "2.00x", "-"]
     assert "drafts, F eager: not run yet" in text
+    assert "of the floor" not in pages.page(parts, known | {"host": {"state": "failed", "error": "no copy"}})

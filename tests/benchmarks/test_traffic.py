@@ -20,7 +20,7 @@ def test_a_short_trace(tmp_path):
     printed, result = run_script("traffic", tmp_path / "traffic.json", *chosen)
     (case,) = result["cases"]
     share = case["share"]
-    assert "H200, c = 64" in printed
+    assert "H200, 64" in printed
     assert 0 < share["with a prefill"] == share["eager before"] < 0.5
     assert share["FULL"] + share["PIECEWISE"] == pytest.approx(1)
     assert share["PIECEWISE"] == share["with a prefill"]
