@@ -61,7 +61,7 @@ def sharpen() -> str:
         by_prompts += [(head, f"{int(count):,}", length(gain)) for count, gain in found["by_prompts"].items()]
     columns = ["head", "K", "AL before", "AL after", "gain", "gained tokens a round", "gain estimated offline"]
     note = (
-        f"{result['held_out']} held-out prompts, at most {result['max_tokens']} tokens each, greedy, {result['dtype']}, "
+        f"{result['held_out']} held-out prompts, up to {result['max_tokens']} tokens each, greedy, {result['dtype']}, "
         f"served by vLLM; edges fitted to the answers to {result['prompts']:,} other prompts, both heads at once in "
         f"{result['minutes']:.0f} minutes (`make sharpen`). ±: one standard error."
     )
