@@ -31,6 +31,14 @@ def rates(k: int, concurrency: int) -> Spread:
     return Spread.of(r.raw["output_throughput"] for r in found)
 
 
+def scale(pattern: str, factor: float) -> None:
+    """Change the measured rate of cells."""
+    for file in Path(SWEEP, "cells").glob(pattern):
+        cell = json.loads(file.read_text())
+        cell["raw"]["output_throughput"] *= factor
+        file.write_text(json.dumps(cell))
+
+
 def test_tune_ends_with_a_config_and_the_measured_gain(
     prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,33 +48,30 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     assert f"prompts of {prompts}" in ran.out and "12 cells over 6 server starts" in ran.out
     asked = (elsewhere / SWEEP / "suite.jsonl").read_text().splitlines()
     assert [json.loads(line)["prompt"] for line in asked] == ["What is a hash table?", "Why?\nSay it."]
-    found = [EXPECTED.match(line) for line in ran.out.splitlines()]
-    for match in (rows := [match for match in found if match]):
-        c, k = int(match[1]), int(match[2])
-        ratio = rates(k, c).over(rates(0, c))
-        assert [f"{value:.2f}" for value in (ratio.median, ratio.low, ratio.high)] == list(match.groups()[2:])
-    assert [row[1] for row in rows] == ["1", "8"]
     flag, config = shlex.split(ran.out.splitlines()[-1])
     pasted = json.loads(config)
-    assert flag == "--speculative-config"
-    assert pasted.pop("num_speculative_tokens") == max(int(row[2]) for row in rows)
+    assert flag == "--speculative-config" and pasted.pop("num_speculative_tokens") in (3, 7)
     pasted.pop("num_speculative_tokens_per_batch_size", None)
     assert pasted == {"method": "eagle3", "model": str(PEAGLE), "parallel_drafting": True}
 
-    measured = (elsewhere / "log").read_text().count("measured")
-    assert run(monkeypatch, *command).code == 0
-    assert (elsewhere / "log").read_text().count("measured") == measured == 12  # it goes on with what is there
-    prompts.write_text("Another one.\n")
-    assert "holds results of other prompts or options" in run(monkeypatch, *command).err
+    scale("none*r2*", 0.95)
+    scale("p-eagle*r2*", 1.1)
+    ran = run(monkeypatch, *command)
+    assert (elsewhere / "log").read_text().count("measured") == 12, "a cell was measured again"
+    rows = [match for line in ran.out.splitlines() if (match := EXPECTED.match(line))]
+    assert [row[1] for row in rows] == ["1", "8"]
+    for row in rows:
+        c, k = int(row[1]), int(row[2])
+        ratio = rates(k, c).over(rates(0, c))
+        assert ratio.low < ratio.median < ratio.high
+        assert list(row.groups()[2:]) == [f"{value:.2f}" for value in (ratio.median, ratio.low, ratio.high)]
 
-    prompts.write_text('What is a hash table?\n{"prompt": "Why?\\nSay it."}\n')
-    for file in (elsewhere / SWEEP / "cells").glob("p-eagle*"):
-        cell = json.loads(file.read_text())
-        cell["raw"]["output_throughput"] /= 9
-        file.write_text(json.dumps(cell))
+    scale("p-eagle*", 1 / 9)
     ran = run(monkeypatch, *command)
     assert ran.out.splitlines()[-1] == "Speculation does not pay here: leave --speculative-config out."
     assert ran.out.count("no speculation; K=") == 2
+    prompts.write_text("Another one.\n")
+    assert "holds results of other prompts or options" in only_line(run(monkeypatch, *command))
 
 
 def test_a_sweep_that_fails_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,19 +125,24 @@ BAD = {
 def test_bad_input_is_one_line_and_leaves_no_suite(
     command: tuple[str, ...], name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (elsewhere / "good").write_text("one\n")
     (elsewhere / "empty").write_text("\n")
     (elsewhere / "talk").write_text('one\n{"messages": [{"role": "system", "content": "a"}]}\n')
     options, reason = BAD[name]
-    assert reason in only_line(run(monkeypatch, *command, *PAIR, *options))
+    assert reason in only_line(run(monkeypatch, *command, *PAIR, "--prompts", "good", *options))
     assert not list(elsewhere.rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("command", [("bench", "init"), ("tune",)], ids=" ".join)
 def test_a_pair_that_does_not_fit(command: tuple[str, ...], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "good").write_text("one\n")
+    command = (*command, "--prompts", "good")
     ran = run(monkeypatch, *command, TARGET, EAGLE3)
     assert ran.code == 1 and ran.err.startswith("error: ") and len(ran.err.splitlines()) == 1
     assert "nowhere is not a folder" in only_line(run(monkeypatch, *command, "nowhere", PEAGLE))
 
 
 def test_one_concurrency_cannot_be_tuned(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--concurrency: give two or more" in only_line(run(monkeypatch, "tune", *PAIR, "--concurrency", 8))
+    assert "--concurrency: give two or more" in only_line(
+        run(monkeypatch, "tune", *PAIR, "--prompts", "x", "--concurrency", 8)
+    )
