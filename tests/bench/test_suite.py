@@ -121,6 +121,8 @@ def test_fingerprint_follows_what_is_measured(suite_file: Path) -> None:
     suite = read_suite(suite_file)
     same = suite.model_copy(update={"repeats": 9, "notes": "x"})
     assert same.fingerprint() == suite.fingerprint()
+    suite_file.write_text(suite_file.read_text().replace("    jsonl:", "    optional: true\n    jsonl:"))
+    assert read_suite(suite_file).fingerprint() == suite.fingerprint()
     assert suite.model_copy(update={"seed": 1}).fingerprint() != suite.fingerprint()
     assert suite.model_copy(update={"concurrency": [1]}).fingerprint() != suite.fingerprint()
 
