@@ -1,4 +1,4 @@
-"""Write docs/first-hour.md: a user's first hour, typed into a shell by ``python -m tools.first_hour`` (half an hour).
+"""Write docs/first-hour.md: a user's first hour, typed into a shell by ``python -m tools.first_hour`` (twenty minutes).
 
 The shell starts in an empty folder beside a clone, with an empty environment and a wheel built from the clone. A test
 holds the page to STEPS and to today's command line.
