@@ -8,8 +8,10 @@ from peagle_vllm.bench.cli import app as bench_app
 from peagle_vllm.commands.convert import convert
 from peagle_vllm.commands.diagnose import diagnose
 from peagle_vllm.commands.doctor import doctor
+from peagle_vllm.commands.init import init
 from peagle_vllm.commands.inspect import inspect
 from peagle_vllm.commands.sharpen import sharpen
+from peagle_vllm.commands.tune import tune
 from peagle_vllm.plan.cli import plan
 
 app = typer.Typer(
@@ -39,8 +41,9 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, diagnose, sharpen, plan, doctor):
+for command in (inspect, convert, diagnose, sharpen, plan, tune, doctor):
     app.command()(command)
+bench_app.command()(init)
 
 
 if __name__ == "__main__":

@@ -239,6 +239,19 @@ def test_a_missing_dataset(trial: Trial) -> None:
     assert not trial.results.exists()
 
 
+def test_an_optional_dataset_is_skipped_until_it_is_there(trial: Trial) -> None:
+    more = "  more: {optional: true, jsonl: ./more.jsonl, prompts: 12, output_tokens: 64}\n"
+    trial.change("concurrency: [1, 4]\nrepeats: 2", f"{more}concurrency: [4]\nrepeats: 1")
+    status, output = trial.run()
+    assert status == 0, output
+    assert output.count("warning: more is skipped, for ./more.jsonl is not there") == 1
+    assert {r.cell.dataset for r in read_results(trial.results)} == {"prompts"}
+    (trial.suite.parent / "more.jsonl").write_text('{"prompt": "hello"}\n')
+    status, output = trial.run()
+    assert status == 0 and "skipped" not in output
+    assert Counter(trial.lines("measured")) == Counter(cell.id for cell in trial.cells())
+
+
 def test_two_sweeps_in_one_folder(trial: Trial) -> None:
     first = trial.start(STANDIN_CLIENT="slow")
     try:

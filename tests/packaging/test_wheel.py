@@ -16,9 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess]
 
 
+def clean() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    done = subprocess.run([str(c) for c in command], cwd=cwd, env=clean, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=clean(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -54,7 +57,11 @@ def test_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"peagle_vllm", "peagle_kernels"}
-    data = ("peagle_vllm/seams/fingerprints.json", "peagle_vllm/bench/published.json")
+    data = (
+        "peagle_vllm/seams/fingerprints.json",
+        "peagle_vllm/bench/published.json",
+        "peagle_vllm/bench/suites/gpt-oss-20b.yaml",
+    )
     for name in ("peagle_vllm/py.typed", "peagle_kernels/py.typed", *data):
         assert name in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -82,6 +89,13 @@ def test_entry_point(python) -> None:
 
 def test_command_line(installed: Path, tmp_path: Path) -> None:
     assert "doctor" in run(installed.parent / "peagle-vllm", "--help", cwd=tmp_path).stdout
+
+
+def test_a_suite_of_the_wheel_is_found_by_its_name(installed: Path, tmp_path: Path) -> None:
+    command = [installed.parent / "peagle-vllm", "bench", "run", "--suite", "gpt-oss-20b", "--arm", "other"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=300)
+    assert "installed" in done.stderr
+    assert done.stderr.endswith("gpt-oss-20b.yaml has no arm 'other'; it has none, EAGLE-3, P-EAGLE\n")
 
 
 def test_vllm_finds_the_plugin(python) -> None:

@@ -56,7 +56,7 @@ def _model(name: str, info: ValidationInfo) -> str:
 def _data(path: str, info: ValidationInfo) -> str:
     if not is_path(path):
         raise ValueError("begin the path with ./ or ../ (relative to the suite) or /")
-    return _exists(path, info)
+    return path if info.data.get("optional") else _exists(path, info)
 
 
 def _unique(numbers: list[int]) -> list[int]:
@@ -146,6 +146,7 @@ class Dataset(Strict):
     """Prompts, exactly one source of them.
 
     Attributes:
+        optional: skipped with a warning where its file or folder is absent.
         hub: a data set that vLLM's hub loaders read.
         jsonl: file with a ``prompt`` in each line.
         speed_bench: folder made by SPEED-Bench's own script; its licence forbids shipping it.
@@ -155,6 +156,7 @@ class Dataset(Strict):
         chat: put each prompt into the target's chat template; false sends it raw.
     """
 
+    optional: Annotated[bool, Field(exclude=True)] = False  # first, for the paths depend on it; no part of a result
     hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None
     jsonl: Data | None = None
     speed_bench: Data | None = None
@@ -173,6 +175,11 @@ class Dataset(Strict):
         if sum(getattr(self, name) is not None for name in sources) != 1:
             raise ValueError(f"give exactly one of {', '.join(sources)}")
         return self
+
+    def absent(self, folder: Path) -> str:
+        """The path that is not there, of an optional data set in a suite of ``folder``; else empty."""
+        path = self.jsonl or self.speed_bench or "."
+        return path if self.optional and not (folder / path).exists() else ""
 
     def num_prompts(self, concurrency: int) -> int:
         return max(self.prompts, self.prompts_per_client * concurrency)

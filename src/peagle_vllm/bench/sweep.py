@@ -17,6 +17,7 @@ import itertools
 import math
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,10 +37,16 @@ MIN_FREE_BYTES = 64 << 20
 
 
 class Sweep:
-    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``."""
+    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``.
+
+    Attributes:
+        absent: optional data sets that are not there, with their paths; their cells are left out.
+    """
 
     def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
-        self.suite, self.folder, self.results, self.cells = suite, folder.resolve(), results.resolve(), cells
+        self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
+        self.absent = {name: path for name, data in suite.datasets.items() if (path := data.absent(folder))}
+        self.cells = [cell for cell in cells if cell.dataset not in self.absent]
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
         # A mean cell of this run, its share of server starts included, gives the time left.
@@ -56,6 +63,10 @@ class Sweep:
         Raises:
             BenchError: the sweep cannot go on.
         """
+        for name, path in self.absent.items():
+            print(
+                f"warning: {name} is skipped, for {path} is not there (docs/benchmarking.md, A suite)", file=sys.stderr
+            )
         if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
         if self.suite.port is not None:
@@ -73,6 +84,18 @@ class Sweep:
         outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
         self._print(f"{total} cells: {outcome}")
         return failed
+
+    def run_whole(self) -> None:
+        """Measure every cell, for a command that can do nothing without one of them.
+
+        Raises:
+            BenchError: the sweep cannot go on, was interrupted, or a cell failed.
+        """
+        try:
+            if failed := self.run():
+                raise BenchError(f"{failed} cells failed; the lines above give the reasons")
+        except KeyboardInterrupt:
+            raise BenchError("interrupted; the same command goes on where it stopped") from None
 
     def _print(self, text: str) -> None:
         self._progress.console.print(text)

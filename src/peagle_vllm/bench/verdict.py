@@ -5,14 +5,15 @@ from collections.abc import Iterator, Sequence
 from peagle_vllm.bench.metrics import BURST_SHARE, Point, Ratio, best_rows, number, same_texts, without_speculation
 
 
+def sure(ratio: Ratio) -> str:
+    """The range of a ratio, and whether it is in doubt."""
+    if ratio.repeats < 2:
+        return "in doubt: one repeat"
+    return f"{'in doubt: ' * ratio.in_doubt}{ratio.low:.2f}..{ratio.high:.2f} over {ratio.repeats} repeats"
+
+
 def verdict(dataset: str, points: Sequence[Point]) -> Iterator[str]:
     """One line for each concurrency: which arm, which K, and how sure that is."""
-
-    def sure(ratio: Ratio) -> str:
-        if ratio.repeats < 2:
-            return "in doubt: one repeat"
-        return f"{'in doubt: ' * ratio.in_doubt}{ratio.low:.2f}..{ratio.high:.2f} over {ratio.repeats} repeats"
-
     for row in best_rows(points):
         first, *rest = sorted(row.best.values(), key=lambda p: -p.tokens_per_second.median)
         rate = first.tokens_per_second

@@ -73,7 +73,6 @@ def plan(
 
 def _calibrate(suite_file: Path) -> Path:
     """A sweep of one repeat at each arm's smallest depth; goes on with an earlier one."""
-    from peagle_vllm.bench import BenchError
     from peagle_vllm.bench.cells import grid
     from peagle_vllm.bench.suite import read_suite
     from peagle_vllm.bench.sweep import Sweep
@@ -81,11 +80,7 @@ def _calibrate(suite_file: Path) -> Path:
     suite = read_suite(suite_file)
     folder = DEFAULT / f"{suite.name}-calibration"
     cells = [cell for cell in grid(suite, repeats=1) if cell.k == min(suite.arms[cell.arm].depths)]
-    try:
-        if failed := Sweep(suite, suite_file.parent, folder, cells).run():
-            raise BenchError(f"{failed} cells of the calibration failed; the lines above give the reasons")
-    except KeyboardInterrupt:
-        raise BenchError("interrupted; the same command goes on where it stopped") from None
+    Sweep(suite, suite_file.parent, folder, cells).run_whole()
     return folder
 
 
