@@ -36,6 +36,7 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "plugin V1, reduced vocabulary": (REDUCED, INTERPRETED_V1),
     "plugin V2": (FULL, INTERPRETED_V2),
     "plugin V2, reduced vocabulary": (REDUCED, INTERPRETED_V2),
+    "plugin V2, sharpened": ("tiny-llama-peagle-sharp", INTERPRETED_V2),
     "EAGLE-3 V2": ("tiny-llama-eagle3", INTERPRETED_V2),
 }
 
