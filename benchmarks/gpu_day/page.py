@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks import draft_step, engine, kernels
-from benchmarks.arms import table
+from benchmarks.arms import HAS_GPU, table
 from benchmarks.gpu_day.parts import Kind, Part
 
 Entry = dict[str, Any]
@@ -21,7 +21,7 @@ def page(parts: list[Part], known: dict[str, Entry]) -> str:
     host = entries.get("host", {}).get("result") or {}
     versions = ", ".join(f"{name} {version}" for name, version in host.get("versions", {}).items())
     moving = [c for c in cells_of(entries, "bandwidth") if c["kind"] == "prefill" or c["reqs"] in DECODES]
-    steps = draft_step.with_floor(cells_of(entries, "draft step"), host.get("bandwidth"))
+    steps = draft_step.with_floor(cells_of(entries, "draft step"), host.get("bandwidth") if HAS_GPU else None)
     speeds = engine.summed_up(cells_of(entries, "engine"))
     not_done = (": ".join([name, e["state"], *([e["error"]] if "error" in e else [])]) for name, e in rest.items())
     sections = {

@@ -219,7 +219,8 @@ def decode(arm: str, us: float) -> dict[str, Any]:
 
 def test_page(monkeypatch: pytest.MonkeyPatch):
     """Ratios by hand: 300 us over 600 and 400, and over a floor of 1e8 bytes at 1e12 bytes a second, 100 us."""
-    monkeypatch.setattr(engine, "HAS_GPU", True)
+    for module in (engine, pages):
+        monkeypatch.setattr(module, "HAS_GPU", True)
     times = {"plugin V2 graph": 300.0, "stock V1": 600.0, "EAGLE-3 V2": 400.0}
     speeds = {engine.OURS: 200.0, "stock P-EAGLE K=7, V1": 160.0, "EAGLE-3 K=3": 100.0}
     results: dict[tuple[str, str], Any] = {
