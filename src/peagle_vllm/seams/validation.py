@@ -37,10 +37,12 @@ SEAM = Seam(
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     also={
-        "vllm.config.parallel": (  # read by name, in a loop
+        # These are read by name, in loops.
+        "vllm.config.parallel": (
             "ParallelConfig.prefill_context_parallel_size",
             "ParallelConfig.decode_context_parallel_size",
         ),
+        "vllm.engine.arg_utils": tuple(f"EngineArgs.{flag}" for flag in FLAGS),
         # Reads the aux layers that _complete sets.
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },
@@ -132,9 +134,10 @@ def install_speculative(module: ModuleType) -> None:
 
 def _names_peagle(hf_config: Any) -> bool:
     """Whether a draft config that vLLM has read is that of a P-EAGLE head, and not of PARD's draft model."""
-    architecture = next(iter(hf_config.architectures or ()), None)
-    is_eagle3 = family_of(architecture) is not None or getattr(hf_config, "ptd_token_id", None) is not None
-    return is_eagle3 and any(getattr(hf_config, key, None) is not None for key in MASK_TOKEN_KEYS)
+    named = {key: getattr(hf_config, key, None) for key in (*MASK_TOKEN_KEYS, "architectures")}
+    architecture = next(iter(named.pop("architectures") or ()), None)
+    is_eagle3 = family_of(architecture) is not None or named["ptd_token_id"] is not None
+    return is_eagle3 and any(token is not None for token in named.values())
 
 
 def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
@@ -181,11 +184,10 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
 
 
 def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
-    """Refuse a K that starts, or nearly, and ends with the first request."""
-    scheduler, limits = vllm_config.scheduler_config, {}
-    # vLLM warms V2 up with requests of K + 2 tokens, each in one step.
-    limits[f"max_model_len {vllm_config.model_config.max_model_len}"] = vllm_config.model_config.max_model_len - 2
-    limits[f"max_num_batched_tokens {scheduler.max_num_batched_tokens}"] = scheduler.max_num_batched_tokens - 2
+    """Refuse a K with which vLLM starts, and ends at the first request, or during the warm-up."""
+    # vLLM warms V2 up with requests of K + 2 tokens, each in one step; nothing else bounds K there.
+    max_len, max_rows = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
+    limits = {f"max_model_len {max_len}": max_len - 2, f"max_num_batched_tokens {max_rows}": max_rows - 2}
     if not vllm_config.use_v2_model_runner:
         from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
