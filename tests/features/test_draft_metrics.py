@@ -105,7 +105,7 @@ def test_replays_count_as_graphs(log: pytest.LogCaptureFixture):
         live.core.model_executor.driver_worker.worker.compile_or_warm_up_model()  # what follows capture
         sizes = live.drafter.sizes()
         outputs(settings, CASES)
-    assert sizes["graphs"] == len(seen.captured) + len(seen.sizes) > 1 and sizes["buffer_bytes"] > 1e6
+    assert sizes["graphs"] == len(seen.captured) + len(seen.sizes) > 1 and sizes["buffer_bytes"] > 10_000
     megabytes = round(sizes["buffer_bytes"] / 1e6)
     assert said(log) == [
         f"P-EAGLE active: Model Runner V2, K=5, head trained 8 deep, {sizes['graphs']} graphs, {megabytes} MB"
