@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 400
@@ -34,6 +35,12 @@ def free_port() -> int:
 @dataclass(frozen=True)
 class Server:
     url: str
+    logged: TextIO
+
+    def log(self) -> str:
+        """All that the server has written."""
+        log = self.logged.fileno()  # its position is also where the server writes
+        return os.pread(log, os.fstat(log).st_size, 0).decode()
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=30) as response:
@@ -49,19 +56,19 @@ class Server:
 @contextmanager
 def running(command: list[str], port: int, env: dict[str, str], ready: str = "/health") -> Iterator[Server]:
     """Run ``command`` until the block ends; it must answer ``ready`` on ``port`` in time."""
-    server = Server(f"http://127.0.0.1:{port}")
     with tempfile.TemporaryFile("w+") as log:
+        server = Server(f"http://127.0.0.1:{port}", log)
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            _wait(server, ready, process, log)
+            _wait(server, ready, process)
             yield server
         finally:
             end(process)
 
 
-def _wait(server: Server, ready: str, process: subprocess.Popen, log) -> None:
+def _wait(server: Server, ready: str, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -69,8 +76,7 @@ def _wait(server: Server, ready: str, process: subprocess.Popen, log) -> None:
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.25)
-    log.seek(0)
-    raise AssertionError(f"the server did not start; it wrote:\n{log.read()[-4000:]}")
+    raise AssertionError(f"the server did not start; it wrote:\n{server.log()[-4000:]}")
 
 
 def end(process: subprocess.Popen) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 Mode = Literal["graph", "piecewise", "eager"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 COUNTS = (*MODES, "rows", "padding_rows")
+SIZES = ("graphs", "buffer_bytes")
 
 # vLLM sends only declared statistics to its front ends. This one is a dict[str, int] whose readers skip unknown keys,
 # in an API server without this plugin too; vLLM's Rust front end does not read it.
@@ -17,6 +18,8 @@ class DraftStats:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        self.sizes: dict[str, int] = {}
+        """What the drafter holds, by the names in ``SIZES``; goes out once, with the first counts."""
 
     def note(self, mode: Mode, rows: int, padding_rows: int) -> None:
         """Count one draft step that serves requests; dummy steps are none.
@@ -36,6 +39,8 @@ class DraftStats:
         taken = {name: int(count) for name, count in self._counts.items() if count}
         if taken:
             self._counts = dict.fromkeys(COUNTS, 0)
+            taken |= self.sizes
+            self.sizes = {}
         return taken
 
 
@@ -47,4 +52,4 @@ def load(counts: dict[str, int], scheduler_stats: Any) -> None:
 def unload(scheduler_stats: Any) -> dict[str, int]:
     """What ``load`` put there; afterwards the statistics are vLLM's own again."""
     carried = getattr(scheduler_stats, CARRIER)
-    return {name: carried.pop(PREFIX + name) for name in COUNTS if PREFIX + name in carried}
+    return {name: carried.pop(PREFIX + name) for name in (*COUNTS, *SIZES) if PREFIX + name in carried}

@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import SpeculativeConfig, VllmConfig
 
+TRAINED_DEPTH = "num_depths"  # NeMo's field; put on the draft config of any head whose depth is known
+
 
 class RefusedError(RuntimeError):
     """A P-EAGLE configuration that must not be served; the message is one line.
@@ -23,6 +25,17 @@ def is_peagle(vllm_config: "VllmConfig") -> bool:
 def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     """The same of a ``SpeculativeConfig``. DFlash and DSpark draft in parallel too, by their own methods."""
     return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
+
+
+def what_is_served(vllm_config: "VllmConfig") -> dict[str, str]:
+    """Runner, K and trained depth of a P-EAGLE configuration, in words; the depth is empty where it is not known."""
+    spec = vllm_config.speculative_config
+    assert spec is not None
+    return {
+        "runner": "V2" if vllm_config.use_v2_model_runner else "V1",
+        "num_speculative_tokens": str(spec.num_speculative_tokens),
+        "trained_depth": str(getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, "")),
+    }
 
 
 def on_vllm_platform() -> bool:

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.files import HeadError, RemoteHead, download, find, locate
+from peagle_vllm.heads.files import HeadError, RemoteHead, download, find, locate, path_fault
 from peagle_vllm.heads.head import read_head
 from tests.heads.writers import SERVED, TARGET, speculators
 
@@ -138,3 +138,16 @@ def test_a_broken_config_from_the_hub_is_one_line(tmp_path: Path, monkeypatch: p
     (tmp_path / "origin" / "config.json").write_text("{")
     with pytest.raises(HeadError, match=r"config\.json is not valid JSON"):
         locate(REPO)
+
+
+@pytest.mark.parametrize("name", ["/no/such", "./such", "../such", "~/such", "no/such/head", "/no/" + 300 * "x"])
+def test_a_path_that_leads_nowhere_is_no_name_on_the_hub(name: str):
+    line = path_fault(name)
+    assert line is not None and line.startswith(f"{name} is not on this machine")
+    assert ("home folder" in line) == name.startswith("~")
+
+
+@pytest.mark.parametrize("name", ["head", REPO, "s3://some/bucket/head"])
+def test_what_may_be_somewhere_else_is_no_fault(name: str, tmp_path: Path):
+    assert path_fault(name) is None
+    assert path_fault(str(tmp_path)) is None

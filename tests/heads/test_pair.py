@@ -59,6 +59,15 @@ def test_k_must_be_a_whole_number_above_0(k: object, tmp_path: Path):
     assert line.endswith("set it to 5, for example")
 
 
+def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
+    head = writers.speculators()
+    assert problems(head, tmp_path, k=8) == []
+    line = only(problems(head, tmp_path, k=9), "warning")
+    assert "was trained 8 deep" in line and line.endswith("set it to 8 or less")
+    del head.config["speculators_config"]["proposal_methods"]
+    assert problems(head, tmp_path, k=9) == []
+
+
 def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):
     line = only(problems(writers.eagle3(), tmp_path))
     assert "is no P-EAGLE head (an EAGLE-3 head, perhaps)" in line

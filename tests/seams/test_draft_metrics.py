@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peagle_vllm.draft_stats import CARRIER, DraftStats, unload
+from peagle_vllm.draft_stats import CARRIER, DraftStats, load, unload
 from peagle_vllm.seams import draft_metrics
 
 COUNTS = {"graph": 1, "eager": 1, "rows": 90, "padding_rows": 6}
@@ -56,6 +56,19 @@ def test_counts_are_taken_once() -> None:
     stats = noted()
     assert stats.take() == COUNTS
     assert stats.take() == {}
+
+
+def test_sizes_go_out_once_with_the_first_counts() -> None:
+    stats = DraftStats()
+    stats.sizes = {"graphs": 3, "buffer_bytes": 10}
+    assert stats.take() == {}
+    stats.note("graph", 60, 6)
+    carried = statistics()
+    load(stats.take(), carried)
+    assert unload(carried) == {"graph": 1, "rows": 60, "padding_rows": 6, "graphs": 3, "buffer_bytes": 10}
+    assert carried == statistics()
+    stats.note("graph", 60, 6)
+    assert stats.take().keys() == {"graph", "rows", "padding_rows"}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def test_metrics_show_how_the_drafts_ran(server: Server, client: OpenAI, prompts
     assert server.metric("vllm:peagle_draft_padding_rows_total") == 0
 
 
+def test_log_and_metrics_say_that_p_eagle_is_on(server: Server) -> None:
+    assert server.log().count("P-EAGLE active: Model Runner V1, K=5, head trained 8 deep\n") == 1
+    labels = 'engine="0",model_name="tiny-llama",num_speculative_tokens="5",runner="V1",trained_depth="8"'
+    assert server.metric(f"vllm:peagle_info{{{labels}}}") == 1
+
+
 def test_a_client_that_leaves(server: Server, client: OpenAI, prompts: list[str]) -> None:
     expected = chat(client, prompts[3])
     for prompt in prompts[4:8]:

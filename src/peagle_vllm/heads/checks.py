@@ -96,17 +96,25 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = N
     if num_speculative_tokens is not None:
         problems += [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
     if not head.is_eagle3:
+        problems += _beyond_training(head, num_speculative_tokens)
         problems += [Problem(line) for line in _sizes(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
     return problems + check_head(head)
 
 
 def num_tokens_faults(value: object) -> Iterator[str]:
-    """What is wrong with K, as the user gave it."""
+    """What is wrong with K, as the user gave it; None where it is not given."""
     if not is_whole(value) or value <= 0:
-        yield (
-            f"num_speculative_tokens is {shown(value)}, needs a whole number above 0: the speculative config; set it "
-            "to 5, for example"
+        found = "is missing" if value is None else f"is {shown(value)}, needs a whole number above 0"
+        yield f"num_speculative_tokens {found}: the speculative config; set it to 5, for example"
+
+
+def _beyond_training(head: Head, value: object) -> Iterator[Problem]:
+    if head.trained_depth and is_whole(value) and value > head.trained_depth:
+        yield Problem(
+            f"num_speculative_tokens is {value}, and {head.name} was trained {head.trained_depth} deep: drafts beyond "
+            f"that are rarely accepted; set it to {head.trained_depth} or less",
+            "warning",
         )
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -112,6 +113,15 @@ def locate(model: str, revision: str | None = None) -> Path | RemoteHead | None:
     except NotFoundError as error:
         logger.debug("no headers: %s", error)
         return None
+
+
+def path_fault(model: str) -> str | None:
+    """The line for a path that leads nowhere; None for what is there, and for what may be a name on the hub."""
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    if not is_path or "://" in model or os.path.exists(model):  # noqa: PTH110  (never raises, as Path.exists can)
+        return None
+    mend = "write the home folder out" if model.startswith("~") else "correct the path"
+    return f"{model} is not on this machine: model in the speculative config; {mend}"
 
 
 def download(model: str, revision: str | None = None) -> Path:

@@ -2,19 +2,23 @@
 
 import functools
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Set
+from dataclasses import fields
+from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import peagle_vllm.seams as seams
 from peagle_vllm.heads.checks import Problem, check_pair, num_tokens_faults
-from peagle_vllm.heads.files import HeadError, locate, one_line
+from peagle_vllm.heads.config import family_of
+from peagle_vllm.heads.files import HeadError, locate, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
 from peagle_vllm.seams import head_config
 from peagle_vllm.seams.ledger import Seam
 from peagle_vllm.seams.patching import wrap
-from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform
+from peagle_vllm.serving import TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
+FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}  # of EngineArgs
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
 SEAM = Seam(
@@ -32,11 +37,13 @@ SEAM = Seam(
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     also={
-        "vllm.config.parallel": (  # read by name, in a loop
+        # These are read by name, in loops.
+        "vllm.config.parallel": (
             "ParallelConfig.prefill_context_parallel_size",
             "ParallelConfig.decode_context_parallel_size",
         ),
-        # Reads the aux layers that _name_aux_layers sets.
+        "vllm.engine.arg_utils": tuple(f"EngineArgs.{flag}" for flag in FLAGS),
+        # Reads the aux layers that _complete sets.
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },
 )
@@ -50,15 +57,11 @@ def install_arguments(module: ModuleType) -> None:
     def make(original):
         def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
             given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
-            # --spec-method and --spec-tokens are merged in by the original; left out, K may come from the head.
-            method = given.get("method", getattr(self, "spec_method", None))
-            num_tokens = given.get("num_speculative_tokens", getattr(self, "spec_tokens", None))
-            if given.get("parallel_drafting") and on_vllm_platform():
-                if method == "eagle3" and num_tokens is not None:
-                    for line in num_tokens_faults(num_tokens):
-                        raise refuse(line)
-                if given.get(QUANTIZATION):
-                    _check_quantization_is_known(module.SpeculativeConfig)
+            for flag, key in FLAGS.items():  # merged in by the original
+                if getattr(self, flag, None) is not None:
+                    given.setdefault(key, getattr(self, flag))
+            if given and on_vllm_platform():
+                _check_given(given, {field.name for field in fields(module.SpeculativeConfig)})
             return original(self, *args, **kwargs)
 
         return create_speculative_config
@@ -66,10 +69,33 @@ def install_arguments(module: ModuleType) -> None:
     wrap(module.EngineArgs, "create_speculative_config", make)
 
 
-def _check_quantization_is_known(speculative_config: type) -> None:
-    """vLLM 0.32 would refuse it as an unknown key, and not say which version has it."""
-    if not hasattr(speculative_config, QUANTIZATION):
+def _check_given(given: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse a speculative config that is meant for P-EAGLE and that vLLM would refuse, or misread, later.
+
+    Args:
+        given: by key, as the user wrote it.
+        known: the keys that this vLLM has.
+    """
+    public = [key for key in known if not key.endswith("_config")]
+    nearest = {key: get_close_matches(key, public, 1) for key in given if key not in known}
+    meant = {(nearest.get(key) or [key])[0]: value for key, value in given.items()}
+    model, revision = meant.get("model"), meant.get("revision")
+    if not meant.get("parallel_drafting") or not isinstance(model, str):
+        return
+    if (method := meant.get("method")) != "eagle3" and (method or not _carries_mask_hidden(model, revision)):
+        return
+    if given.get(QUANTIZATION) and QUANTIZATION not in known:
         raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
+    for key, close in nearest.items():
+        mend = f"write {close[0]}" if close else "remove it"
+        raise refuse(f"{key} is no key of vLLM's speculative config; {mend}")
+    if line := path_fault(model):
+        raise refuse(line)
+    num_tokens, head = meant.get("num_speculative_tokens"), _read(model, revision)
+    if num_tokens is None and isinstance(head, Head) and head.served.get("n_predict"):
+        return  # where vLLM takes K from
+    for line in num_tokens_faults(num_tokens):
+        raise refuse(line)
 
 
 def install_speculative(module: ModuleType) -> None:
@@ -77,23 +103,48 @@ def install_speculative(module: ModuleType) -> None:
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
             if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
                 # Before vLLM reads the head, because its own errors are about something else.
-                if self.method is None and _carries_mask_hidden(self):
+                if self.method is None and _carries_mask_hidden(self.model, self.revision):
                     self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
                 if is_peagle_spec(self):
                     _check_head(self.model, self)
                     _read_config(original, self, *args, **kwargs)
-                    _name_aux_layers(self)
+                    _complete(self)
                     return
-            original(self, *args, **kwargs)
-            if self.draft_model_config is None or self.target_model_config is None or not self.parallel_drafting:
+            unnamed = self.method is None and not self.parallel_drafting and on_vllm_platform()
+            try:
+                original(self, *args, **kwargs)
+            except Exception as error:
+                # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
+                if unnamed and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, self.revision):  # noqa: PTH112
+                    raise _unnamed(self) from error
+                raise
+            if self.draft_model_config is None or self.target_model_config is None:
                 return
-            if is_peagle_spec(self):
+            is_other = self.method in ("draft_model", "eagle") and on_vllm_platform()
+            if is_other and _names_peagle(self.draft_model_config.hf_config):
+                raise _unnamed(self)
+            if self.parallel_drafting and is_peagle_spec(self):
                 _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
-                _name_aux_layers(self)
+                _complete(self)
 
         return __post_init__
 
     wrap(module.SpeculativeConfig, "__post_init__", make)
+
+
+def _names_peagle(hf_config: Any) -> bool:
+    """Whether a draft config that vLLM has read is that of a P-EAGLE head, and not of PARD's draft model."""
+    named = {key: getattr(hf_config, key, None) for key in (*MASK_TOKEN_KEYS, "architectures")}
+    architecture = next(iter(named.pop("architectures") or ()), None)
+    is_eagle3 = family_of(architecture) is not None or named["ptd_token_id"] is not None
+    return is_eagle3 and any(token is not None for token in named.values())
+
+
+def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
+    return refuse(
+        f"{spec.model} is a P-EAGLE head, and the speculative config as it stands would run it as another drafter; "
+        'add "method": "eagle3", "parallel_drafting": true'
+    )
 
 
 def install_whole(module: ModuleType) -> None:
@@ -117,6 +168,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if not is_peagle_spec(spec):
         return
     seams.refuse_if_moved()
+    _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.enable_adaptive_verification and spec.num_speculative_tokens_per_batch_size:
         # vLLM's acceptance estimator finds a draft's request by dividing by K, which a smaller K of a step upsets.
         raise refuse(
@@ -129,6 +181,20 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         size = getattr(vllm_config.parallel_config, name)
         if size > 1:
             raise refuse(f"{name}={size} {why}; set it to 1")
+
+
+def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
+    """Refuse a K with which vLLM starts, and ends at the first request, or during the warm-up."""
+    # vLLM warms V2 up with requests of K + 2 tokens, each in one step; nothing else bounds K there.
+    max_len, max_rows = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
+    limits = {f"max_model_len {max_len}": max_len - 2, f"max_num_batched_tokens {max_rows}": max_rows - 2}
+    if not vllm_config.use_v2_model_runner:
+        from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+        limits["the V1 model runner"] = MAX_SPEC_LEN
+    what, limit = min(limits.items(), key=lambda each: each[1])
+    if num_tokens > limit:
+        raise refuse(f"num_speculative_tokens is {num_tokens}, and {what} allows {limit} at most; lower it")
 
 
 def _check_head(model: str, spec: "SpeculativeConfig") -> None:
@@ -156,9 +222,8 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
         )
 
 
-def _carries_mask_hidden(spec: "SpeculativeConfig") -> bool:
-    assert spec.model is not None
-    head = _read(spec.model, spec.revision)
+def _carries_mask_hidden(model: str, revision: str | None) -> bool:
+    head = _read(model, revision)
     return isinstance(head, Head) and head.has_mask_hidden
 
 
@@ -193,9 +258,15 @@ def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args
             ) from error
 
 
-def _name_aux_layers(spec: "SpeculativeConfig") -> None:
-    """Put aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us."""
+def _complete(spec: "SpeculativeConfig") -> None:
+    """Put the trained depth where other processes find it, without the head's files.
+
+    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us.
+    """
     hf_config = spec.draft_model_config.hf_config
+    head = _read(spec.draft_model_config.model, spec.revision)
+    if isinstance(head, Head) and head.trained_depth:
+        setattr(hf_config, TRAINED_DEPTH, head.trained_depth)
     nested = getattr(hf_config, "eagle_config", None) or {}
     named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
     if named and not getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):

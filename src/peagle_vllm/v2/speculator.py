@@ -50,6 +50,7 @@ from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_attention_config, draft_graphs
 from peagle_vllm.v2.draw import draw
+from peagle_vllm.v2.memory import draft_memory
 
 logger = init_logger(__name__)
 
@@ -209,6 +210,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if manager.use_breakable_cg:
             manager.init_breakable_cg_runner(self.model)
         manager.capture_drafts(self._prepare_capture)
+
+    def sizes(self) -> dict[str, int]:
+        """What drafting holds once it is set up: captured graphs, and bytes of buffers beside them."""
+        captured = self.cudagraph_manager.captured if self.cudagraph_manager else NO_GRAPHS
+        return {
+            "graphs": len(captured.decode) + len(captured.mixed),
+            "buffer_bytes": draft_memory(self.vllm_config, len(used_group_ids(self.attn_groups))).buffers,
+        }
 
     def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
         """A dummy batch of this shape in the buffers, and what its graph records.

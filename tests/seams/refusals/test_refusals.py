@@ -62,6 +62,73 @@ def test_number_of_speculative_tokens(target: Path, head: Path, k):
     assert "num_speculative_tokens" in refusal(target, head, num_speculative_tokens=k)
 
 
+def test_no_number_of_speculative_tokens(target: Path, head: Path):
+    assert "num_speculative_tokens is missing" in refusal(target, head, num_speculative_tokens=None)
+    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws"))
+    edit_config(aws, lambda c: c.update(n_predict=4))
+    config = configure(target, aws, num_speculative_tokens=None)
+    assert config.speculative_config.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mend"),
+    [
+        ({"parallel_drafting": None, "parralel_drafting": True}, "write parallel_drafting"),
+        ({"parallel_drafting": None, "parallel-draftin": True}, "write parallel_drafting"),
+        ({"num_speculative_tokens": None, "num_speculative_token": 3}, "write num_speculative_tokens"),
+        ({"method": None, "metod": "eagle3"}, "write method"),
+        ({"zzz": 1}, "remove it"),
+    ],
+)
+def test_a_misspelt_key(target: Path, head: Path, wrong: dict, mend: str):
+    key = [*wrong][-1].replace("-", "_")
+    assert refusal(target, head, **wrong) == f"P-EAGLE refused: {key} is no key of vLLM's speculative config; {mend}"
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model", "dflash", None])
+def test_a_misspelt_key_of_another_drafter_is_vllms_own_error(target: Path, tmp_path: Path, method: str | None):
+    draft = tiny_heads.write_target(tmp_path / "draft")
+    changes = {"method": method, "parallel_drafting": None if method == "eagle3" else True, "zzz": 1}
+    with pytest.raises(ValueError, match=r"zzz\n.*Unexpected keyword argument"):
+        configure(target, draft, **changes)
+
+
+def test_a_folder_that_does_not_exist(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In one line, before vLLM looks for it on the hub."""
+    monkeypatch.setattr("vllm.config.speculative.ModelConfig", None)
+    assert "nowhere is not on this machine" in refusal(target, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("runner", "changes", "limit"),
+    [
+        ("V1", {}, "the V1 model runner allows 128"),
+        ("V1", {"engine_max_model_len": 100}, "max_model_len 100 allows 98"),
+        ("V2", {"engine_max_model_len": 400}, "max_model_len 400 allows 398"),
+        ("V2", {"engine_max_num_batched_tokens": 300}, "max_num_batched_tokens 300 allows 298"),
+    ],
+)
+def test_more_drafts_than_the_runner_verifies(
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, runner: str, changes: dict, limit: str
+):
+    """Without Triton there is no configuration of V2: one of V1 is made, and checked again as V2's."""
+    from vllm.config import VllmConfig
+
+    from peagle_vllm.seams import validation
+    from peagle_vllm.serving import RefusedError
+
+    config, most = configure(target, head, **changes), int(limit.split()[-1])
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", runner == "V2")
+    config.speculative_config.num_speculative_tokens = most
+    validation._check_whole(config)
+    config.speculative_config.num_speculative_tokens = most + 1
+    with pytest.raises(RefusedError) as refused:
+        validation._check_whole(config)
+    assert str(refused.value) == (
+        f"P-EAGLE refused: num_speculative_tokens is {most + 1}, and {limit} at most; lower it"
+    )
+
+
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
@@ -162,6 +229,34 @@ def test_another_parallel_drafter_is_none_of_our_business(target: Path, tmp_path
     edit_config(draft, lambda c: c.update(pard_token=MASK_TOKEN))
     config = configure(target, draft, method=None)
     assert config.speculative_config.method == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("aws", None), ("aws", "LlamaForCausalLM"), ("aws", "LlamaEagle3DraftModel"), ("some-eagle-head", None)],
+)
+def test_a_flat_head_without_method_and_flag(target: Path, tmp_path: Path, name: str, architecture: str | None):
+    """vLLM would take it for a draft model, for EAGLE-1 by its name, or for no model at all."""
+    head = tiny_heads.write_head(tmp_path / name, target, HeadSpec(fmt="aws"))
+    edit_config(head, lambda c: c.update(architectures=[architecture]) if architecture else None)
+    line = refusal(target, head, method=None, parallel_drafting=None)
+    assert f"{head} is a P-EAGLE head" in line and line.endswith('add "method": "eagle3", "parallel_drafting": true')
+
+
+@pytest.mark.parametrize("method", [None, "draft_model"])
+def test_a_head_without_method_and_flag(target: Path, head: Path, method: str | None):
+    assert f"{head} is a P-EAGLE head" in refusal(target, head, method=method, parallel_drafting=None)
+
+
+def test_a_draft_model_without_method_is_none_of_our_business(target: Path, tmp_path: Path):
+    """An ordinary one, and PARD's, which runs without the flag too; a broken one ends in vLLM's own error."""
+    draft = tiny_heads.write_target(tmp_path / "draft")
+    assert configure(target, draft, method=None, parallel_drafting=None).speculative_config.method == "draft_model"
+    edit_config(draft, lambda c: c.update(pard_token=MASK_TOKEN))
+    assert configure(target, draft, method=None, parallel_drafting=None).speculative_config.method == "draft_model"
+    edit_config(draft, lambda c: c.update(architectures=["Unknown"]))
+    with pytest.raises(ValueError, match="Unknown"):
+        configure(target, draft, method=None, parallel_drafting=None)
 
 
 def test_a_peagle_head_needs_no_method(target: Path, head: Path):
