@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/*/README.md")}
 )
-FOLDERS = re.compile(r"(?<![\w.])(?:/home|/root|/tmp|/usr|/opt|/work|/var|~)/")
+FOLDERS = re.compile(r"""(?:^|[\s"'(=])(?:/[a-z]|~/)|://""", re.MULTILINE)  # absolute paths and hosts
 
 
 def shown(page: Path) -> list[str]:
