@@ -68,8 +68,11 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
 
     scale("p-eagle*", 1 / 9)
     ran = run(monkeypatch, *command)
-    assert ran.out.splitlines()[-1] == "Speculation does not pay here: leave --speculative-config out."
-    assert ran.out.count("no speculation; K=") == 2
+    assert ran.out.splitlines()[-1] == "No depth is faster beyond the error: leave --speculative-config out."
+    assert ran.out.count("no speculation; K=") == 2 and "on an idle machine" not in ran.out
+    scale("p-eagle*r1*", 9 * 1.8)  # as before, but repeats that differ by more than what speculation gains
+    scale("p-eagle*r2*", 9 * 0.2)
+    assert "on an idle machine" in run(monkeypatch, *command).out
     prompts.write_text("Another one.\n")
     assert "holds results of other prompts or options" in only_line(run(monkeypatch, *command))
 

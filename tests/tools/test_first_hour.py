@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/*/README.md")}
 )
-FOLDERS = re.compile(r"(?<![\w.])(?:/home|/root|/tmp|/usr|/opt|/work|/var|~)/")
+FOLDERS = re.compile(r"""(?:^|[\s"'(=])(?:/[a-z]|~/)|://""", re.MULTILINE)  # absolute paths and hosts
 
 
 def shown(page: Path) -> list[str]:
@@ -23,7 +23,9 @@ def shown(page: Path) -> list[str]:
     calls = []
     for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         typed = re.findall(r"^\$ (.*)$", block, re.MULTILINE) or block.splitlines()
-        calls += [part for line in typed for part in line.split(" && ") if part.startswith("peagle-vllm ")]
+        calls += [
+            part for line in typed for part in re.split(r" (?:&&|\|\|) ", line) if part.startswith("peagle-vllm ")
+        ]
     return [call.replace("[--", "--").replace("]", "") for call in calls]
 
 

@@ -82,7 +82,9 @@ def answer(measured: "Sequence[Point]", suite: "Suite", head: str) -> Iterator[s
     yield f"Depths within {found.error:.0%}, the error, count as equal: the smallest of them is taken."
     yield from (f"Warning: {line}" for line in warnings(init.DATASET, measured))
     if not found.config:
-        yield "Speculation does not pay here: leave --speculative-config out."
+        if any(row.choice.close for row in found.rows):
+            yield "What speculation gains is within the error: measure again on an idle machine, into other --results."
+        yield "No depth is faster beyond the error: leave --speculative-config out."
         return
     last = found.schedule[-1][2]
     yield f"Measured on these prompts and this machine; beyond c={found.known_to} vLLM goes on with the last K, {last}."
