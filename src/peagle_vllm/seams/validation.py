@@ -174,6 +174,9 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         raise refuse(
             "enable_adaptive_verification and num_speculative_tokens_per_batch_size do not go together; leave one out"
         )
+    if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
+        # V1 knows the method "synthetic" alone, and takes any other for "standard".
+        raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
     for name, why in (
         ("prefill_context_parallel_size", "splits a prompt over ranks and the drafter needs it whole"),
         ("decode_context_parallel_size", "shards the drafter's KV cache, which is not supported yet"),

@@ -170,6 +170,19 @@ def test_context_parallelism(target: Path, head: Path, name: str):
         validation._check_whole(config)
 
 
+def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from vllm.config import VllmConfig
+
+    from peagle_vllm.seams import validation
+
+    says = "rejection_sample_method=block needs Model Runner V2, this engine runs V1"
+    assert says in refusal(target, head, rejection_sample_method="block")
+    config = configure(target, head)
+    config.speculative_config.rejection_sample_method = "block"
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    validation._check_whole(config)
+
+
 def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Path, head: Path):
     aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws", aux_layers=(1, 3, 6)))
 
