@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks/results"
 DEMO_RESULT = RESULTS / "demo.json"
 DIAGNOSE_SESSION = RESULTS / "diagnose.md"
+DIAGNOSE_FAULTS = RESULTS / "diagnose.json"
 TINY_SWEEP = RESULTS / "tiny-cpu"
 
 
@@ -171,6 +172,7 @@ def heads() -> str:
         for name in ("inspect", "convert"):
             text = between(text, name, session(Path(folder), *SESSIONS[name]))
     text = between(text, "diagnose", DIAGNOSE_SESSION.read_text())
+    text = between(text, "diagnose-faults", diagnose_faults(json.loads(DIAGNOSE_FAULTS.read_text())))
     text = between(text, "inspect-json", fields("inspect --json", INSPECTED))
     return between(text, "diagnose-json", fields("diagnose --json", DIAGNOSED))
 
@@ -216,9 +218,20 @@ def session(folder: Path, *commands: str) -> str:
 def diagnose_session() -> str:
     """Runs engines: the tiny pair with another mask token than its own."""
     engine = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-    os.environ.update(engine, PYTHONWARNINGS="ignore", VLLM_CPU_KVCACHE_SPACE="1")
+    os.environ.update(engine, PYTHONWARNINGS="ignore")
     with tempfile.TemporaryDirectory() as folder:
         return session(Path(folder), *SESSIONS["diagnose"])
+
+
+def diagnose_faults(result: dict) -> str:
+    faults, healthy = result["faults"], result["healthy"]
+    named = f"{sum(row['named'] for row in faults)} of {len(faults)} planted faults are named"
+    silent = f"{sum(not row['said'] for row in healthy)} of {len(healthy)} healthy heads get no word"
+    slowest = max(row["seconds"] for row in faults + healthy)
+    rows = [f"| {row['fault']} | {row['said'][0] if row['said'] else ''} | {row['seconds']:.0f} |" for row in faults]
+    first = f"On the tiny pairs {named}, and {silent}; the slowest took {slowest:.0f} s on one core."
+    first = f"{first} {_where(result, 'diagnose')}"
+    return "\n".join([first, "", "| planted | said first | seconds |", "|---|---|---|", *rows])
 
 
 def fields(command: str, described: dict[str, str]) -> str:

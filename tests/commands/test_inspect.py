@@ -191,7 +191,7 @@ def test_a_sound_eagle3_head_comes_with_its_config(tmp_path: Path, monkeypatch: 
     assert "hidden_size is 128" in run(monkeypatch, "inspect", EAGLE3, "--target", QWEN3).out
     shutil.copytree(EAGLE3, tmp_path / "other")
     config = json.loads((EAGLE3 / "config.json").read_text())
-    del config["speculators_config"], config["speculators_model_type"]
+    del config["speculators_config"], config["speculators_model_type"], config["target_hidden_size"]
     config |= config.pop("transformer_layer_config") | {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}
     (tmp_path / "other/config.json").write_text(json.dumps(config))
     data = inspected(monkeypatch, tmp_path / "other")

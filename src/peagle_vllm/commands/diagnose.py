@@ -88,7 +88,7 @@ def diagnose(
         except OSError as error:
             fail(f"{out} cannot be written ({error.strerror}); name another file for --out")
     latest: list[Diagnosis] = []
-    began = time.monotonic()
+    measured_at: list[float] = []
 
     def keep(found: "Diagnosis") -> str:
         text = json.dumps(as_dict(setup, found, hints), indent=2)
@@ -98,7 +98,8 @@ def diagnose(
 
     def progress(found: "Diagnosis", left: int) -> None:
         latest[:] = [found]
-        _say(found, left, began)
+        measured_at.append(time.monotonic())
+        _say(found, left, measured_at[-1] - measured_at[0])
         keep(found)
 
     try:
@@ -125,15 +126,16 @@ def diagnose(
     raise typer.Exit(1 if result.odd or result.causes or not result.complete else 0)
 
 
-def _say(found: "Diagnosis", left: int, began: float) -> None:
-    """A line on stderr for each measurement: what is lost when the command is killed has been said."""
-    if not found.trials:
-        line = f"acceptance length {found.curve.length:.2f}"
-    else:
+def _say(found: "Diagnosis", left: int, seconds: float) -> None:
+    """A line on stderr for each measurement; ``seconds`` is what all trials took so far."""
+    line = f"acceptance length {found.curve.length:.2f}; {left} changes left"
+    if found.trials:
         trial = found.trials[-1]
-        line = f"{trial.intervention.change}: {trial.before.length:.2f} -> {trial.after.length:.2f}"
-    seconds = (time.monotonic() - began) / (len(found.trials) + 1) * left
-    print(f"{line}; {left} changes left, about {seconds:.0f} s", file=sys.stderr)
+        line = (
+            f"{trial.intervention.change}: {trial.before.length:.2f} -> {trial.after.length:.2f}; {left} changes left"
+        )
+        line += f", about {seconds / len(found.trials) * left:.0f} s"
+    print(line, file=sys.stderr)
 
 
 def _live(url: str, as_json: bool) -> None:

@@ -104,10 +104,11 @@ def _of_target(setup: Setup, head: Head, target: Target) -> Iterator[Interventio
     own, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
     if own and its:
         theta, wanted = own.pop("rope_theta"), its.pop("rope_theta")
-        for kind, now, then, rope in (
+        ropes: tuple[tuple[Kind, Any, Any, dict[str, Any]], ...] = (
             ("rope theta", theta, wanted, {**own, "rope_theta": wanted}),
             ("rope scaling", own, its, {**its, "rope_theta": theta}),
-        ):
+        )
+        for kind, now, then, rope in ropes:
             if now != then:
                 mend = f'set "rope_parameters" to {rope}: {head.layer_place}'
                 yield Intervention(kind, f"{kind} {then}, the target's, for {now}", replace(setup, rope=rope), mend)
