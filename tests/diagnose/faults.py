@@ -94,7 +94,7 @@ FAULTS: Mapping[str, Case] = {
         "cause: the parts of mask_hidden in the order [2, 1, 0]",
         mask_hidden(lambda m: m.view(3, -1)[[2, 1, 0]].reshape(m.shape)),
     ),
-    "mask_hidden rotated": Case(*QWEN, "look at the mask inputs", mask_hidden(lambda m: m.roll(17))),
+    "mask_hidden rotated": Case(*QWEN, "mask_hidden", mask_hidden(lambda m: m.roll(17))),
     "norm_before_residual": Case(*LLAMA, "cause: norm_before_residual False", config(norm_before_residual=True)),
     "fc_norm": Case(*LLAMA, "fc_norm is set, the weights hold no fc_norm", config(fc_norm=True)),
     "norm_before_fc": Case(*QWEN, "norm_before_fc is set", config(norm_before_fc=True)),

@@ -84,7 +84,7 @@ def diagnose(
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     if out is not None:
         try:
-            out.touch()
+            out.open("a").close()
         except OSError as error:
             fail(f"{out} cannot be written ({error.strerror}); name another file for --out")
     latest: list[Diagnosis] = []
