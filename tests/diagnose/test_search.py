@@ -1,14 +1,17 @@
 """Causes are named by what helped, and only then: on simulated pairs, whose faults are known."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from peagle_vllm.acceptance import Acceptance
 from peagle_vllm.diagnose.interventions import Intervention, Setup, interventions, setup_of
 from peagle_vllm.diagnose.prompts import read_prompts
+from peagle_vllm.diagnose.report import show
 from peagle_vllm.diagnose.search import LEAST_GAIN, Measured, diagnose, oddities
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
@@ -86,6 +89,16 @@ def test_a_fault_is_named(setup: Setup, kind: str):
 def test_two_faults_are_both_named():
     setup = replace(RIGHT, aux_layers=(3, 6, 8), chat_template=False)
     assert sorted(causes(setup, Pair(cost=0.25))) == ["aux layers", "chat template"]
+
+
+def test_a_part_of_the_cause_is_told_as_a_part():
+    for cost, is_part in ((0.3, False), (0.12, True)):
+        found = diagnose(
+            replace(RIGHT, mask_token_id=40), Pair(cost=cost, share=0.75 if not is_part else 0.5), proposed
+        )
+        console = Console(width=80, record=True, file=io.StringIO())
+        show(console, RIGHT, found, [])
+        assert found.causes and ("mends a part only" in console.export_text()) is is_part
 
 
 def test_what_helps_too_little_is_not_named():

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from peagle_vllm.acceptance import Acceptance
 from peagle_vllm.diagnose.interventions import Setup
-from peagle_vllm.diagnose.search import LEAST_GAIN, Diagnosis, Trial, usual_rates
+from peagle_vllm.diagnose.search import LEAST_GAIN, Diagnosis, Trial, oddities, usual_rates
 
 SCHEMA = 1
 FIELDS = {
@@ -81,6 +81,8 @@ def show(console: Console, setup: Setup, found: Diagnosis, differences: list[str
         console.print(Text("mend     ", "green") + Text(trial.intervention.mend, "default"), soft_wrap=True)
     if not found.complete:
         console.print(Text("stopped before the end", "yellow"))
+    elif found.causes and oddities(found.causes[-1].after):
+        console.print(Text("still odd with that: it mends a part only, or there is another cause", "yellow"))
     elif not found.causes:
         console.print(Text("no cause: no change raised the acceptance length beyond noise", "green"))
 
