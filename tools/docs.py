@@ -226,12 +226,13 @@ def diagnose_session() -> str:
 def diagnose_faults(result: dict) -> str:
     faults, healthy = result["faults"], result["healthy"]
     named = f"{sum(row['named'] for row in faults)} of {len(faults)} planted faults are named"
-    silent = f"{sum(not row['said'] for row in healthy)} of {len(healthy)} healthy heads get no word"
+    silent = f"{sum(not row['said'] for row in healthy)} of {len(healthy)} healthy heads are called healthy"
     slowest = max(row["seconds"] for row in faults + healthy)
-    rows = [f"| {row['fault']} | {row['said'][0] if row['said'] else ''} | {row['seconds']:.0f} |" for row in faults]
-    first = f"On the tiny pairs {named}, and {silent}; the slowest took {slowest:.0f} s on one core."
+    said = {row["fault"]: "; ".join(row["said"]).replace("|", "\\|") or "nothing: not named" for row in faults}
+    rows = [f"| {row['fault']} | {said[row['fault']]} | {row['seconds']:.0f} |" for row in faults]
+    first = f"On the tiny pairs {named}, and {silent}; the slowest took {slowest:.0f} s on a busy machine."
     first = f"{first} {_where(result, 'diagnose')}"
-    return "\n".join([first, "", "| planted | said first | seconds |", "|---|---|---|", *rows])
+    return "\n".join([first, "", "| planted | said | seconds |", "|---|---|---|", *rows])
 
 
 def fields(command: str, described: dict[str, str]) -> str:
