@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks/results"
 DEMO_RESULT = RESULTS / "demo.json"
 DIAGNOSE_SESSION = RESULTS / "diagnose.md"
+DIAGNOSE_FAULTS = RESULTS / "diagnose.json"
 TINY_SWEEP = RESULTS / "tiny-cpu"
 
 
@@ -97,6 +98,7 @@ def heads() -> str:
     for name in ("inspect", "convert"):
         text = between(text, name, session(text.split(f"<!-- {name}: begin -->")[1].split("<!--")[0]))
     text = between(text, "diagnose", DIAGNOSE_SESSION.read_text())
+    text = between(text, "diagnose-faults", diagnose_faults(json.loads(DIAGNOSE_FAULTS.read_text())))
     text = between(text, "inspect-json", fields("inspect --json", INSPECTED))
     return between(text, "diagnose-json", fields("diagnose --json", DIAGNOSED))
 
@@ -118,6 +120,18 @@ def session(shown_before: str, **environment: str) -> str:
             output = [row.rstrip() for row in [*done.stdout.splitlines(), *errors]]
             shown += [f"$ {command}", *output, *([f"(exit status {done.returncode})"] if done.returncode else []), ""]
     return "\n".join(["```console", *shown[:-1], "```"])
+
+
+def diagnose_faults(result: dict) -> str:
+    faults, healthy = result["faults"], result["healthy"]
+    named = f"{sum(row['named'] for row in faults)} of {len(faults)} planted faults are named"
+    silent = f"{sum(not row['said'] for row in healthy)} of {len(healthy)} healthy heads are called healthy"
+    slowest = max(row["seconds"] for row in faults + healthy)
+    said = {row["fault"]: "; ".join(row["said"]).replace("|", "\\|") or "nothing: not named" for row in faults}
+    rows = [(row["fault"], said[row["fault"]], f"{row['seconds']:.0f}") for row in faults]
+    first = f"On the tiny pairs {named}, and {silent}; the slowest took {slowest:.0f} s on a busy machine."
+    first = f"{first} {_where(result, 'diagnose')}"
+    return f"{first}\n\n{table(('planted', 'said', 'seconds'), rows)}"
 
 
 def fields(command: str, described: dict[str, str]) -> str:
@@ -200,7 +214,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.diagnose:  # the tiny pair with another mask token than its own
         engine = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-        quiet = {"PYTHONWARNINGS": "ignore", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        quiet = {"PYTHONWARNINGS": "ignore"}
         DIAGNOSE_SESSION.write_text(session(DIAGNOSE_SESSION.read_text(), **engine, **quiet) + "\n")
     stale = outdated()
     if args.check:

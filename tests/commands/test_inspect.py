@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from peagle_vllm.heads.report import FIELDS, SCHEMA
 from tests.commands.running import only_line, run
 from tests.heads import published, writers
 from tests.heads.writers import DRAFT_VOCAB, FOREIGN, HIDDEN, LAYERS, SERVED, VOCAB
-from tests.models import PEAGLE, QWEN3, TARGET
+from tests.models import EAGLE3, PEAGLE, QWEN3, TARGET
 
 
 def inspected(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict:
@@ -169,6 +171,46 @@ def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch):
     assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", "no/where"))
     assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
+
+
+def test_a_plain_model_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", TARGET)
+    assert (ran.code, ran.err) == (1, "")
+    assert f"unfit    {TARGET} is a target, not a head; name a head, and this model as --target" in ran.out
+    config = json.loads((TARGET / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "with pictures", "text_config": config}))
+    assert f"{tmp_path} is a target, not a head" in only_line(run(monkeypatch, "inspect", tmp_path))
+
+
+def test_a_sound_eagle3_head_comes_with_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", EAGLE3, "--target", TARGET)
+    assert (ran.code, ran.err) == (0, "")
+    config = {"method": "eagle3", "model": str(EAGLE3), "num_speculative_tokens": 5}
+    assert f"--speculative-config '{json.dumps(config)}'" in ran.out
+    assert "an EAGLE-3 head, which drafts its tokens one after the other; fits" in ran.out
+    assert "hidden_size is 128" in run(monkeypatch, "inspect", EAGLE3, "--target", QWEN3).out
+    shutil.copytree(EAGLE3, tmp_path / "other")
+    config = json.loads((EAGLE3 / "config.json").read_text())
+    del config["speculators_config"], config["speculators_model_type"], config["target_hidden_size"]
+    config |= config.pop("transformer_layer_config") | {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}
+    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    data = inspected(monkeypatch, tmp_path / "other")
+    assert data["kind"] == "eagle3" and "is not checked here" in data["problems"][0]["line"]
+
+
+def test_a_bad_target_is_named_as_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.json").write_text("{}")
+    line = only_line(run(monkeypatch, "inspect", PEAGLE, "--target", tmp_path))
+    assert line == f"peagle-vllm: target: hidden_size is missing: {tmp_path}/config.json; add it"
+
+
+def test_an_unreachable_hub_is_no_wrong_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "peagle_vllm.cli", "inspect", "some/head"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "some/head is not a folder, and the hub cannot be reached (" in done.stderr
+    assert "check the name" not in done.stderr
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,75 +8,78 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_vllm.diagnose.engine import VllmMeasure
 from peagle_vllm.diagnose.report import FIELDS
 from tests import engines
-from tests.commands.running import only_line, run
-from tests.models import EAGLE3, PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
+from tests.commands.running import Ran, only_line, run
+from tests.diagnose.faults import FAULTS, HEALTHY, UNNAMED, said
+from tests.models import EAGLE3, PEAGLE, TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
-ENGINE = json.dumps({"dtype": "float32", "kv_cache_memory_bytes": 1 << 28})
+ENGINE = json.dumps({"dtype": "float32"})
+QUICK = ("rope scaling", "fc_norm", "d2t with target ids", "tiny-qwen3-peagle, K=5")
 
 
-def diagnosed(monkeypatch: pytest.MonkeyPatch, target: Path, head: Path, *options: object) -> dict:
+def some(names: object) -> list:
+    """QUICK ones in every run, all in the full one."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in names]
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, target: Path, head: Path, *options: object) -> Ran:
     engines.shut_down()
-    options = (*options, "--max-tokens", 48, "--engine", ENGINE, "--json")
     with engines.no_collection():
-        ran = run(monkeypatch, "diagnose", "--target", target, "--head", head, *options)
+        return run(monkeypatch, "diagnose", "--target", target, "--head", head, *options, "--engine", ENGINE, "--json")
+
+
+@pytest.mark.parametrize("name", some(FAULTS))
+def test_a_planted_fault_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    case = FAULTS[name]
+    ran = diagnosed(monkeypatch, *case.write(tmp_path), *case.options)
+    assert case.is_named(said(ran.out, ran.err)) is (name not in UNNAMED), said(ran.out, ran.err)
+
+
+@pytest.mark.parametrize("name", some(HEALTHY))
+def test_a_healthy_head_gets_no_cause(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target, head, k = HEALTHY[name]
+    ran = diagnosed(monkeypatch, target, head, "-k", k, "--out", tmp_path / "out.json")
     data = json.loads(ran.out)
     assert list(data) == list(FIELDS)
-    assert ran.code == (1 if data["odd"] else 0)
-    return data
+    assert (ran.code, said(ran.out, ran.err)) == (0, [])
+    assert data["complete"] and data["drafts"] > 80 and len(data["trials"]) > 10
+    progress = [line for line in ran.err.splitlines() if "changes left" in line]
+    assert len(progress) == len(data["trials"]) + 1
+    assert json.loads((tmp_path / "out.json").read_text()) == data
 
 
-def copied(head: Path, folder: Path, **fields: object) -> Path:
-    shutil.copytree(head, folder)
-    config = json.loads((folder / "config.json").read_text()) | fields
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    measured = []
 
+    def measure(self: VllmMeasure, setup: object) -> object:
+        from tests.diagnose.test_search import Pair
 
-@pytest.mark.parametrize("pair", [(TARGET, PEAGLE), (TARGET, PEAGLE_REDUCED), (QWEN3, QWEN3_PEAGLE)], ids=str)
-def test_healthy_heads_get_no_cause(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
-    data = diagnosed(monkeypatch, *pair)
-    assert (data["odd"], data["trials"], data["causes"]) == ([], [], [])
-    assert data["acceptance_length"] > 3 and data["drafts"] > 80
+        measured.append(setup)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        print("a log line of vLLM")
+        return Pair()(setup)
 
-
-def only_cause(data: dict) -> dict:
-    (cause,) = data["causes"]
-    before, after = cause["acceptance_length"]
-    assert before == data["acceptance_length"] and after >= 1.15 * before
-    return cause
-
-
-def test_another_mask_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    data = diagnosed(monkeypatch, TARGET, copied(PEAGLE, tmp_path / "head", mask_token_id=300))
-    cause = only_cause(data)
-    assert cause["change"] == "mask token 6 (<|mask|>) for 300"
-    assert 'set "mask_token_id" to 6' in cause["mend"]
-    assert {trial["kind"] for trial in data["trials"]} >= {"aux layers", "mask token", "K"}
-
-
-def test_other_aux_layers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    planted = copied(QWEN3_PEAGLE, tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    cause = only_cause(diagnosed(monkeypatch, QWEN3, planted))
-    assert cause["kind"] == "aux layers"
-    assert "eagle_aux_hidden_state_layer_ids" in cause["mend"]
-
-
-def test_raw_prompts_are_named(monkeypatch: pytest.MonkeyPatch):
-    cause = only_cause(diagnosed(monkeypatch, QWEN3, QWEN3_PEAGLE, "--raw"))
-    assert cause["kind"] == "chat template"
+    monkeypatch.setattr(VllmMeasure, "__call__", measure)
+    ran = run(monkeypatch, "diagnose", "--target", TARGET, "--head", PEAGLE, "--json", "--out", tmp_path / "out.json")
+    data = json.loads(ran.out)
+    assert (ran.code, data["complete"], len(data["trials"])) == (1, False, 2)
+    assert json.loads((tmp_path / "out.json").read_text()) == data
+    assert ran.err.count("a log line of vLLM") == 3
 
 
 def test_what_inspect_finds_needs_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    planted = copied(PEAGLE, tmp_path / "head")
+    planted = tmp_path / "head"
+    shutil.copytree(PEAGLE, planted)
     weights = load_file(planted / "model.safetensors")
     weights["mask_hidden"] = torch.zeros_like(weights["mask_hidden"])
     save_file(weights, planted / "model.safetensors")
-    monkeypatch.setattr("peagle_vllm.diagnose.engine.VllmMeasure._engine", lambda *_: pytest.fail("an engine started"))
-    for head, line in ((planted, "mask_hidden is all zeros"), (EAGLE3, "is no P-EAGLE head")):
+    monkeypatch.setattr(VllmMeasure, "__call__", lambda *_: pytest.fail("an engine started"))
+    for head, line in ((planted, "mask_hidden is all zeros"), (EAGLE3, "is no P-EAGLE head"), (TARGET, "is a target")):
         ran = run(monkeypatch, "diagnose", "--target", TARGET, "--head", head)
         assert (ran.code, ran.out) == (1, "")
         assert line in ran.err
@@ -84,8 +87,10 @@ def test_what_inspect_finds_needs_no_engine(tmp_path: Path, monkeypatch: pytest.
 
 def test_unreadable_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pair = ("--target", TARGET, "--head", PEAGLE)
+    assert "are needed, or --url" in only_line(run(monkeypatch, "diagnose", "--target", TARGET))
     assert "cannot be read" in only_line(run(monkeypatch, "diagnose", *pair, "--prompts", tmp_path / "absent"))
     assert "not a JSON object" in only_line(run(monkeypatch, "diagnose", *pair, "--engine", "[]"))
+    assert "cannot be written" in only_line(run(monkeypatch, "diagnose", *pair, "--out", tmp_path))
     assert "is not a folder" in only_line(run(monkeypatch, "diagnose", "--target", "no/where", "--head", PEAGLE))
     line = only_line(run(monkeypatch, "diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
     assert "vLLM cannot run this pair" in line and "no_such_argument" in line

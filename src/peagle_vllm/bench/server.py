@@ -12,11 +12,11 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from peagle_vllm.acceptance import samples
 from peagle_vllm.bench import BenchError, processes
 from peagle_vllm.bench.cells import Cell, DraftSteps
 from peagle_vllm.bench.suite import Suite
@@ -169,14 +169,6 @@ class Gauges:
         used = output_of("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
         with contextlib.suppress(ValueError):  # a GPU that shares the system's memory has no number here
             self.gpu_memory_mib += [sum(map(float, used))] if used else []
-
-
-def samples(metrics: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of each line of ``/metrics``."""
-    from prometheus_client.parser import text_string_to_metric_families  # comes with vLLM
-
-    for family in text_string_to_metric_families(metrics):
-        yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)
 
 
 def draft_steps_of(metrics: str) -> DraftSteps | None:

@@ -1,9 +1,10 @@
 """What the subcommands share: their common arguments, and how they end."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -56,6 +57,20 @@ def conversations(prompts: Path) -> "list[Messages]":
         fail(f"{prompts} cannot be read ({error.strerror})")
     except ValueError as error:
         fail(str(error))
+
+
+@contextmanager
+def logs_on_stderr() -> Iterator[None]:
+    """Send what vLLM, its libraries and its processes write to stdout to stderr: stdout is for the result."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def json_object(text: str) -> dict[str, Any]:

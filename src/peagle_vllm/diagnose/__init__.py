@@ -2,8 +2,9 @@
 time: a cause is named only when mending it raised the acceptance length.
 
 prompts.py        what the pair is measured with
-interventions.py  the one thing that may be changed
+interventions.py  the one thing that may be changed; what the head's files have otherwise than its target's
 search.py         which acceptance is usual, and which changes help
-engine.py         measuring a setup in vLLM
+engine.py         measuring setups in one engine
 report.py         for people and for machines
+live.py           what a running server's counters mean
 """

@@ -1,55 +1,68 @@
-"""Measuring a setup in vLLM: one engine for each head and K, prompts greedily, acceptance from vLLM's own counters."""
+"""Measuring setups in vLLM: one engine for all of them, whose loaded head is changed in place.
+
+Prompts run greedily, so the target's text stays the same. Acceptance comes from vLLM's own counters; the rounds that
+each answer took show how sure a difference is.
+"""
 
 import dataclasses
 import functools
 import gc
 import os
-import tempfile
-from pathlib import Path
 from typing import Any, Self
 
-from peagle_vllm.acceptance import Acceptance, read_engine
+from peagle_vllm.acceptance import read_engine
 from peagle_vllm.diagnose.interventions import Setup
 from peagle_vllm.diagnose.prompts import Messages
-from peagle_vllm.heads.convert import config_for, write_json
-from peagle_vllm.heads.files import EDGE, INDEX
-from peagle_vllm.heads.head import Head
+from peagle_vllm.diagnose.search import Measured
+
+KV_CACHE_BYTES = 2 << 30
 
 
 class VllmMeasure:
     """Runs setups of one pair. A context manager: its end shuts the engine down.
 
     Args:
+        served: how the head's files would be served.
         conversations: each prompt as chat messages.
         max_tokens: the longest answer to each prompt.
         llm: more arguments for ``vllm.LLM``.
     """
 
-    def __init__(self, target: str, head: Head, conversations: list[Messages], max_tokens: int, llm: dict[str, Any]):
+    def __init__(self, target: str, head: str, conversations: list[Messages], max_tokens: int, llm: dict[str, Any]):
         self.target, self.head, self.conversations, self.max_tokens = target, head, conversations, max_tokens
         self.llm_arguments = llm
-        self._live: tuple[tuple, Any] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="peagle-diagnose-")
+        self._llm: Any = None
 
     def __enter__(self) -> Self:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
         from peagle_vllm import plugin
 
         plugin.register()  # idempotent; an installed package is registered through its entry point too
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shut_down()
-        self._folder.cleanup()
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
 
-    def __call__(self, setup: Setup) -> Acceptance:
+    def __call__(self, setup: Setup) -> Measured:
         from vllm import SamplingParams
 
-        llm = self._engine(setup)
-        prompts = [{"prompt_token_ids": ids} for ids in self.prompt_ids(setup)]
-        before = read_engine(llm)
-        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=self.max_tokens), use_tqdm=False)
-        return read_engine(llm).since(before)
+        self._llm = self._llm or self._start(setup)
+        self._llm.collective_rpc(apply, args=(setup,))
+        before, engine, prompts = read_engine(self._llm), self._llm.llm_engine, self.prompt_ids(setup)
+        for number, ids in enumerate(prompts):
+            greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
+            engine.add_request(f"{before.num_drafts}-{number}", {"prompt_token_ids": ids}, greedy)
+        rounds, tokens = [-1] * len(prompts), [-1] * len(prompts)  # the prompt's own round makes one token
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                number = int(output.request_id.rpartition("-")[2])
+                rounds[number] += 1
+                tokens[number] = len(output.outputs[0].token_ids) - 1
+        lengths = tuple(made / max(1, took) for made, took in zip(tokens, rounds, strict=True))
+        return Measured(read_engine(self._llm).since(before), lengths)
 
     def prompt_ids(self, setup: Setup) -> list[list[int]]:
         """Token ids of every prompt under this setup."""
@@ -63,58 +76,69 @@ class VllmMeasure:
         return prompts
 
     @functools.cached_property
+    def has_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @functools.cached_property
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.target)
 
-    def _engine(self, setup: Setup) -> Any:
-        key = (setup.aux_layers, setup.mask_token_id, setup.k)
-        if self._live is not None and self._live[0] == key:
-            return self._live[1]
-        self._shut_down()
+    def _start(self, setup: Setup) -> Any:
         from vllm import LLM
 
         gc.freeze()  # vLLM collects garbage seven times a start; its modules' million objects need not be scanned
-        longest = max(len(ids) for ids in self.prompt_ids(dataclasses.replace(setup, prompt_tokens=None)))
+        forms = [dataclasses.replace(setup, prompt_tokens=None, chat_template=c) for c in (False, self.has_template)]
+        longest = max(len(ids) for form in forms for ids in self.prompt_ids(form))
         arguments: dict[str, Any] = {
             "model": self.target,
-            "enforce_eager": True,  # graphs change the time to start, not acceptance
+            "enforce_eager": True,  # a graph or compiled code would keep what ``apply`` changes
             "max_model_len": longest + self.max_tokens + 2 * setup.k + 64,
+            "max_num_seqs": len(self.conversations),
+            # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
+            "kv_cache_memory_bytes": KV_CACHE_BYTES,
+            "gpu_memory_utilization": 0.05,
             "enable_prefix_caching": False,
             "disable_log_stats": False,  # they are what is read
             "seed": 0,
             "use_tqdm_on_load": False,
         }
-        speculative = {
-            "method": "eagle3",
-            "model": str(self._variant(setup)),
-            "num_speculative_tokens": setup.k,
-            "parallel_drafting": True,
-        }
-        llm = LLM(**arguments | self.llm_arguments, speculative_config=speculative)
-        self._live = key, llm
-        return llm
+        speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": setup.k}
+        return LLM(**arguments | self.llm_arguments, speculative_config=speculative | {"parallel_drafting": True})
 
-    def _variant(self, setup: Setup) -> Path:
-        """A folder with the head's weights, linked, and a config that names the setup's layers and mask token."""
-        assert self.head.folder is not None
-        folder = Path(self._folder.name) / "-".join(map(str, (setup.mask_token_id, *setup.aux_layers)))
-        if folder.exists():
-            return folder
-        folder.mkdir()
-        varied = dataclasses.replace(
-            self.head, aux_layer_ids=setup.aux_layers, mask_token_id=setup.mask_token_id, mask_token_key="mask_token_id"
-        )
-        write_json(folder / "config.json", config_for(varied, "vllm", None))
-        files = {info.file for info in self.head.tensors.values()}
-        for file in (*files, INDEX, EDGE):
-            source = self.head.folder / file
-            if source.exists():
-                (folder / file).symlink_to(source.resolve())
-        return folder
 
-    def _shut_down(self) -> None:
-        if self._live is not None:
-            self._live[1].llm_engine.engine_core.shutdown()
-            self._live = None
+def apply(worker: Any, setup: Setup) -> None:
+    """Make the loaded pair of this worker run as ``setup`` says; what it leaves open, as it was loaded."""
+    runner = worker.model_runner
+    drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)  # V2's, V1's
+    runner.model.set_aux_hidden_state_layers(setup.aux_layers)
+    if drafter is None:  # another pipeline stage drafts
+        return
+    model = drafter.model
+    attentions = [layer.self_attn for layer in model.model.layers]
+    norms = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    if not hasattr(drafter, "as_loaded"):
+        drafter.as_loaded = model.mask_hidden.clone(), attentions[0].rotary_emb, norms[0].variance_epsilon
+    mask_hidden, rope, eps = drafter.as_loaded
+    drafter.parallel_drafting_token_id = setup.mask_token_id
+    parts = mask_hidden.view(len(setup.aux_layers), -1)
+    model.mask_hidden.copy_(parts[list(setup.mask_order or range(len(parts)))].view_as(mask_hidden))
+    drafter._mask_is_stale = True  # V1 projects it once; V2 in every step
+    first = model.model.layers[0]
+    first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
+    for attention in attentions:
+        attention.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
+    for norm in norms:
+        norm.variance_epsilon = eps if setup.rms_norm_eps is None else setup.rms_norm_eps
+
+
+def _rope(loaded: Any, vllm_config: Any, parameters: dict[str, Any]) -> Any:
+    """vLLM's module for ``rope_parameters``, where ``loaded`` stood."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
+    config = vllm_config.speculative_config.draft_model_config.hf_config
+    with set_current_vllm_config(vllm_config):
+        made = get_rope(loaded.head_size, config.max_position_embeddings, loaded.is_neox_style, parameters)
+    return made.to(loaded.cos_sin_cache.device)

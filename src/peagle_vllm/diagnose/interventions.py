@@ -2,27 +2,43 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice, permutations
 from typing import Any, Literal
 
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.head import Head
-from peagle_vllm.heads.target import Target, Token
+from peagle_vllm.heads.target import Target, Token, read_tokens
 
-Kind = Literal["chat template", "aux layers", "mask token", "K", "prompt length"]
+Kind = Literal[
+    "chat template",
+    "aux layers",
+    "mask token",
+    "mask_hidden",
+    "norm_before_residual",
+    "rope theta",
+    "rope scaling",
+    "rms_norm_eps",
+    "prompt length",
+]
 LONG_PROMPT, SHORT_PROMPT = 512, 256  # tokens
 MOST_MASK_TOKENS = 4
+MOST_ORDERS = 6  # of the parts of mask_hidden
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a pair is run."""
+    """How a pair is run. None: as the head's config has it."""
 
     aux_layers: tuple[int, ...]  # target layers that the head reads
     mask_token_id: int
     k: int  # draft tokens a step
     chat_template: bool = True  # whether prompts go through it
     prompt_tokens: int | None = None  # how much of the end of each prompt is kept; None: all
+    norm_before_residual: bool = False
+    mask_order: tuple[int, ...] | None = None  # of the parts of mask_hidden, one for each aux layer
+    rope: Mapping[str, Any] | None = None  # of the head, as transformers' rope_parameters
+    rms_norm_eps: float | None = None  # of the head
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,9 @@ class Intervention:
 def setup_of(head: Head, target: Target, k: int, chat_template: bool) -> Setup:
     """The pair as it would be served."""
     assert isinstance(head.mask_token_id, int)
-    return Setup(head.aux_layer_ids or default_aux_layers(target.num_layers), head.mask_token_id, k, chat_template)
+    layers = tuple(sorted(head.aux_layer_ids or default_aux_layers(target.num_layers)))  # as vLLM sorts them
+    norm = head.norms["norm_before_residual"]
+    return Setup(layers, head.mask_token_id, k, chat_template, norm_before_residual=norm)
 
 
 def interventions(
@@ -66,13 +84,64 @@ def interventions(
         text = f"mask token {token_id}{f' ({name})' if name else ''} for {setup.mask_token_id}"
         mend = f'set "mask_token_id" to {token_id}: {head.config_file}'
         yield change("mask token", text, mend, mask_token_id=token_id)
-    smaller = min(head.trained_depth or setup.k, (setup.k + 1) // 2)
-    if smaller < setup.k:
-        yield change("K", f"K = {smaller} for {setup.k}", f"set num_speculative_tokens to {smaller}", k=smaller)
+    parts = tuple(range(len(setup.aux_layers)))
+    for order in islice((order for order in permutations(parts) if order != (setup.mask_order or parts)), MOST_ORDERS):
+        text = f"the parts of mask_hidden in the order {list(order)}"
+        mend = f"reorder them so (one part for each aux layer): {head.file_of('mask_hidden')}; or export the head again"
+        yield change("mask_hidden", text, mend, mask_order=order)
+    flipped = not setup.norm_before_residual
+    mend = f'set "norm_before_residual" to {str(flipped).lower()}: {head.config_file}'
+    yield change("norm_before_residual", f"norm_before_residual {flipped}", mend, norm_before_residual=flipped)
+    yield from _of_target(setup, head, target)
     if setup.prompt_tokens is None and longest_prompt > LONG_PROMPT:
         text = f"only the last {SHORT_PROMPT} tokens of each prompt"
         mend = "use a head that was trained on prompts as long as these"
         yield change("prompt length", text, mend, prompt_tokens=SHORT_PROMPT)
+
+
+def _of_target(setup: Setup, head: Head, target: Target) -> Iterator[Intervention]:
+    """What the head's layers are given otherwise than the target's."""
+    own, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
+    if own and its:
+        theta, wanted = own.pop("rope_theta"), its.pop("rope_theta")
+        ropes: tuple[tuple[Kind, Any, Any, dict[str, Any]], ...] = (
+            ("rope theta", theta, wanted, {**own, "rope_theta": wanted}),
+            ("rope scaling", own, its, {**its, "rope_theta": theta}),
+        )
+        for kind, now, then, rope in ropes:
+            if now != then:
+                mend = f'set "rope_parameters" to {rope}: {head.layer_place}'
+                yield Intervention(kind, f"{kind} {then}, the target's, for {now}", replace(setup, rope=rope), mend)
+    eps, wanted = setup.rms_norm_eps or head.served.get("rms_norm_eps"), target.config.get("rms_norm_eps")
+    if wanted is not None and eps != wanted:
+        mend = f'set "rms_norm_eps" to {wanted}: {head.layer_place}'
+        change = f"rms_norm_eps {wanted}, the target's, for {eps}"
+        yield Intervention("rms_norm_eps", change, replace(setup, rms_norm_eps=wanted), mend)
+
+
+def differences(setup: Setup, head: Head, target: Target, has_template: bool) -> Iterator[str]:
+    """What the head's files have otherwise than its target's, a line each: hints, a head may have been trained so.
+
+    Args:
+        has_template: whether the target's tokenizer has a chat template.
+    """
+    for intervention in _of_target(setup, head, target):
+        yield f"{intervention.change}: {head.layer_place}"
+    if not has_template:
+        yield f"{target.name} has no chat template: prompts go raw; a head trained on chats needs that of its training"
+    if head.folder and (head.folder / "tokenizer.json").exists():
+        own, its = read_tokens(str(head.folder)), read_tokens(target.name)
+        if other := [i for i in sorted(own.keys() & its.keys()) if own[i].text != its[i].text]:
+            first = f"token {other[0]} is {own[other[0]].text!r}, {target.name} has {its[other[0]].text!r}"
+            yield f"{first}: {head.name}/tokenizer.json; use the head that was trained for this target"
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` in transformers' form, from any; empty where they differ by layer, or are not known."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if not config or any(isinstance(value, dict) for value in rope.values()):
+        return {}
+    return {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": rope.pop("type", "default")} | rope
 
 
 def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:

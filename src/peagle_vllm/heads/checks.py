@@ -20,7 +20,7 @@ from peagle_vllm.heads.check_weights import (
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.edge import edge_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
-from peagle_vllm.heads.head import AGAIN, Head
+from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
 from peagle_vllm.heads.target import Target, Token
 
 THIS_TARGET = "use the head that was trained for this target"
@@ -38,15 +38,21 @@ class Problem:
 
 
 def check(
-    head: Head, target: Target | None = None, token: Token | None = None, *, numbers: bool = False
+    head: Head,
+    target: Target | None = None,
+    token: Token | None = None,
+    *,
+    numbers: bool = False,
+    parallel: bool = True,
 ) -> list[Problem]:
     """Problems of a head for a tool, which needs its weights; a dummy load in vLLM does not.
 
     Args:
         token: what the target's tokenizer calls the head's mask token.
         numbers: whether to read all weights, and look for NaN and Inf.
+        parallel: whether it has to be a P-EAGLE head; else a sound EAGLE-3 head has no problem.
     """
-    problems = check_head(head) if target is None else check_pair(head, target)
+    problems = check_head(head, parallel) if target is None else check_pair(head, target, parallel=parallel)
     if not head.tensors:
         problems.append(Problem(f"no *.safetensors: {head.name}; pickled weights are never read, save them as such"))
     if numbers:
@@ -62,22 +68,33 @@ def check(
     return problems
 
 
-def check_head(head: Head) -> list[Problem]:
-    """Problems of a P-EAGLE head, the most telling first; empty for a sound one."""
-    if head.is_eagle3:
+def check_head(head: Head, parallel: bool = True) -> list[Problem]:
+    """Problems of a P-EAGLE head, or of any where not ``parallel``; the most telling first, empty for a sound one."""
+    if head.kind == "target":
+        return [Problem(f"{head.name} {NO_HEAD}")]
+    if head.kind == "eagle3" and parallel:
         return [
             Problem(
                 f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps): it has neither mask_hidden nor a mask "
                 'token id; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
             )
         ]
+    if head.kind == "eagle3" and head.family is None:
+        what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
+        return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
     fields = list(check_fields(head))
-    lines = [*check_architecture(head), *check_mask_token(head), *fields]
+    lines = [*check_architecture(head), *(check_mask_token(head) if parallel else ()), *fields]
     if head.tensors:
         layers = list(check_layers(head))
         lines += layers
         try:
-            for part in (check_fc, check_mask_hidden, check_norms, check_vocabulary, edge_faults):
+            for part in (
+                check_fc,
+                *([check_mask_hidden] if parallel else []),
+                check_norms,
+                check_vocabulary,
+                edge_faults,
+            ):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))
@@ -86,8 +103,10 @@ def check_head(head: Head) -> list[Problem]:
     return [Problem(line) for line in lines]
 
 
-def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = None) -> list[Problem]:
-    """What is wrong with serving ``head`` for ``target`` as P-EAGLE; empty when all is well.
+def check_pair(
+    head: Head, target: Target, *, num_speculative_tokens: object = None, parallel: bool = True
+) -> list[Problem]:
+    """What is wrong with serving ``head`` for ``target``, as P-EAGLE or, not ``parallel``, at all; empty if nothing.
 
     Args:
         num_speculative_tokens: K, as the user gave it; None where it is left to the head.
@@ -95,11 +114,12 @@ def check_pair(head: Head, target: Target, *, num_speculative_tokens: object = N
     problems: list[Problem] = []
     if num_speculative_tokens is not None:
         problems += [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
-    if not head.is_eagle3:
+    if head.kind == "peagle":
         problems += _beyond_training(head, num_speculative_tokens)
+    if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
         problems += [Problem(line) for line in _sizes(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
-    return problems + check_head(head)
+    return problems + check_head(head, parallel)
 
 
 def num_tokens_faults(value: object) -> Iterator[str]:

@@ -101,9 +101,17 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds
-        raise NotFoundError(
-            f"{model} is not a folder, and the hub does not give it ({one_line(error)}); check the name"
-        ) from None
+        raise NotFoundError(f"{model} is not a folder, and {hub_failure(error, 'it')}") from None
+
+
+UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "Timeout", "TransportError"}
+
+
+def hub_failure(error: Exception, what: str) -> str:
+    """Why the hub does not give ``what``, and how to mend it; by class names, because its HTTP library has changed."""
+    if UNREACHABLE & {base.__name__ for base in type(error).__mro__}:
+        return f"the hub cannot be reached ({one_line(error)}); check the connection, or name a folder"
+    return f"the hub does not give {what} ({one_line(error)}); check the name"
 
 
 def locate(model: str, revision: str | None = None) -> Path | RemoteHead | None:

@@ -26,6 +26,7 @@ from peagle_vllm.heads.files import (
 if TYPE_CHECKING:
     import numpy as np
 
+NO_HEAD = "is a target, not a head; name a head, and this model as --target"
 AGAIN = "take the head's weights from their source again"
 
 
@@ -77,9 +78,11 @@ class Head:
         return self.draft_vocab_size != self.vocab_size
 
     @property
-    def is_eagle3(self) -> bool:
-        """Whether nothing of P-EAGLE is there: an EAGLE-3 head, most likely."""
-        return bool(self.tensors) and not self.has_mask_hidden and self.mask_token_id is None
+    def kind(self) -> Literal["peagle", "eagle3", "target"]:
+        """Without anything of P-EAGLE it is an EAGLE-3 head; without ``fc``, which every head has, a plain model."""
+        if not self.tensors or self.has_mask_hidden or self.mask_token_id is not None:
+            return "peagle"
+        return "eagle3" if self.has("fc") else "target"
 
     @property
     def aux_needed(self) -> int:
@@ -154,6 +157,8 @@ def read_head(source: Path | RemoteHead) -> Head:
     else:
         folder, name = source, str(source)
         config, raw = read_json(source / "config.json"), read_headers(source)
+    if "hidden_size" not in config and isinstance(config.get("text_config"), dict):
+        raise HeadError(f"{name} {NO_HEAD}")
     tensors: dict[str, TensorInfo] = {}
     for info in raw.values():
         other = tensors.setdefault(configs.vllm_name(info.name), info)

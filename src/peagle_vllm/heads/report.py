@@ -25,6 +25,7 @@ SCHEMA = 1
 FIELDS = {
     "schema": "version of this shape, a whole number",
     "head": "folder or hub id, as it was given",
+    "kind": "`peagle`, `eagle3`, or `target` for a plain model",
     "dialect": "`aws`, `speculators`, `nemo`, `specforge`, `flat`, `vllm` or `unknown`",
     "architecture": "the class that vLLM looks up, or null",
     "family": "`llama` or `qwen3`: the layers; null for a class that cannot draft in parallel",
@@ -91,6 +92,7 @@ def report(
     return {
         "schema": SCHEMA,
         "head": head.name,
+        "kind": head.kind,
         "dialect": head.dialect,
         "architecture": head.architecture,
         "family": head.family,
@@ -131,8 +133,8 @@ def report(
             "method": "eagle3",
             "model": head.name,
             "num_speculative_tokens": min(head.trained_depth or 5, 5),
-            "parallel_drafting": True,
-        },
+        }
+        | ({"parallel_drafting": True} if head.kind == "peagle" else {}),
         "target": target
         and {
             "name": target.name,
@@ -181,7 +183,8 @@ def show(console: Console, data: dict[str, Any]) -> None:
         console.print(mark + Text(problem["line"], "default"), soft_wrap=True, highlight=False)
     fits = f"fits {data['target']['name']}" if data["target"] else "sound; --target checks it against its target"
     if data["fit"]:
-        console.print(Text(fits, "green"), soft_wrap=True)
+        kind = "an EAGLE-3 head, which drafts its tokens one after the other; " if data["kind"] == "eagle3" else ""
+        console.print(Text(kind + fits, "green"), soft_wrap=True)
 
 
 def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:

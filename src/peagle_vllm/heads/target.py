@@ -3,13 +3,14 @@
 Reads config.json and the tokenizer's JSON files; no weights, no code of the model.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from peagle_vllm.heads.config import is_whole, size
-from peagle_vllm.heads.files import HeadError, one_line, read_json
+from peagle_vllm.heads.files import HeadError, hub_failure, read_json
 
 MASK_WORDS = ("mask", "pard", "draft", "reserved", "unused", "pad", "unk")
 
@@ -22,6 +23,7 @@ class Target:
     hidden_size: int
     vocab_size: int
     num_layers: int
+    config: Mapping[str, Any] = field(default_factory=dict)  # of its text model, where that was read
 
 
 class Token(NamedTuple):
@@ -44,15 +46,19 @@ def read_target(model: str) -> Target:
     Raises:
         HeadError: its config.json is missing, or lacks a size.
     """
-    config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
-    nested = config.get("text_config")
-    text = nested if isinstance(nested, dict) else config
-    return Target(
-        name=model,
-        hidden_size=size(text, "hidden_size", file),
-        vocab_size=size(text, "vocab_size", file),
-        num_layers=size(text, "num_hidden_layers", file),
-    )
+    try:
+        config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
+        nested = config.get("text_config")
+        text = nested if isinstance(nested, dict) else config
+        return Target(
+            name=model,
+            hidden_size=size(text, "hidden_size", file),
+            vocab_size=size(text, "vocab_size", file),
+            num_layers=size(text, "num_hidden_layers", file),
+            config=text,
+        )
+    except HeadError as error:
+        raise HeadError(f"target: {error}") from None
 
 
 def read_tokens(model: str) -> dict[int, Token]:
@@ -101,10 +107,7 @@ def _path(model: str, file: str) -> Path:
 
         return Path(hub.hf_hub_download(model, file))
     except Exception as error:
-        raise HeadError(
-            f"{model} is not a folder, and the hub gives no {file} ({one_line(error)}); name the target's folder or "
-            "its hub id"
-        ) from None
+        raise HeadError(f"{model} is not a folder, and {hub_failure(error, file)}") from None
 
 
 def _json_or_empty(model: str, file: str) -> dict[str, Any]:
