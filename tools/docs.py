@@ -38,7 +38,12 @@ def readme() -> str:
 
 def performance() -> str:
     text = (ROOT / "docs/performance.md").read_text()
-    for name in ("dispatches", "host_time", "traffic", "memory", "floor", "preparation"):
+    return generated(text, "dispatches", "host_time", "traffic", "memory", "floor", "preparation")
+
+
+def generated(text: str, *scripts: str) -> str:
+    """``text`` with the table of each script of benchmarks/, from its committed result."""
+    for name in scripts:
         result = json.loads((RESULTS / f"{name}.json").read_text())
         columns, rows, notes = importlib.import_module(f"benchmarks.{name}").published(result)
         text = between(text, name, f"{table(columns, rows)}\n\n{notes}; {_where(result, name)}")
@@ -67,7 +72,7 @@ def sharpen() -> str:
         f"{result['minutes']:.0f} minutes (`make sharpen`). ±: one standard error."
     )
     data = table(["head", "prompts to learn from", "AL at the largest K, offline"], by_prompts)
-    page = (ROOT / "docs/sharpen.md").read_text()
+    page = generated((ROOT / "docs/sharpen.md").read_text(), "sampling")
     return between(page, "sharpen", "\n\n".join([table(columns, served), note, data, _where(result, "sharpen")]))
 
 
