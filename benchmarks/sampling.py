@@ -1,8 +1,8 @@
 """Acceptance of a sharpened tiny head at temperatures above 0: how drafts are drawn, how they are verified, how warm.
 
 A draft temperature divides the scores of a position before its token is drawn; an edge holds it as a common factor of
-its two scales. For each temperature every factor is measured, then the best factor of each position together, chosen on
-other prompts than those that are measured. Model Runner V2, in Triton's interpreter where there is no GPU.
+its two scales. "by position": the best of those tried at each position, chosen on other prompts than are measured.
+Block verification is Model Runner V2's, in Triton's interpreter where there is no GPU; the rest is measured on V1.
 """
 
 import statistics
@@ -14,72 +14,61 @@ from benchmarks.heldout import read_prompts
 from peagle_vllm.acceptance import Acceptance, read_engine
 from peagle_vllm.provenance import provenance
 
-TARGET, HEAD = "tiny-llama", "tiny-llama-peagle-sharp"
-TEMPERATURES = (0.7, 1.0)
-DRAFT_TEMPERATURES = (0.7, 1.0, 1.4)
-GROUP, MAX_TOKENS = 12, 64  # prompts in flight, tokens
-GREEDY = "greedy"
+TARGET, HEAD, K = "tiny-llama", "tiny-llama-peagle-sharp", 7
+PROMPTS, GROUP, MAX_TOKENS = 48, 8, 64  # measured, and as many others to choose by; in flight; of an answer
+TEMPERATURES = ("0.7", "1.0")  # keys of JSON
+EVEN = {f"{draft:g}": [draft] * K for draft in (0.6, 0.8, 1.0, 1.25, 1.6)}
+BY_POSITION = "by position"
 WAYS = {
-    GREEDY: {"draft_sample_method": "greedy"},
+    "greedy": {"draft_sample_method": "greedy"},
     "probabilistic": {"draft_sample_method": "probabilistic"},
     "probabilistic, block": {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
 }
 
 
-def measure(way: str, k: int, prompts: int) -> list[dict[str, Any]]:
-    """One row for each temperature and draft temperature, in this process."""
+def measure(way: str, tried: dict[str, dict[str, list[float]]], choosing: bool) -> list[dict[str, Any]]:
+    """One row for each temperature and each of its draft temperatures by position, in this process."""
     prepare_process()
     from vllm import LLM, SamplingParams
 
-    arguments: dict[str, Any] = tiny_pair(TARGET, HEAD, k)
+    arguments: dict[str, Any] = tiny_pair(TARGET, HEAD, K)
     arguments["speculative_config"] |= WAYS[way]
     llm = LLM(**arguments, max_model_len=512, max_num_seqs=GROUP, disable_log_stats=False)
-    asked = read_prompts(llm, arms.ROOT / "models/prompts/heldout.jsonl", 2 * prompts)
+    asked = read_prompts(llm, arms.ROOT / "models/prompts/heldout.jsonl", 2 * PROMPTS)
+    asked = asked[PROMPTS:] if choosing else asked[:PROMPTS]
     edge = inside(llm)[1].edge
-    scales = [scale.clone() for scale in (edge.edge_scale, edge.unary_scale)]
+    fitted = [(scale, scale.clone()) for scale in (edge.edge_scale, edge.unary_scale)]
 
-    def acceptance(questions: list[dict[str, Any]], temperature: float, draft: list[float]) -> list[Acceptance]:
-        for scale, fitted in zip((edge.edge_scale, edge.unary_scale), scales, strict=True):
-            scale.copy_(fitted)
-            scale[:k] /= scale.new_tensor(draft)
-        groups = []
-        for at in range(0, len(questions), GROUP):
-            before = read_engine(llm)
-            params = [SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, seed=at + i) for i in range(GROUP)]
-            llm.generate(questions[at : at + GROUP], params, use_tqdm=False)
-            groups.append(read_engine(llm).since(before))
-        return groups
+    def group_of(at: int, temperature: str) -> Acceptance:
+        before, heat = read_engine(llm), float(temperature)
+        params = [SamplingParams(temperature=heat, max_tokens=MAX_TOKENS, seed=at + i) for i in range(GROUP)]
+        llm.generate(asked[at : at + GROUP], params, use_tqdm=False)
+        return read_engine(llm).since(before)
 
     rows = []
-    for temperature in TEMPERATURES:
-        if way == GREEDY:
-            tried: dict[str, list[float]] = {"1": [1.0] * k}
-        else:
-            tried = {f"{draft:g}": [draft] * k for draft in DRAFT_TEMPERATURES}
-            chosen = [acceptance(asked[prompts:], temperature, draft) for draft in tried.values()]
-            tried["by position"] = best_by_position(list(tried.values()), chosen)
-        for name, draft in tried.items():
-            lengths = [group.length for group in acceptance(asked[:prompts], temperature, draft)]
+    for temperature, drafts in tried.items():
+        for name, draft in drafts.items():
+            for scale, as_fitted in fitted:
+                scale.copy_(as_fitted)
+                scale[:K] /= scale.new_tensor(draft)
+            groups = [group_of(at, temperature) for at in range(0, PROMPTS, GROUP)]
+            lengths = [group.length for group in groups]
             error = statistics.stdev(lengths) / len(lengths) ** 0.5
+            accepted = [sum(column) for column in zip(*(g.accepted_per_position for g in groups), strict=True)]
+            setting = {"drafts": way, "temperature": temperature, "draft_temperature": name, "by_position": draft}
             figures = {"al": round(statistics.mean(lengths), 3), "error": round(error, 3)}
-            rows.append(
-                {"drafts": way, "temperature": temperature, "draft_temperature": name, "by_position": draft} | figures
-            )
+            rows.append(setting | figures | {"accepted": [sum(g.num_drafts for g in groups), *accepted]})
     return rows
 
 
-def best_by_position(drafts: list[list[float]], measured: list[list[Acceptance]]) -> list[float]:
-    """At each position the draft temperature with which most tokens were accepted of those that were looked at."""
-    chosen = []
-    for position in range(len(drafts[0])):
+def best_by_position(rows: list[dict[str, Any]]) -> list[float]:
+    """Each position's draft temperature with which most of what was reached was accepted."""
 
-        def share(row: int, position: int = position) -> float:
-            counts = [group.accepted_per_position for group in measured[row]]
-            reached = sum(c[position - 1] for c in counts) if position else sum(g.num_drafts for g in measured[row])
-            return sum(c[position] for c in counts) / max(1, reached)
+    def share(row: dict[str, Any], position: int) -> float:
+        return row["accepted"][position + 1] / max(1, row["accepted"][position])
 
-        chosen.append(drafts[max(range(len(drafts)), key=share)][position])
-    return chosen
+    best = (max(rows, key=lambda row: share(row, position)) for position in range(K))
+    return [row["by_position"][position] for position, row in enumerate(best)]
 
 
 def published(result: dict[str, Any]) -> arms.Published:
@@ -88,21 +77,24 @@ def published(result: dict[str, Any]) -> arms.Published:
     rows = []
     for way, draft in dict.fromkeys(key[:2] for key in found):
         cells = (found[way, draft, temperature] for temperature in TEMPERATURES)
-        rows.append(
-            (way, "" if way == GREEDY else draft, *(f"{cell['al']:.2f} ± {cell['error']:.2f}" for cell in cells))
-        )
+        rows.append((way, draft, *(f"{cell['al']:.2f} ± {cell['error']:.2f}" for cell in cells)))
     columns = ("drafts", "draft temperature", *(f"AL at temperature {temperature}" for temperature in TEMPERATURES))
-    notes = f"K = {result['k']}, {result['head']}, {result['prompts']} prompts, up to {result['max_tokens']} tokens"
-    return columns, rows, notes
+    tokens = f"{result['prompts']} held-out prompts, up to {result['max_tokens']} tokens"
+    return columns, rows, f"K = {result['k']}, {result['head']}, {tokens}; ±: one standard error"
 
 
 def main() -> int:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--k", type=int, default=7)
-    parser.add_argument("--prompts", type=int, default=48, help="measured; as many others choose")
-    args = parser.parse_args()
-    rows = [row for way in WAYS for row in arms.run(measure, arms.V2, way=way, k=args.k, prompts=args.prompts)]
-    counts = {"k": args.k, "prompts": args.prompts, "max_tokens": MAX_TOKENS, "target": TARGET, "head": HEAD}
+    args = arms.parser(__doc__).parse_args()
+    plain = {temperature: {"1": EVEN["1"]} for temperature in TEMPERATURES}
+    tried = dict.fromkeys(TEMPERATURES, EVEN)
+    chosen = arms.run(measure, arms.V1, way="probabilistic", tried=tried, choosing=True)
+    by_temperature = {t: [row for row in chosen if row["temperature"] == t] for t in tried}
+    best = {t: {BY_POSITION: best_by_position(rows)} for t, rows in by_temperature.items()}
+    whole, short = ({t: known[t] | best[t] for t in tried} for known in (tried, plain))
+    rows = arms.run(measure, arms.V1, way="greedy", tried=plain, choosing=False)
+    rows += arms.run(measure, arms.V1, way="probabilistic", tried=whole, choosing=False)
+    rows += arms.run(measure, arms.V2, way="probabilistic, block", tried=short, choosing=False)
+    counts = {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "target": TARGET, "head": HEAD}
     report = {**counts, "rows": rows, **provenance()}
     print(arms.table(*published(report)))
     arms.write_result(args.out, __doc__, report)

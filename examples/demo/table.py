@@ -41,7 +41,7 @@ def terminal(result: dict[str, Any]) -> Table:
     for name in HEADER:
         left = name in (HEADER[0], HEADER[3])
         narrow = name.replace(", batch", "\nbatch").replace("same ", "same\n").replace(" position", "\nposition")
-        table.add_column(narrow, justify="left" if left else "right", no_wrap=True)
+        table.add_column(narrow, justify="left" if left else "right", no_wrap=name != HEADER[0])
     for row in rows(result):
         table.add_row(*row, style="bold" if row[0].startswith("P-EAGLE") else "")
     return table
