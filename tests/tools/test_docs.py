@@ -30,6 +30,7 @@ def test_demo_result_carries_its_configuration() -> None:
         ("none", 0),
         *(("EAGLE-3", k) for k in (3, 5)),
         *(("P-EAGLE", k) for k in (3, 5, 7)),
+        *(("P-EAGLE, sharpened", k) for k in (5, 7)),
     ]
     for arm in result["arms"]:
         assert arm["same_output"]
