@@ -72,7 +72,7 @@ def sharpen() -> str:
         f"{result['minutes']:.0f} minutes (`make sharpen`). ±: one standard error."
     )
     data = table(["head", "prompts to learn from", "AL at the largest K, offline"], by_prompts)
-    page = (ROOT / "docs/sharpen.md").read_text()
+    page = generated((ROOT / "docs/sharpen.md").read_text(), "sampling")
     return between(page, "sharpen", "\n\n".join([table(columns, served), note, data, _where(result, "sharpen")]))
 
 
