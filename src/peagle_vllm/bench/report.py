@@ -67,7 +67,8 @@ def markdown_table(t: Table, level: int = 2) -> str:
 
 def percentiles(point: Point, name: str) -> str:
     medians = [point.spread(name, i).median for i in range(3)]
-    return " / ".join(number(value, ".0f" if max(medians) >= 100 else ".1f") for value in medians)
+    shown = (number(value, ".0f" if max(medians) >= 100 else ".1f") for value in medians)
+    return " / ".join(filter(None, shown))
 
 
 def cell_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
