@@ -184,8 +184,9 @@ def test_it_goes_on_where_it_was_stopped(
 
 def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> run.Report:
     asked = [[seed, i] for i in range(NUM_PROMPTS)]
+    prompts = run.Prompts(asked, asked[:16])
     plan = replace(run.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
-    return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, asked, asked[:16], out, plan, lambda *_: None)
+    return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, prompts, out, plan, lambda *_: None)
 
 
 def test_a_truncated_shard_is_recorded_again(tmp_path: Path, fakes: Engines):

@@ -83,13 +83,13 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        learn_ids, aside_ids = run.token_ids(target, learn), run.token_ids(target, aside)
+        ids = run.Prompts(run.token_ids(target, learn), run.token_ids(target, aside))
         reduction: Reduction | None = None
         report: Report | None
         if asked.is_smaller:
-            reduction, report = reduce.reduce(found, model, learn_ids, aside_ids, out, asked, plan, progress)
+            reduction, report = reduce.reduce(found, model, ids, out, asked, plan, progress)
         else:
-            report = run.sharpen(found, target, model.vocab_size, learn_ids, aside_ids, out, plan, progress)
+            report = run.sharpen(found, target, model.vocab_size, ids, out, plan, progress)
     if as_json:
         edge = run.as_dict(report, plan) if report else {}
         print(json.dumps(edge | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))

@@ -58,8 +58,7 @@ class Reduction:
 def reduce(
     head: Head,
     target: Target,
-    prompts: list[list[int]],
-    held_out: list[list[int]],
+    prompts: run.Prompts,
     out: Path,
     asked: Asked,
     plan: run.Plan,
@@ -67,17 +66,13 @@ def reduce(
 ) -> tuple[Reduction, run.Report | None]:
     """Write a smaller head to ``out``, with an edge where one is asked for and drafts better.
 
-    Args:
-        prompts: token ids of the prompts to learn from.
-        held_out: of the prompts that are measured, and nothing else.
-
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
     for fault in faults(head, asked.draft_vocab, asked.quantize):
         raise HeadError(fault)
     if asked.draft_vocab is not None:
-        run.refuse_too_few(prompts, held_out)
+        run.refuse_too_few(prompts)
     if out.exists():
         raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
     pair = Pair(target.name, str(head.folder), plan.arguments)
@@ -88,7 +83,7 @@ def reduce(
         folder = work / "head"
         shutil.rmtree(folder, ignore_errors=True)
         smaller = rewrite(head, target, folder, kept, asked.quantize)
-        measured = run.served(pair, folder, held_out, plan, progress)
+        measured = run.served(pair, folder, prompts, plan, progress)
         before, after = (step_bytes(one, one.draft_vocab_size, None) for one in (head, smaller))
         reduction = Reduction(smaller.draft_vocab_size, covered, before, after, measured)
         report = None
@@ -97,7 +92,7 @@ def reduce(
             def again(what: str, done: int, of: int) -> object:
                 return progress(f"{what} the smaller head", done, of)
 
-            report = run.sharpen(smaller, target.name, target.vocab_size, prompts, held_out, out, plan, again)
+            report = run.sharpen(smaller, target.name, target.vocab_size, prompts, out, plan, again)
         if report is None or not report.is_better:
             with new_folder(out) as made:
                 shutil.copytree(folder, made, dirs_exist_ok=True)

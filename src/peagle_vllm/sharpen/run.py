@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -30,6 +30,13 @@ LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
 MEASURED = (3, 5, 7)
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+
+
+class Prompts(NamedTuple):
+    """Token ids of each prompt."""
+
+    learn: list[list[int]]
+    held_out: list[list[int]]  # measured, and nothing else
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,7 @@ def sharpen(
     head: Head,
     target: str,
     vocab_size: int,
-    prompts: list[list[int]],
-    held_out: list[list[int]],
+    prompts: Prompts,
     out: Path,
     plan: Plan,
     progress: Progress,
@@ -112,13 +118,11 @@ def sharpen(
 
     Args:
         vocab_size: of the target.
-        prompts: token ids of the prompts to learn from.
-        held_out: of the prompts that are measured, and nothing else.
 
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
-    refuse_too_few(prompts, held_out)
+    refuse_too_few(prompts)
     assert head.folder is not None
     pair = engines.Pair(target, str(head.folder), plan.arguments)
     with work_folder(out, head, target, prompts, plan) as work:
@@ -129,7 +133,7 @@ def sharpen(
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         _write(sharpened, head, fitted.edge)
-        measured = served(pair, sharpened, held_out, plan, progress)
+        measured = served(pair, sharpened, prompts, plan, progress)
         report = Report(forms, fitted.form.name, by_prompts, len(lattice.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
@@ -139,18 +143,18 @@ def sharpen(
     return report
 
 
-def refuse_too_few(prompts: list[list[int]], held_out: list[list[int]]) -> None:
+def refuse_too_few(prompts: Prompts) -> None:
     """Raises HeadError."""
     for count, least, what in (
-        (len(prompts), LEAST_PROMPTS, "prompts to learn from"),
-        (len(held_out), LEAST_HELD_OUT, "prompts to measure with"),
+        (len(prompts.learn), LEAST_PROMPTS, "prompts to learn from"),
+        (len(prompts.held_out), LEAST_HELD_OUT, "prompts to measure with"),
     ):
         if count < least:
             raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
 
 
 @contextmanager
-def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], plan: Plan) -> Iterator[Path]:
+def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan) -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
         raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
@@ -158,7 +162,7 @@ def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], pl
     asked = {
         "head": files.head_hash(head),
         "target": target,
-        "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "prompts": hashlib.sha256(json.dumps(prompts.learn).encode()).hexdigest(),
         **asdict(plan),
     }
     try:
@@ -175,12 +179,12 @@ def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], pl
     shutil.rmtree(work, ignore_errors=True)
 
 
-def recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Plan, progress: Progress) -> Lattice:
+def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> Lattice:
     """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
-    wanted = [file for file, _ in engines.shards(prompts, work)]
+    wanted = [file for file, _ in engines.shards(prompts.learn, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
-        running = thread.submit(engines.in_process, engines.record_all, pair, prompts, work, *numbers)
+        running = thread.submit(engines.in_process, engines.record_all, pair, prompts.learn, work, *numbers)
         while not running.done():
             progress("record", sum(file.exists() for file in wanted), len(wanted))
             try:
@@ -233,9 +237,7 @@ def _depths(plan: Plan) -> list[int]:
     return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
 
 
-def served(
-    pair: engines.Pair, sharpened: Path, held_out: list[list[int]], plan: Plan, progress: Progress
-) -> list[Measured]:
+def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Measured]:
     """What ``sharpened`` gains over the pair's own head, by K."""
     found, depths = [], _depths(plan)
     for number, k in enumerate(depths):
@@ -243,7 +245,7 @@ def served(
         for at, head in enumerate((pair.head, str(sharpened))):
             progress("measure", 2 * number + at, 2 * len(depths))
             measured = engines.Pair(pair.target, head, pair.arguments)
-            seen.append(engines.in_process(engines.measure, measured, held_out, k, plan.max_tokens))
+            seen.append(engines.in_process(engines.measure, measured, prompts.held_out, k, plan.max_tokens))
         before, after = (
             Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
         )
