@@ -15,6 +15,8 @@ from tests.engines import Request, Settings, engine
 from tests.models import PEAGLE, TARGET, prompt_token_ids
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
+if ARM == "plugin-v2":  # two minutes under the interpreter
+    pytestmark = [pytestmark, pytest.mark.full]
 
 CHANGES: dict[str, dict[str, Any]] = {
     "aux layers": {"aux_layers": (1, 4, 6)},
