@@ -14,8 +14,9 @@ from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head, target_ids
 from peagle_vllm.heads.target import Target
 from peagle_vllm.sharpen import run, vocabulary
-from peagle_vllm.sharpen.engines import Pair
+from peagle_vllm.sharpen.engines import STEP, Pair
 from peagle_vllm.sharpen.lattice import Lattice
+from peagle_vllm.sharpen.prompts import Prompts
 from peagle_vllm.sharpen.rewrite import Quantization, faults, rewrite, step_bytes
 
 
@@ -58,7 +59,7 @@ class Reduction:
 def reduce(
     head: Head,
     target: Target,
-    prompts: run.Prompts,
+    prompts: Prompts,
     out: Path,
     asked: Asked,
     plan: run.Plan,
@@ -79,7 +80,10 @@ def reduce(
     with run.work_folder(out.with_name(f"{out.name}.reduced"), head, target.name, prompts, plan) as work:
         kept, covered = None, None
         if asked.draft_vocab is not None:
-            kept, covered = _kept(head, target, asked, plan, lambda: run.recorded(pair, prompts, work, plan, progress))
+            step = STEP if prompts.answers else None
+            kept, covered = _kept(
+                head, target, asked, plan, lambda: run.recorded(pair, prompts, work, plan, progress), step
+            )
         folder = work / "head"
         shutil.rmtree(folder, ignore_errors=True)
         smaller = rewrite(head, target, folder, kept, asked.quantize)
@@ -100,7 +104,7 @@ def reduce(
 
 
 def _kept(
-    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], Lattice]
+    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], Lattice], step: int | None
 ) -> tuple[Tensor | None, float]:
     """Draft ids to keep, ascending (None: all), and ``Reduction.covered``."""
     ids, size = torch.from_numpy(target_ids(head)), asked.draft_vocab
@@ -116,7 +120,7 @@ def _kept(
     lattice = record()
 
     def counted(part: Lattice) -> Tensor:
-        return vocabulary.count_tokens(part, ids, target.vocab_size)
+        return vocabulary.count_tokens(part, ids, target.vocab_size, step)
 
     learned, held = lattice.divided()
     order, unseen = vocabulary.ranked(counted(learned), ids, specials), counted(held)

@@ -2,41 +2,32 @@
 
 import hashlib
 import json
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save
 
 from peagle_kernels import Edge
 from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.diagnose.prompts import Messages
 from peagle_vllm.heads import edge as files
 from peagle_vllm.heads.convert import new_folder, write_json
 from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.sharpen import engines, fit
 from peagle_vllm.sharpen.lattice import Gain, Lattice
+from peagle_vllm.sharpen.prompts import Prompts
 
 LEAST_PROMPTS = 100
-HELD_OUT = 64  # prompts
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
 MEASURED = (3, 5, 7)
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
-
-
-class Prompts(NamedTuple):
-    """Token ids of each prompt."""
-
-    learn: list[list[int]]
-    held_out: list[list[int]]  # measured, and nothing else
 
 
 @dataclass(frozen=True)
@@ -83,26 +74,6 @@ class Report:
         """Whether the largest K gains more than the standard error of the gain."""
         gained = self.served[-1].difference
         return gained.length > gained.error
-
-
-def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
-    """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
-    mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
-    aside = mixed[:HELD_OUT] if held_out is None else held_out
-    return [prompt for prompt in mixed if prompt not in aside], aside
-
-
-def token_ids(target: str, prompts: list[Messages]) -> list[list[int]]:
-    """Token ids of each prompt, in the target's chat template where it has one. HeadError without a tokenizer."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(target)
-    except (OSError, ValueError) as error:
-        raise HeadError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
-    if not getattr(tokenizer, "chat_template", None):
-        return [tokenizer.encode("\n".join(message["content"] for message in prompt)) for prompt in prompts]
-    return [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts]
 
 
 def sharpen(
@@ -162,7 +133,7 @@ def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan
     asked = {
         "head": files.head_hash(head),
         "target": target,
-        "prompts": hashlib.sha256(json.dumps(prompts.learn).encode()).hexdigest(),
+        "prompts": hashlib.sha256(json.dumps([prompts.learn, prompts.answers]).encode()).hexdigest(),
         **asdict(plan),
     }
     try:
@@ -184,7 +155,9 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
     wanted = [file for file, _ in engines.shards(prompts.learn, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
-        running = thread.submit(engines.in_process, engines.record_all, pair, prompts.learn, work, *numbers)
+        running = thread.submit(
+            engines.in_process, engines.record_all, pair, prompts.learn, prompts.answers, work, *numbers
+        )
         while not running.done():
             progress("record", sum(file.exists() for file in wanted), len(wanted))
             try:
