@@ -1,8 +1,11 @@
-"""A suite for synthetic results: three arms, two depths, two concurrencies, two repeats; and a smaller one."""
+"""A suite for synthetic results: three arms, two depths, two concurrencies, two repeats; a smaller one; stand-ins."""
 
 from pathlib import Path
 
 import pytest
+
+from peagle_vllm.bench import client, server
+from tests.bench.standin.sweep import CLIENT, SERVER
 
 SUITE = """\
 name: trial
@@ -45,3 +48,13 @@ def small_suite_file(suite_file: Path) -> Path:
     begin, end = text.index("  P-EAGLE:"), text.index("datasets:")
     suite_file.write_text((text[:begin] + text[end:]).replace("k: [3, 7]", "k: [3]"))
     return suite_file
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, and the stand-ins for server and client, which write into ``log`` in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STANDIN_LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(server, "COMMAND", SERVER)
+    monkeypatch.setattr(client, "COMMAND", CLIENT)
+    return tmp_path

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench import cli, client, server
+from peagle_vllm.bench import cli
 from peagle_vllm.bench.cells import read_results
 from peagle_vllm.bench.metrics import points
 from peagle_vllm.bench.published import expected
 from peagle_vllm.bench.suite import read_suite
 from peagle_vllm.cli import app
 from tests.bench import synthetic
-from tests.bench.standin.sweep import CLIENT, SERVER
 
 SHIPPED = Path(cli.__file__).with_name("suites") / "gpt-oss-20b.yaml"
 PUBLISHED = {("MT-Bench", 3): 2.87, ("MT-Bench", 7): 3.7, ("HumanEval", 3): 3.02, ("HumanEval", 7): 3.94}
@@ -59,15 +58,6 @@ def test_one_bad_concurrency_and_a_figure_that_was_not_measured_do_not_pass(tmp_
     without = [p for p in good if (p.arm, p.k) != ("P-EAGLE", 7)]
     assert [check.passed for check in expected(target, datasets, without)] == [True, False, True, False]
     assert not any(check.passed for check in expected(target, datasets, []))
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STANDIN_LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(server, "COMMAND", SERVER)
-    monkeypatch.setattr(client, "COMMAND", CLIENT)
-    return tmp_path
 
 
 def test_the_command_on_the_shipped_suite(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

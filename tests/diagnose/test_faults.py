@@ -1,6 +1,7 @@
 """``peagle-vllm diagnose`` on the trained tiny pairs: planted faults are named, healthy heads get no cause."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -52,24 +53,35 @@ def test_a_healthy_head_gets_no_cause(name: str, tmp_path: Path, monkeypatch: py
     assert json.loads((tmp_path / "out.json").read_text()) == data
 
 
-def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    measured = []
+@pytest.mark.parametrize("measurement", [1, 4])
+def test_what_was_measured_before_an_interrupt_is_shown(
+    measurement: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    measured, kept, out = [], [], tmp_path / "out.json"
 
     def measure(self: VllmMeasure, setup: object) -> object:
         from tests.diagnose.test_search import Pair
 
         measured.append(setup)
-        if len(measured) == 4:
+        kept.append(out.read_text())
+        if len(measured) == measurement:
             raise KeyboardInterrupt
         print("a log line of vLLM")
+        os.write(1, b"a line of a library\n")
         return Pair()(setup)
 
     monkeypatch.setattr(VllmMeasure, "__call__", measure)
-    ran = run(monkeypatch, "diagnose", "--target", TARGET, "--head", PEAGLE, "--json", "--out", tmp_path / "out.json")
+    ran = run(monkeypatch, "diagnose", "--target", TARGET, "--head", PEAGLE, "--json", "--out", out)
+    os.write(1, b"afterwards\n")
+    assert capfd.readouterr() == ("afterwards\n", "a line of a library\n" * (measurement - 1))
+    assert ran.err.count("a log line of vLLM") == measurement - 1
+    if measurement == 1:
+        assert (ran.code != 0, ran.out) == (True, "")
+        return
     data = json.loads(ran.out)
     assert (ran.code, data["complete"], len(data["trials"])) == (1, False, 2)
-    assert json.loads((tmp_path / "out.json").read_text()) == data
-    assert ran.err.count("a log line of vLLM") == 3
+    assert json.loads(out.read_text()) == data
+    assert [len(json.loads(text)["trials"]) for text in kept[1:]] == [0, 1, 2]
 
 
 def test_what_inspect_finds_needs_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

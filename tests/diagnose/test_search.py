@@ -180,6 +180,11 @@ def test_prompts_of_every_form(tmp_path: Path):
     chat = '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}'
     path.write_text(f'a\n\n{{"prompt": "b"}}\n{chat}\n')
     assert [[message["content"] for message in chat] for chat in read_prompts(path)] == [["a"], ["b"], ["s", "u"]]
+    path.write_text('{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}\n')
+    assert [[message["content"] for message in chat] for chat in read_prompts(path, answered=True)] == [["u", "a"]]
+    path.write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
+    with pytest.raises(ValueError, match=r":1 needs .messages. with a prompt"):
+        read_prompts(path, answered=True)
     path.write_text("\n")
     with pytest.raises(ValueError, match="holds no prompt"):
         read_prompts(path)

@@ -20,6 +20,9 @@ HEAD = "src/peagle_vllm/heads/head.py"
 LOADED = "src/peagle_vllm/serving.py"
 HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
+DIAGNOSE = "src/peagle_vllm/commands/diagnose.py"
+APPLY = "src/peagle_vllm/diagnose/engine.py"
+INSPECT = "src/peagle_vllm/commands/inspect.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
@@ -39,6 +42,9 @@ MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewis
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 DRAWN = "tests/kernels/test_walk_edges.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
+INTERRUPTED = "tests/diagnose/test_faults.py::test_what_was_measured_before_an_interrupt_is_shown[4]"
+UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is_undone"
+UNFIT = "tests/commands/test_inspect.py::test_a_foreign_target_is_unfit"
 
 
 @dataclass(frozen=True)
@@ -320,5 +326,23 @@ MUTATIONS = (
         "tl.load(cached, mask=kept, other=0)",
         DRAWN,
         "kernels",
+    ),
+    # Tools.
+    Mutation(
+        "diagnose leaves the last rope that it tried",
+        APPLY,
+        "rope if setup.rope is None else",
+        "attention.rotary_emb if setup.rope is None else",
+        UNDONE,
+    ),
+    Mutation(
+        "diagnose writes --out at the end only",
+        DIAGNOSE,
+        "measured_at[0])\n        keep(found)\n",
+        "measured_at[0])\n",
+        INTERRUPTED,
+    ),
+    Mutation(
+        "inspect exits 0 for an unfit head", INSPECT, 'typer.Exit(0 if data["fit"] else 1)', "typer.Exit(0)", UNFIT
     ),
 )

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peagle_vllm.bench.cells import read_results
+from peagle_vllm.bench.sweep import Sweep
 from peagle_vllm.cli import app
 
 
@@ -31,3 +32,14 @@ def test_a_calibration_that_fails_plans_nothing(
     done = CliRunner().invoke(app, ["plan", "--calibrate", str(suite_file)])
     assert done.exit_code == 2
     assert done.stderr == "peagle-vllm: 6 cells failed; the lines above give the reasons\n"
+
+
+def test_an_interrupted_calibration_is_one_line(
+    elsewhere: Path, suite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(sweep: Sweep) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "run", interrupted)
+    done = CliRunner().invoke(app, ["plan", "--calibrate", str(suite_file)])
+    assert (done.exit_code, done.stderr) == (2, "peagle-vllm: interrupted; the same command goes on where it stopped\n")

@@ -1,27 +1,59 @@
 """Recording in a running engine: what the served drafter proposed, beside what the target said."""
 
-from typing import Any
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from peagle_vllm.sharpen import record
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import read_head, target_ids
+from peagle_vllm.heads.target import read_target
+from peagle_vllm.sharpen import engines, record
 from peagle_vllm.sharpen.lattice import UNKNOWN, Lattice
+from peagle_vllm.sharpen.rewrite import rewrite
 from tests.conftest import ARM
-from tests.engines import Request, Settings, engine
-from tests.models import PEAGLE_REDUCED, TARGET, prompt_token_ids
+from tests.drafts import recorder
+from tests.drafts.reference import ROUND, Draft, Walk, load_weights
+from tests.engines import Engine, Request, Settings, engine
+from tests.models import PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
+from tests.tiny_heads import write_edge
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 K, M = 3, 5
 # Prefills in chunks beside decodes; the interpreter takes a tenth of a second for a row.
 NUM_REQUESTS, MAX_TOKENS, BUDGET = (2, 14, 64) if ARM == "plugin-v2" else (6, 40, 64)
+PROMPT_TOKENS = 60
 
 
-@pytest.fixture
-def recorded() -> Any:
-    """The lattice of some requests, what was asked and said, and what vLLM's scheduler counted meanwhile."""
-    live = engine(Settings(TARGET, PEAGLE_REDUCED, k=K, token_budget=BUDGET))
+class Recorded(NamedTuple):
+    """What some requests recorded, what they said, what vLLM's scheduler counted meanwhile, and every draft."""
+
+    lattice: Lattice
+    texts: dict[str, tuple[int, list[int], int]]
+    counts: list[tuple[int, int]]
+    drafts: list[recorder.Row]
+
+    def known_drafts(self) -> list[recorder.Row]:
+        """Those in the lattice, in its order."""
+        return [row for row in self.drafts if self.texts[row.req][2] < row.p_last + 2 < len(self.texts[row.req][1])]
+
+
+def asked() -> list[Request]:
+    prompts = prompt_token_ids()[:NUM_REQUESTS]
+    return [Request(f"r-{i}", tuple(ids[:PROMPT_TOKENS]), MAX_TOKENS) for i, ids in enumerate(prompts)]
+
+
+def unhook(drafter: Any) -> None:
+    for name in ("_sample", "_sample_draft_tokens", "propose"):
+        vars(drafter).pop(name, None)
+
+
+def recorded(live: Engine) -> Recorded:
     worker = live.core.model_executor.driver_worker.worker
     counts = []
     original = live.scheduler.make_spec_decoding_stats
@@ -31,21 +63,20 @@ def recorded() -> Any:
         return original(stats, num_draft_tokens, num_accepted_tokens, *args, **kwargs)
 
     live.scheduler.make_spec_decoding_stats = note
-    drafter = record.drafter_of(worker)
-    record.start(worker, M)
-    asked = [Request(f"r-{i}", tuple(ids[:60]), MAX_TOKENS) for i, ids in enumerate(prompt_token_ids()[:NUM_REQUESTS])]
-    finished = live.run(asked)
+    requests = asked()
+    with recorder.record(live) as noted:
+        record.start(worker, M)
+        finished = live.run(requests)
     rows = record.take(worker)
     assert record.take(worker) == []
-    for name in ("_sample", "_sample_draft_tokens", "propose"):
-        vars(drafter).pop(name, None)
+    unhook(live.drafter)
     live.scheduler.make_spec_decoding_stats = original
-    texts = {request.id: (i, finished[request.id].tokens, len(request.prompt)) for i, request in enumerate(asked)}
-    return record.lattice_of(rows, texts), texts, counts
+    texts = {request.id: (i, finished[request.id].tokens, len(request.prompt)) for i, request in enumerate(requests)}
+    return Recorded(record.lattice_of(rows, texts), texts, counts, noted.rows)
 
 
-def test_recorded_drafts_are_those_that_were_verified(recorded: tuple[Lattice, Any, list[tuple[int, int]]]):
-    made, texts, counts = recorded
+def test_recorded_drafts_are_those_that_were_verified():
+    made, texts, counts, _ = recorded(engine(Settings(TARGET, PEAGLE_REDUCED, k=K, token_budget=BUDGET)))
     offsets = load_offsets()
     assert made.ids.shape[1:] == (K, M) and made.hidden.shape[1:] == (K, 128)
     assert (made.logits[..., :-1] >= made.logits[..., 1:]).all()
@@ -63,3 +94,70 @@ def load_offsets() -> torch.Tensor:
     from safetensors.torch import load_file
 
     return load_file(PEAGLE_REDUCED / "model.safetensors")["d2t"]
+
+
+@pytest.mark.parametrize(("kept", "quantize"), [(412, None), (412, "int8"), (None, "int8")])
+def test_a_smaller_head_with_an_edge_walks_over_its_candidates(
+    kept: int | None, quantize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each draft is the reference's choice, row by row, among the candidates that this very head was recorded with."""
+    if quantize and ARM == "plugin-v2":  # which compares lm_head with the target's; a CPU's int8 kernel keeps no weight
+        monkeypatch.setattr("vllm.v1.worker.gpu.spec_decode.eagle.utils._should_share", lambda *args: False)
+    ids = None if kept is None else torch.arange(512 - kept, 512)
+    head = rewrite(read_head(PEAGLE), read_target(str(TARGET)), tmp_path / "head", ids, quantize)
+    folder = write_edge(tmp_path / "head", torch.Generator().manual_seed(0), candidates=M)
+    seen = recorded(engine(Settings(TARGET, folder, k=K, token_budget=BUDGET)))
+    made, drafts = seen.lattice, seen.known_drafts()
+    weights = {
+        name.rpartition("candidate_selector.")[2]: w
+        for name, w in load_weights(folder / "edge", ROUND["float32"]).items()
+    }
+    to_target, moved = torch.from_numpy(target_ids(head)), 0
+    for row, candidates, logits, hidden in zip(drafts, made.ids.long(), made.logits, made.hidden, strict=True):
+        plain = torch.full((K, head.draft_vocab_size), -math.inf).scatter(1, candidates, logits)
+        walk = Walk(weights, M, hidden @ weights["hidden_projection.weight"].T)
+        assert row.draft == walk.draft(Draft((), plain, to_target), [row.bonus, *row.draft], 0.0).tokens
+        moved += row.draft != tuple(to_target[candidates[:, 0]].tolist())
+    assert moved > len(drafts) / 4
+
+
+class Live(engines.Pair):
+    """Records in an engine that is there."""
+
+    def engine(self, num_k: int, longest: int) -> Any:
+        assert self.arguments == dict(GIVEN.llm)
+        return nullcontext(engine(GIVEN).llm)
+
+
+GIVEN = Settings(TARGET, PEAGLE_REDUCED, k=K, llm=(("long_prefill_token_threshold", engines.STEP),))
+
+
+def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    live, length = engine(GIVEN), 14
+    requests = [Request(r.id, r.prompt[:20], length + 1) for r in asked()]
+    with recorder.record(live) as own:
+        finished = live.run(requests)
+    prompts, answers = [list(r.prompt) for r in requests], [finished[r.id].output[:length] for r in requests]
+    with recorder.record(live) as given:
+        engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path, K, M, length)
+    unhook(live.drafter)
+    names = dict(zip(sorted({row.req for row in given.rows}, key=int), (r.id for r in requests), strict=True))
+    drafts = {(names[row.req], row.p_last): row.draft for row in given.rows}
+    answering = [row for row in own.rows if row.p_last + 1 >= len(finished[row.req].request.prompt)]
+    same = [drafts[row.req, row.p_last] == row.draft for row in answering if (row.req, row.p_last) in drafts]
+    assert len(same) > 2 * len(requests) and all(same)
+    made = Lattice.load(tmp_path / "00000.safetensors")
+    assert len(made.ids) > 4 * len(requests)
+    best = load_offsets()[made.ids[:, :, 0].long()] + made.ids[:, :, 0]
+    for number, request in enumerate(requests):
+        text, first = [*finished[request.id].tokens, *[UNKNOWN] * K], len(request.prompt)
+        rows = [r for r in given.rows if names[r.req] == request.id and first <= r.p_last + 1 < first + length]
+        is_this = made.prompt == number
+        assert made.tokens[is_this].tolist() == [text[row.p_last + 1 : row.p_last + K + 2] for row in rows]
+        assert best[is_this].tolist() == [list(row.draft) for row in rows]
+
+    monkeypatch.setattr(live.llm, "get_tokenizer", lambda: SimpleNamespace(decode=lambda ids: "It is"), raising=False)
+    answers[1] = [(token + 1) % 512 for token in answers[1]]
+    with pytest.raises(HeadError, match=r"that begins with 'It is' is not this target's, .* of its 14 \(up to 20%"):
+        engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path / "other", K, M, 14)
+    unhook(live.drafter)

@@ -28,11 +28,11 @@ def served(monkeypatch):
         prompt = torch.arange(len(tokens)) // 10
         return Lattice(candidates, torch.zeros(candidates.shape), torch.zeros(len(tokens), 3, 1), tokens, prompt)
 
-    def measured(pair, folder, held_out, plan, progress):
+    def measured(pair, folder, prompts, plan, progress):
         calls["measured"].append((pair.head, read_head(folder)))
         return [run.Measured(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1), [0.5], [0.5])]
 
-    def sharpen(head, target, vocab_size, prompts, held_out, out, plan, progress):
+    def sharpen(head, target, vocab_size, prompts, out, plan, progress):
         calls["sharpened"].append(target_ids(head).tolist())
         gain = 0.5 if calls.get("better") else -0.1
         if gain > 0:

@@ -21,6 +21,7 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import read_target
 from peagle_vllm.sharpen import engines, fit, run
 from peagle_vllm.sharpen.lattice import Lattice
+from peagle_vllm.sharpen.prompts import HELD_OUT, Prompts, divided
 from tests.commands.running import only_line
 from tests.commands.running import run as command
 from tests.models import MODELS, PEAGLE, TARGET
@@ -37,6 +38,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.recorded: list[str] = []
+        self.answers: list[list[int]] | None = None
         self.measured: list[tuple[str, int]] = []
         self.gain = 0.5  # of the sharpened head
         self.fault: Callable[[str], None] = lambda what: None
@@ -45,8 +47,9 @@ class Engines:
         return {engines.record_all: self.record, engines.measure: self.measure}[task](pair, *args)
 
     def record(
-        self, pair: engines.Pair, prompts: list, folder: Path, num_k: int, candidates: int, longest: int
+        self, pair: engines.Pair, prompts: list, answers: list | None, folder: Path, num_k: int, candidates: int, _: int
     ) -> None:
+        self.answers = answers
         made = lattice(4_000, num_k, candidates)
         made = made._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
         for file, group in engines.shards(prompts, folder):
@@ -76,7 +79,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Engines:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.txt"
-    file.write_text("".join(f"question {i}\n" for i in range(NUM_PROMPTS + run.HELD_OUT)))
+    file.write_text("".join(f"question {i}\n" for i in range(NUM_PROMPTS + HELD_OUT)))
     return file
 
 
@@ -112,7 +115,7 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     words = " ".join(ran.out.split())
     assert "4,000 drafts recorded" in words and "(chosen)" in words and "wrote" in words
     assert fakes.measured == [("tiny-llama-peagle", 3), ("sharpened", 3)]
-    assert fakes.recorded == SHARDS
+    assert fakes.recorded == SHARDS and fakes.answers is None
     notes = json.loads((out / EDGE / "sharpen.json").read_text())
     assert notes["plan"]["num_speculative_tokens"] == 3
     assert notes["served"][0]["after"][0] > notes["served"][0]["before"][0]
@@ -182,10 +185,11 @@ def test_it_goes_on_where_it_was_stopped(
     assert left(tmp_path) == ["out"]
 
 
-def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> run.Report:
+def run_sharpen(out: Path, seed: int = 0, answers: Any = None, **changes: Any) -> run.Report:
     asked = [[seed, i] for i in range(NUM_PROMPTS)]
+    prompts = Prompts(asked, asked[:16], answers)
     plan = replace(run.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
-    return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, asked, asked[:16], out, plan, lambda *_: None)
+    return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, prompts, out, plan, lambda *_: None)
 
 
 def test_a_truncated_shard_is_recorded_again(tmp_path: Path, fakes: Engines):
@@ -199,7 +203,10 @@ def test_a_truncated_shard_is_recorded_again(tmp_path: Path, fakes: Engines):
     assert fakes.recorded[4:] == ["00001.safetensors"]
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"rank": 16}, {"num_candidates": 3}, {"arguments": {"seed": 1}}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"answers": [[1]] * NUM_PROMPTS}, {"rank": 16}, {"num_candidates": 3}, {"arguments": {"seed": 1}}],
+)
 def test_what_was_begun_otherwise_is_not_mixed(change: dict[str, Any], tmp_path: Path, fakes: Engines):
     fakes.fault = interrupted("record", 1)
     with pytest.raises(KeyboardInterrupt):
@@ -271,19 +278,48 @@ def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: py
             return nullcontext(LLM())
 
     with pytest.raises(HeadError, match=r"00000.safetensors cannot be written \(No space left on device\); make room"):
-        engines.record_all(Pair("target", "head", {}), [[1], [2]], tmp_path, 3, 4, 9)
+        engines.record_all(Pair("target", "head", {}), [[1], [2]], None, tmp_path, 3, 4, 9)
     assert not (tmp_path / "00000.safetensors").exists()
+
+
+def test_answers_are_given(tmp_path: Path, sharpen: Callable, fakes: Engines):
+    """Those of prompts that are learned from; the prompts aside are answered by the target."""
+    rows = [[{"role": "user", "content": f"q {i}"}, {"role": "assistant", "content": "a" * i}] for i in range(1, 181)]
+    file = tmp_path / "prompts.txt"
+    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    assert "prompts.txt:1 ends with an answer" in only_line(sharpen())
+    assert sharpen("--answered", "--max-tokens", 20).code == 0
+    assert fakes.answers is not None and len(fakes.answers) == 180 - HELD_OUT
+    assert min(map(len, fakes.answers)) >= 1 and max(map(len, fakes.answers)) == 20
+    assert sharpen("--answered", "--held-out", tmp_path / "prompts.txt").err.count("ends with an answer") == 1
+    file.write_text(file.read_text() + '{"prompt": "q"}\n')
+    assert "prompts.txt:181 needs" in only_line(sharpen("--answered"))
+
+
+@pytest.mark.parametrize(("others", "of", "is_refused"), [(2, 5, False), (3, 5, True), (16, 80, False), (17, 80, True)])
+def test_a_few_tokens_of_an_answer_may_be_others(others: int, of: int, is_refused: bool):
+    ranks = [2] * others + [1] * (of - others)
+    output = SimpleNamespace(
+        prompt_token_ids=[7] * (3 + of),
+        prompt_logprobs=[None, *({7: SimpleNamespace(rank=rank)} for rank in [9, 9, *ranks])],
+    )
+    llm = SimpleNamespace(get_tokenizer=lambda: SimpleNamespace(decode=str))
+    with pytest.raises(HeadError, match="not this target's") if is_refused else nullcontext():
+        engines._refuse_another(llm, output, 3)
 
 
 def test_prompts_are_mixed_and_none_is_on_both_sides():
     prompts = [[{"role": "user", "content": str(i % 150)}] for i in range(200)]
-    learned, aside = run.divided(prompts, None)
-    assert len(aside) == run.HELD_OUT
+    learned, aside = divided(prompts, None)
+    assert len(aside) == HELD_OUT
     assert not any(prompt in learned for prompt in aside)
     assert learned != sorted(learned, key=str)
-    assert run.divided(prompts, None) == (learned, aside)
-    learned, aside = run.divided(prompts, prompts[:3])
+    assert divided(prompts, None) == (learned, aside)
+    learned, aside = divided(prompts, prompts[:3])
     assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
+    answered = [[*prompt, {"role": "assistant", "content": "a"}] for prompt in prompts]
+    learned, aside = divided(answered, prompts[:3])
+    assert len(learned) == len([prompt for prompt in prompts if prompt not in aside]) < len(prompts)
 
 
 @pytest.mark.full

@@ -29,6 +29,15 @@ def test_each_token_counts_once():
     assert counts.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
 
 
+def test_each_token_of_a_given_answer_counts_once():
+    """An answer 5 6 7 8 9, read two tokens a step, whatever the drafts got right."""
+    seen = lattice(
+        [[[6], [7], [8]], [[3], [9], [3]], [[3], [3], [3]]],
+        [[5, 6, 7, 8], [7, 8, 9, -1], [9, -1, -1, -1]],
+    )
+    assert vocabulary.count_tokens(seen, torch.arange(10), 10, 2).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
 def test_reduced_heads_count_in_target_ids():
     ids = torch.tensor([1, 5, 9])  # draft id 1 is token 5
     seen = lattice([[[1], [0]]], [[7, 5, 8]])

@@ -47,12 +47,12 @@ def exit_if_unfit(problems: "Iterable[Problem]") -> None:
         raise typer.Exit(1)
 
 
-def conversations(prompts: Path) -> "list[Messages]":
+def conversations(prompts: Path, answered: bool = False) -> "list[Messages]":
     """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
     from peagle_vllm.diagnose.prompts import read_prompts
 
     try:
-        return read_prompts(prompts)
+        return read_prompts(prompts, answered)
     except OSError as error:
         fail(f"{prompts} cannot be read ({error.strerror})")
     except ValueError as error:

@@ -31,6 +31,9 @@ def sharpen(
     held_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: 64 kept aside of FILE.")
     ] = None,
+    answered: Annotated[
+        bool, typer.Option("--answered", help="FILE's rows end with TARGET's own greedy answers: check and use them.")
+    ] = False,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("-k", metavar="K", min=1, help="The largest K; default: the trained depth.")
     ] = None,
@@ -64,12 +67,13 @@ def sharpen(
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
     from peagle_vllm.sharpen import reduce, run
+    from peagle_vllm.sharpen.prompts import Prompts, divided, token_ids
 
     arguments, size = json_object(engine), draft_vocab_size(draft_vocab)
     asked = reduce.Asked(size, quantize.value if quantize else None, not no_edge)
     if no_edge and not asked.is_smaller:
         fail("--no-edge leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
-    learn, aside = run.divided(conversations(prompts), conversations(held_out) if held_out else None)
+    learn, aside = divided(conversations(prompts, answered), conversations(held_out) if held_out else None)
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         model, found = read_target(target), read_head(download(head))
@@ -83,13 +87,14 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        learn_ids, aside_ids = run.token_ids(target, learn), run.token_ids(target, aside)
+        (ids, answers), (held, _) = (token_ids(target, each, max_tokens) for each in (learn, aside))
+        asked_of = Prompts(ids, held, answers if answered else None)
         reduction: Reduction | None = None
         report: Report | None
         if asked.is_smaller:
-            reduction, report = reduce.reduce(found, model, learn_ids, aside_ids, out, asked, plan, progress)
+            reduction, report = reduce.reduce(found, model, asked_of, out, asked, plan, progress)
         else:
-            report = run.sharpen(found, target, model.vocab_size, learn_ids, aside_ids, out, plan, progress)
+            report = run.sharpen(found, target, model.vocab_size, asked_of, out, plan, progress)
     if as_json:
         edge = run.as_dict(report, plan) if report else {}
         print(json.dumps(edge | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))

@@ -34,16 +34,30 @@ PROMPTS = (
 )
 
 
-def read_prompts(path: Path) -> list[Messages]:
+def read_prompts(path: Path, answered: bool = False) -> list[Messages]:
     """Prompts from a file, one a line: text, or JSON with ``prompt`` or ``messages``.
 
+    Args:
+        answered: whether each ends with an answer, an assistant's message; none does otherwise.
+
     Raises:
-        ValueError: a line is neither, or there is none; the message names it.
+        ValueError: a line is none of these, or there is none; the message names it.
     """
     conversations: list[Messages] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
-            conversations.append(_messages(line, f"{path}:{number}"))
+            place = f"{path}:{number}"
+            conversations.append(_messages(line, place))
+            ends_with_answer = conversations[-1][-1]["role"] == "assistant"
+            if answered and not (ends_with_answer and conversations[-1][:-1]):
+                raise ValueError(
+                    f'{place} needs "messages" with a prompt, and an answer ("assistant") as the last of them'
+                )
+            if ends_with_answer and not answered:
+                raise ValueError(
+                    f"{place} ends with an answer, which may not be this target's; leave it out, the target answers "
+                    "(`sharpen --answered` takes answers to --prompts that are this target's own)"
+                )
     if not conversations:
         raise ValueError(f"{path} holds no prompt; write one a line")
     return conversations
@@ -62,10 +76,6 @@ def _messages(line: str, place: str) -> Messages:
     valid = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
     if not valid:
         raise ValueError(f'{place} holds neither "prompt" nor "messages"; write one of them')
-    if messages[-1]["role"] == "assistant":
-        raise ValueError(
-            f"{place} ends with an answer, which may not be this target's; leave it out, the target answers"
-        )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

@@ -14,8 +14,9 @@ from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head, target_ids
 from peagle_vllm.heads.target import Target
 from peagle_vllm.sharpen import run, vocabulary
-from peagle_vllm.sharpen.engines import Pair
+from peagle_vllm.sharpen.engines import STEP, Pair
 from peagle_vllm.sharpen.lattice import Lattice
+from peagle_vllm.sharpen.prompts import Prompts
 from peagle_vllm.sharpen.rewrite import Quantization, faults, rewrite, step_bytes
 
 
@@ -58,8 +59,7 @@ class Reduction:
 def reduce(
     head: Head,
     target: Target,
-    prompts: list[list[int]],
-    held_out: list[list[int]],
+    prompts: Prompts,
     out: Path,
     asked: Asked,
     plan: run.Plan,
@@ -67,28 +67,27 @@ def reduce(
 ) -> tuple[Reduction, run.Report | None]:
     """Write a smaller head to ``out``, with an edge where one is asked for and drafts better.
 
-    Args:
-        prompts: token ids of the prompts to learn from.
-        held_out: of the prompts that are measured, and nothing else.
-
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
     for fault in faults(head, asked.draft_vocab, asked.quantize):
         raise HeadError(fault)
     if asked.draft_vocab is not None:
-        run.refuse_too_few(prompts, held_out)
+        run.refuse_too_few(prompts)
     if out.exists():
         raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
     pair = Pair(target.name, str(head.folder), plan.arguments)
     with run.work_folder(out.with_name(f"{out.name}.reduced"), head, target.name, prompts, plan) as work:
         kept, covered = None, None
         if asked.draft_vocab is not None:
-            kept, covered = _kept(head, target, asked, plan, lambda: run.recorded(pair, prompts, work, plan, progress))
+            step = STEP if prompts.answers else None
+            kept, covered = _kept(
+                head, target, asked, plan, lambda: run.recorded(pair, prompts, work, plan, progress), step
+            )
         folder = work / "head"
         shutil.rmtree(folder, ignore_errors=True)
         smaller = rewrite(head, target, folder, kept, asked.quantize)
-        measured = run.served(pair, folder, held_out, plan, progress)
+        measured = run.served(pair, folder, prompts, plan, progress)
         before, after = (step_bytes(one, one.draft_vocab_size, None) for one in (head, smaller))
         reduction = Reduction(smaller.draft_vocab_size, covered, before, after, measured)
         report = None
@@ -97,7 +96,7 @@ def reduce(
             def again(what: str, done: int, of: int) -> object:
                 return progress(f"{what} the smaller head", done, of)
 
-            report = run.sharpen(smaller, target.name, target.vocab_size, prompts, held_out, out, plan, again)
+            report = run.sharpen(smaller, target.name, target.vocab_size, prompts, out, plan, again)
         if report is None or not report.is_better:
             with new_folder(out) as made:
                 shutil.copytree(folder, made, dirs_exist_ok=True)
@@ -105,7 +104,7 @@ def reduce(
 
 
 def _kept(
-    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], Lattice]
+    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], Lattice], step: int | None
 ) -> tuple[Tensor | None, float]:
     """Draft ids to keep, ascending (None: all), and ``Reduction.covered``."""
     ids, size = torch.from_numpy(target_ids(head)), asked.draft_vocab
@@ -121,7 +120,7 @@ def _kept(
     lattice = record()
 
     def counted(part: Lattice) -> Tensor:
-        return vocabulary.count_tokens(part, ids, target.vocab_size)
+        return vocabulary.count_tokens(part, ids, target.vocab_size, step)
 
     learned, held = lattice.divided()
     order, unseen = vocabulary.ranked(counted(learned), ids, specials), counted(held)

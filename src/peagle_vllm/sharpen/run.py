@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +15,15 @@ from safetensors.torch import save
 
 from peagle_kernels import Edge
 from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.diagnose.prompts import Messages
 from peagle_vllm.heads import edge as files
 from peagle_vllm.heads.convert import new_folder, write_json
 from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.sharpen import engines, fit
 from peagle_vllm.sharpen.lattice import Gain, Lattice
+from peagle_vllm.sharpen.prompts import Prompts
 
 LEAST_PROMPTS = 100
-HELD_OUT = 64  # prompts
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
 MEASURED = (3, 5, 7)
 
@@ -78,32 +76,11 @@ class Report:
         return gained.length > gained.error
 
 
-def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
-    """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
-    mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
-    aside = mixed[:HELD_OUT] if held_out is None else held_out
-    return [prompt for prompt in mixed if prompt not in aside], aside
-
-
-def token_ids(target: str, prompts: list[Messages]) -> list[list[int]]:
-    """Token ids of each prompt, in the target's chat template where it has one. HeadError without a tokenizer."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(target)
-    except (OSError, ValueError) as error:
-        raise HeadError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
-    if not getattr(tokenizer, "chat_template", None):
-        return [tokenizer.encode("\n".join(message["content"] for message in prompt)) for prompt in prompts]
-    return [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts]
-
-
 def sharpen(
     head: Head,
     target: str,
     vocab_size: int,
-    prompts: list[list[int]],
-    held_out: list[list[int]],
+    prompts: Prompts,
     out: Path,
     plan: Plan,
     progress: Progress,
@@ -112,13 +89,11 @@ def sharpen(
 
     Args:
         vocab_size: of the target.
-        prompts: token ids of the prompts to learn from.
-        held_out: of the prompts that are measured, and nothing else.
 
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
-    refuse_too_few(prompts, held_out)
+    refuse_too_few(prompts)
     assert head.folder is not None
     pair = engines.Pair(target, str(head.folder), plan.arguments)
     with work_folder(out, head, target, prompts, plan) as work:
@@ -129,7 +104,7 @@ def sharpen(
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         _write(sharpened, head, fitted.edge)
-        measured = served(pair, sharpened, held_out, plan, progress)
+        measured = served(pair, sharpened, prompts, plan, progress)
         report = Report(forms, fitted.form.name, by_prompts, len(lattice.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
@@ -139,18 +114,18 @@ def sharpen(
     return report
 
 
-def refuse_too_few(prompts: list[list[int]], held_out: list[list[int]]) -> None:
+def refuse_too_few(prompts: Prompts) -> None:
     """Raises HeadError."""
     for count, least, what in (
-        (len(prompts), LEAST_PROMPTS, "prompts to learn from"),
-        (len(held_out), LEAST_HELD_OUT, "prompts to measure with"),
+        (len(prompts.learn), LEAST_PROMPTS, "prompts to learn from"),
+        (len(prompts.held_out), LEAST_HELD_OUT, "prompts to measure with"),
     ):
         if count < least:
             raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
 
 
 @contextmanager
-def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], plan: Plan) -> Iterator[Path]:
+def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan) -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
         raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
@@ -158,7 +133,7 @@ def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], pl
     asked = {
         "head": files.head_hash(head),
         "target": target,
-        "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "prompts": hashlib.sha256(json.dumps([prompts.learn, prompts.answers]).encode()).hexdigest(),
         **asdict(plan),
     }
     try:
@@ -175,12 +150,14 @@ def work_folder(out: Path, head: Head, target: str, prompts: list[list[int]], pl
     shutil.rmtree(work, ignore_errors=True)
 
 
-def recorded(pair: engines.Pair, prompts: list[list[int]], work: Path, plan: Plan, progress: Progress) -> Lattice:
+def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> Lattice:
     """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
-    wanted = [file for file, _ in engines.shards(prompts, work)]
+    wanted = [file for file, _ in engines.shards(prompts.learn, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
-        running = thread.submit(engines.in_process, engines.record_all, pair, prompts, work, *numbers)
+        running = thread.submit(
+            engines.in_process, engines.record_all, pair, prompts.learn, prompts.answers, work, *numbers
+        )
         while not running.done():
             progress("record", sum(file.exists() for file in wanted), len(wanted))
             try:
@@ -233,9 +210,7 @@ def _depths(plan: Plan) -> list[int]:
     return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
 
 
-def served(
-    pair: engines.Pair, sharpened: Path, held_out: list[list[int]], plan: Plan, progress: Progress
-) -> list[Measured]:
+def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Measured]:
     """What ``sharpened`` gains over the pair's own head, by K."""
     found, depths = [], _depths(plan)
     for number, k in enumerate(depths):
@@ -243,7 +218,7 @@ def served(
         for at, head in enumerate((pair.head, str(sharpened))):
             progress("measure", 2 * number + at, 2 * len(depths))
             measured = engines.Pair(pair.target, head, pair.arguments)
-            seen.append(engines.in_process(engines.measure, measured, held_out, k, plan.max_tokens))
+            seen.append(engines.in_process(engines.measure, measured, prompts.held_out, k, plan.max_tokens))
         before, after = (
             Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
         )

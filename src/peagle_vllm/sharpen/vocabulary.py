@@ -22,17 +22,19 @@ def special_ids(target: str) -> set[int]:
     return {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
 
 
-def count_tokens(lattice: Lattice, target_ids: Tensor, vocab_size: int) -> Tensor:
+def count_tokens(lattice: Lattice, target_ids: Tensor, vocab_size: int, step: int | None = None) -> Tensor:
     """[vocab_size] how often the target said each token in the recorded answers.
 
     Drafts overlap where tokens were refused; the bonus token and the accepted ones of each make up the text once.
 
     Args:
         target_ids: [draft vocabulary] target id of each draft id.
+        step: tokens between drafts where the answers were given; None: each begins after what was accepted.
     """
     num_k = lattice.ids.shape[1]
     offsets = target_ids - torch.arange(len(target_ids))
-    said = torch.arange(num_k + 1) <= lattice.accepted(None, offsets, num_k)[:, None]
+    ends = 1 + lattice.accepted(None, offsets, num_k)[:, None] if step is None else step
+    said = torch.arange(num_k + 1) < ends
     return torch.bincount(lattice.tokens[said & (lattice.tokens >= 0)].long(), minlength=vocab_size)
 
 
