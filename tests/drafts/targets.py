@@ -34,20 +34,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,
     },
-    "deepseek_v3": {
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": INTERMEDIATE,
-        "first_k_dense_replace": 2,
-        "topk_method": "noaux_tc",
-    }
-    | EXPERTS,
 }
 
 
