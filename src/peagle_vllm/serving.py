@@ -1,6 +1,7 @@
 """Is a vLLM configuration P-EAGLE, and may the loaded head be served? Imports neither vLLM nor torch by itself."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +48,21 @@ def on_vllm_platform() -> bool:
     from vllm.platforms import current_platform
 
     return type(current_platform).__module__.partition(".")[0] == "vllm"
+
+
+@contextmanager
+def own_windows(vllm_config: "VllmConfig") -> Iterator[None]:
+    """Load a head under this: its layers see what its own config says.
+
+    Where every layer of the target slides, vLLM gives the target's window to each layer that names none, the head's too,
+    until a draft model has a cache config of its own.
+    """
+    cache_config = vllm_config.cache_config
+    window, cache_config.sliding_window = cache_config.sliding_window, None
+    try:
+        yield
+    finally:
+        cache_config.sliding_window = window
 
 
 def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:

@@ -202,7 +202,7 @@ class Target:
 class Head:
     """A P-EAGLE head in either format, with the embeddings and output matrix it shares with its target."""
 
-    def __init__(self, folder: Path, target: Target, cut: Round, edge: bool):
+    def __init__(self, folder: Path, target: Target | None, cut: Round, edge: bool):
         raw = json.loads((Path(folder) / "config.json").read_text())
         config = raw.get("transformer_layer_config", {}) | {k: v for k, v in raw.items() if v is not None}
         stored = load_weights(folder, cut).items()
@@ -211,10 +211,13 @@ class Head:
         self.num_layers = config["num_hidden_layers"]
         self.mask_token = config.get("mask_token_id", config.get("ptd_token_id"))
         self.norm_before_residual = config.get("norm_before_residual", False)
-        n = target.num_layers
-        self.aux_layers = sorted(set(config.get("eagle_aux_hidden_state_layer_ids") or (2, n // 2, n - 3)))
-        self.embedding = names.get("embed_tokens.weight", target.embedding)
-        self.lm_head = names.get("lm_head.weight", target.lm_head)
+        aux_layers = config.get("eagle_aux_hidden_state_layer_ids")
+        if target:
+            n = target.num_layers
+            aux_layers = aux_layers or (2, n // 2, n - 3)
+            names = {"embed_tokens.weight": target.embedding, "lm_head.weight": target.lm_head} | names
+        self.aux_layers = sorted(set(aux_layers))
+        self.embedding, self.lm_head = names["embed_tokens.weight"], names["lm_head.weight"]
         self.target_ids = torch.arange(len(self.lm_head)) + names.get("d2t", 0)
         self.edge = load_weights(Path(folder) / "edge", cut) if edge else {}
         self.edge = {name.removeprefix("candidate_selector."): w for name, w in self.edge.items()}
@@ -281,16 +284,20 @@ class Head:
 
 
 class Reference:
-    """A target with its head, as an engine of ``dtype`` would run them."""
+    """A target with its head, as an engine of ``dtype`` would run them.
 
-    def __init__(self, target: Path, head: Path, dtype: str = "float32", edge: bool = True):
+    Without a target, a head that shares nothing with it drafts from hidden states that are given.
+    """
+
+    def __init__(self, target: Path | None, head: Path, dtype: str = "float32", edge: bool = True):
         self.dtype, self.cut = dtype, ROUND[dtype]
-        self.target = Target(target, self.cut)
+        self.target = Target(target, self.cut) if target else None
         self.head = Head(head, self.target, self.cut, edge)
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The target's own continuation by ``count`` tokens, prompt first: no engine is needed for it."""
+        assert self.target
         tokens = list(prompt)
         for _ in range(count):
             last = self.target.states(torch.tensor(tokens))[-1][-1:]
@@ -307,6 +314,7 @@ class Reference:
             aux: [> max(p_lasts), n_aux * hidden] hidden states to use instead of the target's own.
         """
         if aux is None:
+            assert self.target
             states = self.target.states(torch.tensor(tokens[: max(p_lasts) + 1]))
             aux = torch.cat([self.cut(states[n]) for n in self.head.aux_layers], dim=-1)
         return self.head.drafts(tokens, aux, sorted(p_lasts), k)

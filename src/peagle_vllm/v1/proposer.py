@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import sample_with_exponential_noise
 from vllm.v1.sample.sampler import _SAMPLING_EPS
@@ -35,7 +36,7 @@ from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_stats import DraftStats, Mode
 from peagle_vllm.edge import find_candidates, load_edge
 from peagle_vllm.greedy import top_candidates, top_tokens
-from peagle_vllm.serving import RefusedError, check_loaded_head
+from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
 
 MODES: dict[CUDAGraphMode, Mode] = {
     CUDAGraphMode.FULL: "graph",
@@ -76,10 +77,21 @@ class ParallelEagleProposer(EagleProposer):
         return self.vllm_config.model_config.max_model_len
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        super().load_model(target_model)
+        with own_windows(self.vllm_config):
+            super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
         self.edge = load_edge(self.model, self.vllm_config, self.device)
         self._refresh_mask_after(self.model)
+
+    def validate_same_kv_cache_group(self, kv_cache_config: KVCacheConfig) -> None:
+        """As inherited, in one line: the V1 runner keeps one attention metadata for all layers of a head."""
+        try:
+            super().validate_same_kv_cache_group(kv_cache_config)
+        except AssertionError:
+            raise RefusedError(
+                "P-EAGLE refused: beside this target's layers vLLM splits the head's over KV cache groups, and the V1 "
+                "model runner drafts from one only; use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
+            ) from None
 
     def _refresh_mask_after(self, model: Any) -> None:
         """Project ``mask_hidden`` anew after every reload of the head's weights (``fc`` may differ)."""

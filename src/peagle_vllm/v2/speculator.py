@@ -46,7 +46,7 @@ from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_stats import DraftStats, Mode
 from peagle_vllm.edge import find_candidates, load_edge, num_candidates
 from peagle_vllm.greedy import top_tokens
-from peagle_vllm.serving import check_loaded_head
+from peagle_vllm.serving import check_loaded_head, own_windows
 from peagle_vllm.v2.attention import DraftAttention, used_group_ids
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_attention_config, draft_graphs
 from peagle_vllm.v2.draw import draw
@@ -115,7 +115,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return self.vllm_config.model_config.max_model_len
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        super().load_model(target_model)
+        with own_windows(self.vllm_config):
+            super().load_model(target_model)
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
