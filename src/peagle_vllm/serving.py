@@ -54,8 +54,8 @@ def on_vllm_platform() -> bool:
 def own_windows(vllm_config: "VllmConfig") -> Iterator[None]:
     """Load a head under this: its layers see what its own config says.
 
-    Where every layer of the target slides, vLLM gives the target's window to each layer that names none, the head's too,
-    until a draft model has a cache config of its own.
+    Where every layer of the target slides, vLLM gives its window to each layer that names none, the head's too, until
+    a draft model has a cache config of its own.
     """
     cache_config = vllm_config.cache_config
     window, cache_config.sliding_window = cache_config.sliding_window, None

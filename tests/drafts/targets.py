@@ -3,7 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_heads import HEAD_DIM, HIDDEN, INTERMEDIATE, MAX_POSITIONS, NUM_HEADS, NUM_KV_HEADS, TARGET_LAYERS, VOCAB
+from tests.tiny_heads import (
+    HEAD_DIM,
+    HIDDEN,
+    INTERMEDIATE,
+    MAX_POSITIONS,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    TARGET_LAYERS,
+    VOCAB,
+)
 
 WINDOW = 32  # tokens that a sliding layer of these targets sees
 EVERY_LAYER = {

@@ -29,7 +29,8 @@ def test_drafts_for_a_target(name: str, tmp_path: Path) -> None:
     asked = [Request(f"{n}", tiny_heads.prompt(n, seed=n), ANSWER) for n in LENGTHS]
     alone = engine(Settings(target, max_model_len=MAX_MODEL_LEN)).run(asked)
     right = {req: done.tokens for req, done in alone.items()}
-    assert len({token for tokens in right.values() for token in tokens[-ANSWER:]}) > ANSWER, "a target that repeats itself"
+    said = {token for tokens in right.values() for token in tokens[-ANSWER:]}
+    assert len(said) > ANSWER, "a target that repeats itself"
     live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN))
     with record(live, planter(right, tiny_heads.VOCAB), keep_hidden=True) as noted:
         finished = live.run(asked)
