@@ -154,7 +154,7 @@ def walk_edges(arch: int, rank: int, num_candidates: int, gated: bool, reduced: 
     drawing = None
     if drawn:
         interpreter.enable()  # vLLM imports no Triton where it sees no device
-        from peagle_vllm.v2.draw import draw
+        from peagle_vllm.v2.walk import draw
 
         q, cached = torch.zeros(num_reqs, num_k, vocab_size), ids.view(num_reqs, num_k, -1)
         drawing = Drawing(draw, numbers, numbers, torch.ones(num_reqs), numbers, q, cached, use_fp64=False)

@@ -217,7 +217,7 @@ MUTATIONS = (
     Mutation(
         "piecewise: input rows stand elsewhere at every step",
         V2,
-        "hidden_states=_first_rows(self.hidden_states, layout.num_rows),",
+        "hidden_states=first_rows(self.hidden_states, layout.num_rows),",
         "hidden_states=self.hidden_states.new_empty(layout.num_rows, self.hidden_size),",
         MIXED,
         "plugin-v2",

@@ -220,7 +220,7 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
     """
     from peagle_vllm.v2 import speculator
 
-    prepare_inputs, first_rows = speculator.prepare_inputs, speculator._first_rows
+    prepare_inputs, first_rows = speculator.prepare_inputs, speculator.first_rows
 
     def noting_prepare(target: Any, aux: Any, groups: Any, layout: Any, step: Any, out: Any) -> None:
         for buffer in (drafter.hidden_states, drafter.staging):
@@ -245,4 +245,4 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
         return rows if num_rows <= len(buffer) else rows.fill_(float("nan"))
 
     patches.enter_context(patch.object(speculator, "prepare_inputs", noting_prepare))
-    patches.enter_context(patch.object(speculator, "_first_rows", poisoned_first_rows))
+    patches.enter_context(patch.object(speculator, "first_rows", poisoned_first_rows))

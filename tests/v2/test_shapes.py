@@ -234,14 +234,16 @@ def test_the_largest_graph_is_captured_first(manager):
                 assert dispatched(manager.captured, [desc.num_tokens - 6]).graph == desc
 
 
-def test_attention_builders_see_the_drafters_own_batches(rule):
+def test_attention_builders_see_the_drafters_own_batches():
     """Trap 2: 2K rows are a decode. Trap 1: buffers sized by the largest captured batch hold a draft batch."""
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.attention.backend import max_decode_query_len
 
+    from peagle_vllm.v2.attention import draft_attention_config
+
     original = config(256, 7, 8192, SIZES["vLLM's"])
     original.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    seen = rule.draft_attention_config(original)
+    seen = draft_attention_config(original)
     assert max_decode_query_len(seen) == 14
     assert seen.compilation_config.max_cudagraph_capture_size == 14 * 256
     assert max_decode_query_len(original) == 8

@@ -213,5 +213,5 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         assert said.hidden_states == drafter.hidden_states.nbytes
         assert said.staging == drafter.staging.nbytes
         assert said.indices == sum(tensor.nbytes for tensor in held)
-        assert said.walk == drafter._scores.nbytes + drafter._cached_ids.nbytes > 0
+        assert said.walk == drafter.walk.scores.nbytes + drafter.walk.cached_ids.nbytes > 0
         assert said.buffers == said.hidden_states + said.staging + said.indices + said.walk

@@ -1,5 +1,6 @@
 """What attention backends read of a draft batch: block tables, slots and metadata of the drafter's layers."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import DraftBuffers, KVGroups
+from peagle_vllm.v2.cudagraph import draft_graphs
 
 # Above these rows FlashAttention 3 keeps no buffers for split KV in a graph: 32 splits of a decode batch at
 # max_num_seqs would be gigabytes, and so many requests fill a GPU without them.
@@ -126,6 +128,25 @@ def _padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
     padded = np.full(length, fill, dtype=np.int32)
     padded[: len(values)] = values
     return padded
+
+
+def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
+    """A copy in which the drafter's attention builders find the drafter's own batches.
+
+    They size buffers by the largest captured batch, and treat requests wider than ``1 + num_speculative_tokens``
+    as prefills: a static request has up to 2K rows.
+    """
+    config = copy.copy(vllm_config)
+    config.speculative_config = copy.copy(vllm_config.speculative_config)
+    assert config.speculative_config is not None
+    config.speculative_config.num_speculative_tokens = 2 * vllm_config.num_speculative_tokens - 1
+    graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
+    if graphs.decode:
+        config.compilation_config = copy.copy(vllm_config.compilation_config)
+        sizes = sorted({n * length for n, length in graphs.decode})
+        config.compilation_config.cudagraph_capture_sizes = sizes
+        config.compilation_config.max_cudagraph_capture_size = sizes[-1]
+    return config
 
 
 def used_group_ids(attn_groups: list[list[AttentionGroup]]) -> list[int]:

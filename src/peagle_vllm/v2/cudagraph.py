@@ -15,10 +15,9 @@ rows, as vLLM's own speculators run it. The rule:
 * A batch gets the graph with the fewest rows that holds it.
 """
 
-import copy
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -26,13 +25,25 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+from vllm.v1.worker.gpu.attn_utils import AttentionCGSupportInfo
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
 from peagle_kernels import Layout, geometry
 from peagle_kernels.layout import ragged_lengths, starts_of
+from peagle_vllm.draft_stats import Mode
+
+logger = init_logger(__name__)
 
 Shape = tuple[int, int]  # (requests, rows a request)
+
+RAN_AS: dict[CUDAGraphMode, Mode] = {
+    CUDAGraphMode.FULL: "graph",
+    CUDAGraphMode.PIECEWISE: "piecewise",
+    CUDAGraphMode.NONE: "eager",
+}
 
 ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
 
@@ -51,6 +62,10 @@ class DraftRun(NamedTuple):
     starts: np.ndarray
     num_rows: int
     graph: BatchExecutionDescriptor | None
+
+    @property
+    def cudagraph_mode(self) -> CUDAGraphMode:
+        return self.graph.cg_mode if self.graph else CUDAGraphMode.NONE
 
 
 @dataclass(frozen=True)
@@ -151,6 +166,33 @@ def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> Draf
     return DraftGraphs(tuple(sorted(decode, key=lambda shape: (shape[0] * shape[1], shape))), tuple(mixed))
 
 
+def supported(
+    graphs: DraftGraphs, vllm_config: VllmConfig, backends: AttentionCGSupportInfo, has_pieces: bool
+) -> DraftGraphs:
+    """Those of ``graphs`` that the drafter can have; a line in the log says where a decode batch has none.
+
+    Args:
+        backends: what the drafter's attention backends support.
+        has_pieces: the drafter can run in captured pieces.
+    """
+    if graphs.decode and backends.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
+        logger.warning(
+            "P-EAGLE drafts without a full CUDA graph: the drafter's attention backend (%s) does not support one.",
+            backends.min_cg_attn_backend,
+        )
+        graphs = replace(graphs, decode=())
+    scheduler, max_k = vllm_config.scheduler_config, vllm_config.num_speculative_tokens
+    if graphs.decode and graphs.max_num_reqs < scheduler.max_num_seqs:
+        logger.info(
+            "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: of %d rows a request "
+            "max_num_batched_tokens (%d) holds no more.",
+            graphs.max_num_reqs,
+            geometry.static_length(max_k, max_k),
+            scheduler.max_num_batched_tokens,
+        )
+    return graphs if has_pieces else replace(graphs, mixed=())
+
+
 def depth_by_batch_size(vllm_config: VllmConfig) -> list[int]:
     """K of a step with so many requests, from index 1 on."""
     spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
@@ -205,25 +247,6 @@ def _mixed_sizes(vllm_config: VllmConfig, full_rows: int) -> list[int]:
     extended = max(sizes, default=0) + vllm_config.num_speculative_tokens * scheduler.max_num_seqs
     reach = -(-max(extended, full_rows) // ROWS_STEP) * ROWS_STEP
     return continued(sizes, min(reach + reach // 2, scheduler.max_num_batched_tokens), ROWS_STEP)
-
-
-def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
-    """A copy in which the drafter's attention builders find the drafter's own batches.
-
-    They size buffers by the largest captured batch, and treat requests wider than ``1 + num_speculative_tokens``
-    as prefills: a static request has up to 2K rows.
-    """
-    config = copy.copy(vllm_config)
-    config.speculative_config = copy.copy(vllm_config.speculative_config)
-    assert config.speculative_config is not None
-    config.speculative_config.num_speculative_tokens = 2 * vllm_config.num_speculative_tokens - 1
-    graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
-    if graphs.decode:
-        config.compilation_config = copy.copy(vllm_config.compilation_config)
-        sizes = sorted({n * length for n, length in graphs.decode})
-        config.compilation_config.cudagraph_capture_sizes = sizes
-        config.compilation_config.max_cudagraph_capture_size = sizes[-1]
-    return config
 
 
 class DraftCudaGraphManager(CudaGraphManager):

@@ -6,7 +6,7 @@ the target's: see docs/architecture.md for one batch walked through it. A decode
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,7 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
-from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, has_compiled_submodule
@@ -31,55 +29,29 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import (
     DraftStep,
-    Drawing,
     KVGroups,
-    Layout,
     TargetBatch,
     allocate_buffers,
     gather_hidden,
     geometry,
     prepare_inputs,
-    walk_edges,
-    walk_edges_triton,
 )
 from peagle_kernels.layout import seq_lens_bound
-from peagle_vllm.draft_stats import DraftStats, Mode
-from peagle_vllm.edge import find_candidates, load_edge, num_candidates
+from peagle_vllm.draft_stats import DraftStats
+from peagle_vllm.edge import load_edge, num_candidates
 from peagle_vllm.greedy import top_tokens
 from peagle_vllm.serving import check_loaded_head, own_windows
-from peagle_vllm.v2.attention import DraftAttention, used_group_ids
-from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_attention_config, draft_graphs
-from peagle_vllm.v2.draw import draw
+from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids
+from peagle_vllm.v2.batch import DraftBatch, dummy_batch, first_rows
+from peagle_vllm.v2.cudagraph import (
+    NO_GRAPHS,
+    RAN_AS,
+    DraftCudaGraphManager,
+    draft_graphs,
+    supported,
+)
 from peagle_vllm.v2.memory import draft_memory
-
-logger = init_logger(__name__)
-
-STEP_MODES: dict[CUDAGraphMode, Mode] = {
-    CUDAGraphMode.FULL: "graph",
-    CUDAGraphMode.PIECEWISE: "piecewise",
-    CUDAGraphMode.NONE: "eager",
-}
-
-
-@dataclass(frozen=True)
-class DraftBatch:
-    """What one run of the drafter works on: shapes here, contents in the buffers.
-
-    Attributes:
-        layout: rows and requests, padding included.
-        samples_per_req: rows to sample of each request.
-        staging: [1 + staged rows, num_aux x target hidden]: room for ``mask_hidden``, then captured rows.
-        hidden_states: [num_rows, hidden_size] room for the drafter's input rows.
-        attn_metadata: the drafter's, by layer; None while memory is profiled.
-        cudagraph_mode: PIECEWISE where the forward runs in captured pieces. A FULL graph is around all of this.
-    """
-
-    layout: Layout
-    samples_per_req: int
-    staging: torch.Tensor
-    hidden_states: torch.Tensor
-    attn_metadata: dict[str, Any] | None
-    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
+from peagle_vllm.v2.walk import Walk
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
@@ -102,10 +74,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             for samples in range(1, self.num_speculative_steps + 1)
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
-        candidates = self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config)
-        self._scores = torch.zeros(candidates, dtype=torch.float32, device=device)
-        # Which entries of draft_logits are finite: made with it, lost with it.
-        self._cached_ids = torch.zeros(candidates, dtype=torch.int64, device=device)
+        self.walk = Walk(self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device)
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.draft_stats = DraftStats()
 
@@ -120,7 +89,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
-        self.edge = load_edge(self.model, self.vllm_config, self.device)
+        self.walk.edge = load_edge(self.model, self.vllm_config, self.device)
         self._allocate_buffers()
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
@@ -187,22 +156,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # vLLM can resolve another mode than the one that the buffers were made for.
         max_num_reqs = (len(self.staging) - 1) // (self.num_speculative_steps + 1)
         shapes = draft_graphs(self.vllm_config, cudagraph_mode).within(len(self.hidden_states), max_num_reqs)
-        if shapes.decode and self.attn_cg_support.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
-            logger.warning(
-                "P-EAGLE drafts without a full CUDA graph: the drafter's attention backend (%s) does not support one.",
-                self.attn_cg_support.min_cg_attn_backend,
-            )
-            shapes = replace(shapes, decode=())
-        if shapes.mixed and not (is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)):
-            shapes = replace(shapes, mixed=())
-        if shapes.decode and shapes.max_num_reqs < self.max_num_reqs:
-            logger.info(
-                "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: of %d rows a request "
-                "max_num_batched_tokens (%d) holds no more.",
-                shapes.max_num_reqs,
-                geometry.static_length(self.num_speculative_steps, self.num_speculative_steps),
-                self.max_num_tokens,
-            )
+        has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
+        shapes = supported(shapes, self.vllm_config, self.attn_cg_support, has_pieces)
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
 
     def capture(self) -> None:
@@ -225,49 +180,16 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
         A FULL graph records everything after ``prepare_inputs``, a PIECEWISE one the drafter's forward.
         """
-        if desc.cg_mode == CUDAGraphMode.FULL:
-            assert desc.num_reqs is not None and desc.uniform_token_count is not None
-            num_reqs, length = desc.num_reqs, desc.uniform_token_count
-            starts = np.arange(num_reqs + 1, dtype=np.int32) * length
-            layout = Layout(desc.num_tokens, num_reqs, length, self.num_speculative_steps + 1)
-        else:
-            num_reqs = min(desc.num_tokens, self.max_num_reqs)
-            starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)
-            layout = Layout(desc.num_tokens, num_reqs)
-        self._fill_dummy(starts)
-        self.block_tables.get_dummy_block_tables(num_reqs)  # zeroes the tables that metadata reads
-        is_full = desc.cg_mode == CUDAGraphMode.FULL
-        batch = DraftBatch(
-            layout=layout,
-            samples_per_req=layout.samples_per_req(0),
-            staging=self.staging[: 1 + layout.num_staging_rows],
-            hidden_states=self.hidden_states[: layout.num_rows],
-            attn_metadata=self.attention.metadata(
-                num_reqs, starts, seq_lens_bound=None if is_full else np.diff(starts), capture=is_full
-            ),
-        )
+        sizes = self.num_speculative_steps, self.max_num_reqs
+        batch = dummy_batch(desc, *sizes, self.staging, self.hidden_states, self.attention)
 
         def record(mode: CUDAGraphMode) -> None:
-            if is_full:
+            if desc.cg_mode == CUDAGraphMode.FULL:
                 self._refresh_and_draft(batch)
             else:
                 self._forward(replace(batch, cudagraph_mode=mode))
 
         return record
-
-    def _fill_dummy(self, starts: np.ndarray) -> None:
-        """A batch of these starts that computes and touches nothing: no KV, no live request."""
-        num_reqs, buffers = len(starts) - 1, self.buffers
-        buffers.query_start_loc[: num_reqs + 1].copy_(torch.from_numpy(starts))
-        buffers.seq_lens.zero_()
-        buffers.seq_lens[:num_reqs].copy_(torch.from_numpy(np.diff(starts)))
-        buffers.input_ids.zero_()
-        buffers.positions.zero_()
-        buffers.row_map.fill_(geometry.PAD_ROW)
-        buffers.slot_mappings.fill_(geometry.PAD_SLOT)
-        buffers.sample_indices.zero_()
-        buffers.sample_pos.zero_()
-        buffers.sample_idx_mapping.fill_(-1)
 
     def _refresh_and_draft(self, batch: DraftBatch) -> None:
         """What a FULL graph holds. Where a backend cannot refresh its metadata here, ``propose`` builds it anew."""
@@ -318,13 +240,12 @@ class ParallelEagleSpeculator(EagleSpeculator):
             max_num_tokens=self.max_num_tokens,
             max_model_len=self._max_len,
         )
-        mode = CUDAGraphMode.NONE if run.graph is None else run.graph.cg_mode
-        layout, buffers = run.layout, self.buffers
+        mode, layout, buffers = run.cudagraph_mode, run.layout, self.buffers
         if not dummy_run:
-            self.draft_stats.note(STEP_MODES[mode], run.num_rows, layout.num_rows - run.num_rows)
+            self.draft_stats.note(RAN_AS[mode], run.num_rows, layout.num_rows - run.num_rows)
         if mode != CUDAGraphMode.FULL:
             num_staging_rows = layout.num_staging_rows if layout.static_length else input_batch.num_tokens
-            staging = _first_rows(self.staging, 1 + num_staging_rows)
+            staging = first_rows(self.staging, 1 + num_staging_rows)
             buffers = buffers._replace(staging=staging[1:])
         if not layout.static_length:
             async_tensor_h2d(run.starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
@@ -369,7 +290,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 layout=layout,
                 samples_per_req=layout.samples_per_req(num_k) if num_k else 0,
                 staging=staging,
-                hidden_states=_first_rows(self.hidden_states, layout.num_rows),
+                hidden_states=first_rows(self.hidden_states, layout.num_rows),
                 attn_metadata=metadata,
                 cudagraph_mode=mode,
             )
@@ -425,8 +346,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]
         drafts = self.draft_tokens[:num_reqs, :per_req]
-        if self.edge:
-            self._walk(sampled, samples, drafts)
+        if self.walk.edge:
+            scores = self.walk(self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel)
+            idx_mapping = self.buffers.sample_idx_mapping[samples]
+            self._maybe_predict_acceptance(scores, idx_mapping, self._columns[per_req][samples])
             return
         if self.draft_logits is None and self.acceptance_estimator is None:
             top_tokens(self.model, sampled, out=drafts)
@@ -441,24 +364,3 @@ class ParallelEagleSpeculator(EagleSpeculator):
             self.draft_logits,
         )
         drafts.copy_(chosen.view(drafts.shape))
-
-    def _walk(self, sampled: torch.Tensor, samples: slice, drafts: torch.Tensor) -> None:
-        """``_sample`` of a sharpened head: each token is chosen knowing the one before it."""
-        assert self.edge is not None
-        buffers = self.buffers
-        idx_mapping = buffers.sample_idx_mapping[samples]
-        candidates = find_candidates(self.model, self.edge, sampled, buffers.input_ids, buffers.sample_indices[samples])
-        scores = self._scores.view(-1, self.edge.num_candidates)[samples]
-        walk = candidates, self.edge, self.model.draft_id_to_target_id, scores
-        if self.draft_logits is None:
-            walk_edges(drafts, *walk)
-        else:
-            positions = buffers.sample_pos[samples]
-            state = self.temperature, self.seeds, self.draft_logits, self._cached_ids
-            walk_edges_triton(drafts, *walk, Drawing(draw, idx_mapping, positions, *state, self.use_fp64_gumbel))
-        self._maybe_predict_acceptance(scores, idx_mapping, self._columns[drafts.shape[1]][samples])
-
-
-def _first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The first rows of a buffer of graphs, or as many of memory that lives for this step."""
-    return buffer[:num_rows] if num_rows <= len(buffer) else buffer.new_empty(num_rows, buffer.shape[1])

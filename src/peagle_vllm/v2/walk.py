@@ -1,0 +1,86 @@
+"""The walk over a sharpened head's candidates on Model Runner V2; drafts are drawn with vLLM's own noise."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
+
+from peagle_kernels import DraftBuffers, Drawing, Edge, walk_edges, walk_edges_triton
+from peagle_vllm.edge import find_candidates
+
+try:
+    from vllm.v1.worker.gpu.sample.gumbel import spec_step_seed
+except ImportError:  # vLLM 0.32: one seed for all draft columns
+
+    @triton.jit
+    def spec_step_seed(seed, step):
+        return seed
+
+
+class Walk:
+    """Chooses each draft token knowing the one before it.
+
+    Attributes:
+        edge: None for a head without one; set when the head is loaded.
+        scores: [max_num_reqs, K_max, M] float32, what the last tokens were chosen by.
+        cached_ids: [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` are finite: made with it, lost
+            with it.
+    """
+
+    def __init__(self, max_num_reqs: int, max_k: int, num_candidates: int, device: torch.device):
+        self.edge: Edge | None = None
+        shape = max_num_reqs, max_k, num_candidates
+        self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.cached_ids = torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def __call__(
+        self,
+        model: Any,
+        hidden_states: torch.Tensor,
+        drafts: torch.Tensor,
+        buffers: DraftBuffers,
+        draft_logits: torch.Tensor | None,
+        use_fp64: bool,
+    ) -> torch.Tensor:
+        """Write ``drafts``, [num_reqs, K] int64 target token ids.
+
+        Args:
+            model: the loaded head.
+            hidden_states: [num_samples, hidden_size] of the sampled rows, after the head's last norm.
+            draft_logits: receives the scores of probabilistic drafts; None: greedy ones.
+
+        Returns:
+            [num_samples, M] float32 scores.
+        """
+        assert self.edge is not None
+        samples = slice(0, len(hidden_states))
+        candidates = find_candidates(
+            model, self.edge, hidden_states, buffers.input_ids, buffers.sample_indices[samples]
+        )
+        scores = self.scores.view(-1, self.edge.num_candidates)[samples]
+        walk = candidates, self.edge, model.draft_id_to_target_id, scores
+        if draft_logits is None:
+            walk_edges(drafts, *walk)
+        else:
+            rows = buffers.sample_idx_mapping[samples], buffers.sample_pos[samples]
+            state = buffers.temperature, buffers.seeds, draft_logits, self.cached_ids
+            walk_edges_triton(drafts, *walk, Drawing(draw, *rows, *state, use_fp64))
+        return scores
+
+
+@triton.jit
+def draw(scores, tokens, is_candidate, seed, position, column, temperature, USE_FP64: tl.constexpr):
+    """Index of the token drawn from softmax(scores / temperature); the best one at temperature 0."""
+    _, index = gumbel_noised_argmax(
+        scores,
+        tokens,
+        is_candidate,
+        spec_step_seed(seed, column),
+        position,
+        temperature,
+        IS_DRAFTING=True,
+        USE_FP64=USE_FP64,
+    )
+    return index
