@@ -31,13 +31,8 @@ def row(name: str, server: Server) -> dict[str, Any]:
     return {
         "server": name,
         **asdict(server),
-        "full_graphs": len(memory.graphs.decode),
-        "full_graph_requests": memory.graphs.max_num_reqs,
-        "piecewise_graphs": len(memory.graphs.mixed),
-        "piecewise_rows": memory.graphs.mixed[-1],
-        "buffers_bytes": memory.buffers,
+        **memory.sizes,
         "before_bytes": before * GPT_OSS.hidden * vllm_config.model_config.dtype.itemsize + memory.indices,
-        "largest_step_bytes": memory.largest_step,
     }
 
 

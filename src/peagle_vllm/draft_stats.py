@@ -1,9 +1,9 @@
 """Counts how draft steps run, and carries the counts in vLLM's statistics. Imports no vLLM."""
 
-from typing import Any, Literal, get_args
+from typing import Any
 
-Mode = Literal["graph", "piecewise", "eager"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+RAN_AS = {"FULL": "graph", "PIECEWISE": "piecewise", "NONE": "eager"}  # by vLLM's names, ``CUDAGraphMode``
+MODES = tuple(RAN_AS.values())
 COUNTS = (*MODES, "rows", "padding_rows")
 SIZES = ("graphs", "buffer_bytes")
 
@@ -21,16 +21,16 @@ class DraftStats:
         self.sizes: dict[str, int] = {}
         """What the drafter holds, by the names in ``SIZES``; goes out once, with the first counts."""
 
-    def note(self, mode: Mode, rows: int, padding_rows: int) -> None:
+    def note(self, cudagraph_mode: str, rows: int, padding_rows: int) -> None:
         """Count one draft step that serves requests; dummy steps are none.
 
         Args:
-            mode: how the drafter ran: as one CUDA graph, with piecewise graphs, or without any.
+            cudagraph_mode: how the drafter ran, a key of ``RAN_AS``.
             rows: rows of the requests in the draft batch.
             padding_rows: rows computed beside them, to fill up a graph or to match other data parallel ranks.
         """
         counts = self._counts
-        counts[mode] += 1
+        counts[RAN_AS[cudagraph_mode]] += 1
         counts["rows"] += rows
         counts["padding_rows"] += padding_rows
 

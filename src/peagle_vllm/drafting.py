@@ -19,7 +19,7 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         flags: more arguments of ``EngineArgs``; None leaves one to vLLM's default for this machine.
 
     Returns:
-        Graphs captured, what each kind serves at most, and sizes in bytes (``v2.memory.DraftMemory``).
+        The settings that decide it, and ``v2.memory.DraftMemory.sizes``.
 
     Raises:
         DraftingError: invalid JSON, a configuration that vLLM refuses, or one that is not P-EAGLE.
@@ -45,19 +45,13 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         raise DraftingError(one_line(error)) from error
     if not is_peagle(config):
         raise DraftingError('not P-EAGLE: the speculative config needs "parallel_drafting": true and an EAGLE-3 head')
-    memory = draft_memory(config)
-    graphs, scheduler = memory.graphs, config.scheduler_config
+    scheduler = config.scheduler_config
     return {
         "runner": "V2" if config.use_v2_model_runner else "V1 (what follows is V2's)",
         "num_speculative_tokens": config.num_speculative_tokens,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "full_graphs": len(graphs.decode),
-        "full_graph_requests": graphs.max_num_reqs,
-        "piecewise_graphs": len(graphs.mixed),
-        "piecewise_rows": max(graphs.mixed, default=0),
-        "buffers_bytes": memory.buffers,
-        "largest_step_bytes": memory.largest_step,
+        **draft_memory(config).sizes,
     }
 
 

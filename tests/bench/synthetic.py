@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.acceptance import from_bench_serve
-from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps, grid
+from peagle_vllm.acceptance import DraftSteps, from_bench_serve
+from peagle_vllm.bench.cells import Cell, CellResult, grid
 from peagle_vllm.bench.suite import Suite
 from tests.bench.rawdata import raw
 

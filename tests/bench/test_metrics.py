@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from peagle_vllm.acceptance import Acceptance, from_bench_serve, read_engine
-from peagle_vllm.bench.cells import Cell, CellResult, DraftSteps
+from peagle_vllm.acceptance import Acceptance, DraftSteps, from_bench_serve, read_draft_steps, read_engine
+from peagle_vllm.bench.cells import Cell, CellResult
 from peagle_vllm.bench.metrics import PERCENTILES, Ratio, Spread, best_depth, metrics_of, points, same_texts
-from peagle_vllm.bench.server import draft_steps_of
 from peagle_vllm.bench.suite import read_suite
 from tests.bench import synthetic
 
@@ -111,10 +110,10 @@ vllm:peagle_draft_steps_created{engine="0",mode="graph",model_name="m"} 1.7e+09
 vllm:peagle_draft_rows_total{engine="0",model_name="m"} 80.0
 vllm:peagle_draft_padding_rows_total{engine="0",model_name="m"} 4.0
 """
-    found = draft_steps_of(text)
+    found = read_draft_steps(text)
     assert found == DraftSteps(graph=1_200_005, eager=3, rows=80, padding_rows=4)
     assert found.since(DraftSteps(graph=1_200_003)).eager_share == 0.6
-    assert draft_steps_of('vllm:spec_decode_num_drafts_total{engine="0"} 3.0\n') is None
+    assert read_draft_steps('vllm:spec_decode_num_drafts_total{engine="0"} 3.0\n') is None
 
 
 def test_spread_and_ratio() -> None:

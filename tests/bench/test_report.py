@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+from peagle_vllm.acceptance import DraftSteps
 from peagle_vllm.bench import BenchError, plots
-from peagle_vllm.bench.cells import DraftSteps, read_results
+from peagle_vllm.bench.cells import read_results
 from peagle_vllm.bench.metrics import best_rows, points
 from peagle_vllm.bench.plots import Plot
 from peagle_vllm.bench.published import matching, published

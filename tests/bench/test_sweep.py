@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.cells import Cell, DraftSteps, grid, read_results
+from peagle_vllm.acceptance import DraftSteps
+from peagle_vllm.bench.cells import Cell, grid, read_results
 from peagle_vllm.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,8 @@ class Output:
 
 def noted() -> DraftStats:
     stats = DraftStats()
-    stats.note("graph", 60, 6)
-    stats.note("eager", 30, 0)
+    stats.note("FULL", 60, 6)
+    stats.note("NONE", 30, 0)
     return stats
 
 
@@ -62,12 +62,12 @@ def test_sizes_go_out_once_with_the_first_counts() -> None:
     stats = DraftStats()
     stats.sizes = {"graphs": 3, "buffer_bytes": 10}
     assert stats.take() == {}
-    stats.note("graph", 60, 6)
+    stats.note("FULL", 60, 6)
     carried = statistics()
     load(stats.take(), carried)
     assert unload(carried) == {"graph": 1, "rows": 60, "padding_rows": 6, "graphs": 3, "buffer_bytes": 10}
     assert carried == statistics()
-    stats.note("graph", 60, 6)
+    stats.note("FULL", 60, 6)
     assert stats.take().keys() == {"graph", "rows", "padding_rows"}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.acceptance import Acceptance, DraftSteps
 from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.suite import Suite, slug
 
@@ -86,32 +86,6 @@ def grid(
         for c in suite.concurrency
         if (not arms or name in arms) and (not k or depth in {0, *k}) and (not concurrency or c in concurrency)
     ]
-
-
-@dataclass(frozen=True)
-class DraftSteps:
-    """The server's own ``vllm:peagle_draft_*`` counters, as they grew while the cell ran, its warm-up included.
-
-    Attributes:
-        graph, piecewise, eager: steps by how the drafter ran.
-        rows: rows of requests in all draft batches.
-        padding_rows: rows that were computed beside them.
-    """
-
-    graph: int = 0
-    piecewise: int = 0
-    eager: int = 0
-    rows: int = 0
-    padding_rows: int = 0
-
-    def since(self, before: "DraftSteps") -> "DraftSteps":
-        old = asdict(before)
-        return DraftSteps(**{name: count - old[name] for name, count in asdict(self).items()})
-
-    @property
-    def eager_share(self) -> float:
-        """Eager steps / all steps; 0 without any."""
-        return self.eager / max(1, self.graph + self.piecewise + self.eager)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ import socket
 import sys
 import time
 import urllib.request
-from collections import Counter
 from pathlib import Path
 
 import psutil
 
 from peagle_vllm.acceptance import samples
 from peagle_vllm.bench import BenchError, processes
-from peagle_vllm.bench.cells import Cell, DraftSteps
+from peagle_vllm.bench.cells import Cell
 from peagle_vllm.bench.suite import Suite
 from peagle_vllm.provenance import output_of
 
@@ -169,13 +168,3 @@ class Gauges:
         used = output_of("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
         with contextlib.suppress(ValueError):  # a GPU that shares the system's memory has no number here
             self.gpu_memory_mib += [sum(map(float, used))] if used else []
-
-
-def draft_steps_of(metrics: str) -> DraftSteps | None:
-    """This package's counters in the text of ``/metrics``, over all engines; None where it holds none."""
-    counts: Counter[str] = Counter()
-    for name, labels, value in samples(metrics):
-        counter = name.removeprefix("vllm:peagle_draft_").removesuffix("_total")
-        if name == f"vllm:peagle_draft_{counter}_total":
-            counts[labels.get("mode", counter)] += int(value)
-    return DraftSteps(**counts) if counts else None

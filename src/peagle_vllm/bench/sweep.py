@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peagle_vllm import provenance
-from peagle_vllm.acceptance import from_bench_serve
+from peagle_vllm.acceptance import from_bench_serve, read_draft_steps
 from peagle_vllm.bench import BenchError, client
 from peagle_vllm.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
-from peagle_vllm.bench.server import CellFailed, Gauges, Server, ServerFailed, check_port, draft_steps_of
+from peagle_vllm.bench.server import CellFailed, Gauges, Server, ServerFailed, check_port
 from peagle_vllm.bench.suite import Suite
 
 MIN_FREE_BYTES = 64 << 20
@@ -188,7 +188,7 @@ class Sweep:
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
         began, gauges, log = datetime.now(UTC), Gauges(server), self._new_log(f"{cell.id}-client")
-        before = draft_steps_of(server.metrics())
+        before = read_draft_steps(server.metrics())
         try:
             try:
                 raw = client.measure(self.suite, cell, server, gauges, cwd=self.folder, partial=self._partial, log=log)
@@ -200,7 +200,7 @@ class Sweep:
             if isinstance(error, ServerFailed):
                 raise
             return False
-        after = draft_steps_of(server.metrics())
+        after = read_draft_steps(server.metrics())
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
             "drafts": from_bench_serve(raw),

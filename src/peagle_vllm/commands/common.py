@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from peagle_vllm.bench.cli import fail
 
 if TYPE_CHECKING:
     from peagle_vllm.diagnose.prompts import Messages
@@ -19,12 +21,6 @@ RevisionOption = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
-
-
-def fail(message: str) -> NoReturn:
-    """End with a line on stderr and exit status 2: the input is unusable."""
-    print(f"peagle-vllm: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 @contextmanager

@@ -2,11 +2,10 @@
 
 import urllib.request
 
-from peagle_vllm.acceptance import Acceptance, read_metrics, samples
+from peagle_vllm.acceptance import Acceptance, read_draft_steps, read_metrics
 from peagle_vllm.diagnose.search import FEW, oddities
 
 MUCH_EAGER = 0.1  # of the draft steps
-STEPS = "vllm:peagle_draft_steps_total"
 
 
 def fetch(url: str) -> str:
@@ -20,12 +19,13 @@ def read(metrics: str) -> tuple[Acceptance, list[str]] | None:
     seen = read_metrics(metrics)
     if seen is None:
         return None
-    steps = {labels["mode"]: value for name, labels, value in samples(metrics) if name == STEPS}
-    meaning = oddities(seen)
+    steps, meaning = read_draft_steps(metrics), oddities(seen)
     if seen.num_drafts < FEW:
         meaning.append(f"{seen.num_drafts} drafts so far, too few to judge: send it some requests")
     if not steps:
         meaning.append("no vllm:peagle_draft_steps: the plugin is not loaded there, or the head is no P-EAGLE head")
-    elif (share := steps.get("eager", 0) / max(1, sum(steps.values()))) > MUCH_EAGER:
-        meaning.append(f"{share:.0%} of the draft steps ran without a CUDA graph (docs/troubleshooting.md says when)")
+    elif steps.eager_share > MUCH_EAGER:
+        meaning.append(
+            f"{steps.eager_share:.0%} of the draft steps ran without a CUDA graph (docs/troubleshooting.md says when)"
+        )
     return seen, meaning

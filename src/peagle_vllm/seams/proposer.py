@@ -34,6 +34,7 @@ SEAM = Seam(
             "SpecDecodeBaseProposer.take_last_draft_probs",
         ),
         "vllm.v1.attention.backend": ("CommonAttentionMetadata",),  # its fields are arguments of replace()
+        "vllm.config.compilation": ("CUDAGraphMode",),  # the names in draft_stats.RAN_AS
     },
 )
 

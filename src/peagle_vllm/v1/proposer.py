@@ -33,16 +33,10 @@ from peagle_kernels import (
     walk_edges_torch,
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
-from peagle_vllm.draft_stats import DraftStats, Mode
+from peagle_vllm.draft_stats import DraftStats
 from peagle_vllm.edge import find_candidates, load_edge
 from peagle_vllm.greedy import top_candidates, top_tokens
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
-
-MODES: dict[CUDAGraphMode, Mode] = {
-    CUDAGraphMode.FULL: "graph",
-    CUDAGraphMode.PIECEWISE: "piecewise",
-    CUDAGraphMode.NONE: "eager",
-}
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -230,7 +224,7 @@ class ParallelEagleProposer(EagleProposer):
         """As inherited; the steps that ``set_inputs_first_pass`` prepared are counted, dummy runs are not."""
         mode, num_padded, across_dp = super()._determine_batch_execution_and_padding(num_tokens, use_cudagraphs)
         if self._drafts_for_requests:
-            self.draft_stats.note(MODES[mode], num_tokens, num_padded - num_tokens)
+            self.draft_stats.note(mode.name, num_tokens, num_padded - num_tokens)
             self._drafts_for_requests = False
         return mode, num_padded, across_dp
 

@@ -33,17 +33,10 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGra
 
 from peagle_kernels import Layout, geometry
 from peagle_kernels.layout import ragged_lengths, starts_of
-from peagle_vllm.draft_stats import Mode
 
 logger = init_logger(__name__)
 
 Shape = tuple[int, int]  # (requests, rows a request)
-
-RAN_AS: dict[CUDAGraphMode, Mode] = {
-    CUDAGraphMode.FULL: "graph",
-    CUDAGraphMode.PIECEWISE: "piecewise",
-    CUDAGraphMode.NONE: "eager",
-}
 
 ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
 

@@ -36,6 +36,18 @@ class DraftMemory:
         """What stays allocated."""
         return self.staging + self.hidden_states + self.indices + self.walk
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Graphs captured, what each kind serves at most, and bytes."""
+        return {
+            "full_graphs": len(self.graphs.decode),
+            "full_graph_requests": self.graphs.max_num_reqs,
+            "piecewise_graphs": len(self.graphs.mixed),
+            "piecewise_rows": max(self.graphs.mixed, default=0),
+            "buffers_bytes": self.buffers,
+            "largest_step_bytes": self.largest_step,
+        }
+
 
 def draft_memory(vllm_config: VllmConfig, num_groups: int = 1) -> DraftMemory:
     """The memory that ``ParallelEagleSpeculator`` will take.

@@ -45,7 +45,6 @@ from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, use
 from peagle_vllm.v2.batch import DraftBatch, dummy_batch, first_rows
 from peagle_vllm.v2.cudagraph import (
     NO_GRAPHS,
-    RAN_AS,
     DraftCudaGraphManager,
     draft_graphs,
     supported,
@@ -242,7 +241,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         )
         mode, layout, buffers = run.cudagraph_mode, run.layout, self.buffers
         if not dummy_run:
-            self.draft_stats.note(RAN_AS[mode], run.num_rows, layout.num_rows - run.num_rows)
+            self.draft_stats.note(mode.name, run.num_rows, layout.num_rows - run.num_rows)
         if mode != CUDAGraphMode.FULL:
             num_staging_rows = layout.num_staging_rows if layout.static_length else input_batch.num_tokens
             staging = first_rows(self.staging, 1 + num_staging_rows)
