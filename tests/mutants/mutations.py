@@ -20,6 +20,8 @@ HEAD = "src/peagle_vllm/heads/head.py"
 LOADED = "src/peagle_vllm/serving.py"
 HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
+PARTITION = "src/peagle_vllm/train/partition.py"
+TRAINED = "src/peagle_vllm/train/head.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
@@ -39,6 +41,7 @@ MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewis
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 DRAWN = "tests/kernels/test_walk_edges.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
+STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 
 
 @dataclass(frozen=True)
@@ -320,5 +323,42 @@ MUTATIONS = (
         "tl.load(cached, mask=kept, other=0)",
         DRAWN,
         "kernels",
+    ),
+    # The training step in parts.
+    Mutation(
+        "partition: keys and values keep the gradients of their first chunk only",
+        PARTITION,
+        "if gradient is not None:",
+        "if gradient is not None and not (so_far.ndim == 4 and so_far.any()):",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: mask rows stop before their anchor",
+        PARTITION,
+        "anchor = torch.cat([real, rows.anchor])",
+        "anchor = torch.cat([real, rows.anchor - (rows.depth > 0).long()])",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: own rows outside the window are not seen",
+        PARTITION,
+        "seen = sees(None, None, key[len(real) :, None], key)",
+        "seen = sees(None, None, key[len(real) :, None], key)\n"
+        "        seen &= (anchor + depth)[len(real) :, None] - (anchor + depth) < (window or len(self.ids))",
+        STEP.format("sliding"),
+    ),
+    Mutation(
+        "partition: the loss is a mean over each chunk",
+        TRAINED,
+        "return loss * share",
+        "return loss",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: the embedding of the mask token gets its gradient twice",
+        TRAINED,
+        "states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]",
+        "states, mask_row = inputs[:, :num_tokens], 2 * inputs[:, num_tokens:] - inputs[:, num_tokens:].detach()",
+        STEP.format("full"),
     ),
 )
