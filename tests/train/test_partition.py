@@ -93,8 +93,8 @@ def largest(sliding: str, tokens: int, num_depths: int) -> int:
 
 @pytest.mark.parametrize("sliding", ["full", "sliding"])
 def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens(sliding: str) -> None:
-    assert largest(sliding, 512, 8) == largest(sliding, 512, 3)
-    assert largest(sliding, 1024, 3) <= 2 * largest(sliding, 512, 3)
+    assert largest(sliding, 512, 8) < 1.1 * largest(sliding, 512, 3)  # a chunk ends with its last anchor
+    assert largest(sliding, 1024, 3) < 2.1 * largest(sliding, 512, 3)
 
 
 @pytest.mark.parametrize("supervised", [0, 5, 9], ids=("first position", "first of a document", "padding"))
@@ -110,4 +110,6 @@ def test_checkpoints_are_the_librarys(tmp_path: Path) -> None:
         head.save_pretrained(tmp_path / name)
     flat_config, config = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("flat", "parts"))
     assert config == flat_config and config["architectures"] == ["PEagleDraftModel"]
+    with pytest.raises(ValueError, match="does not support gradient checkpointing"):
+        parts.gradient_checkpointing_enable()
     assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "flat/model.safetensors").read_bytes()

@@ -73,9 +73,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                 last = verifier_last_hidden_states[:, rows.position]
                 targets = self.verifier_lm_head(self.verifier_norm(last))
             logits = self.lm_head(self.norm(states))
-            loss, found = compute_metrics(
-                logits, targets, loss_mask, rows.anchor, rows.depth, num_depths, loss_config
-            )  # a mean over these rows
+            of_rows = loss_mask, rows.anchor, rows.depth
+            loss, found = compute_metrics(logits, targets, *of_rows, num_depths, loss_config)  # a mean over these rows
             count = loss_mask[0, rows.position].sum(dtype=torch.float64)
             share = ((count + _LOSS_REDUCTION_EPS) / (total + _LOSS_REDUCTION_EPS)).to(loss.dtype)
             for name, value in found.items():

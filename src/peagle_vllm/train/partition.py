@@ -152,7 +152,7 @@ class _ChunkedSum(torch.autograd.Function):
         inputs = [tensor.detach().requires_grad_() for tensor in tensors[:num_inputs]]
         leaves = [*inputs, *tensors[num_inputs:]]
         sums = [torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32)) for t in leaves]
-        total: Tensor | None = None
+        values: list[Tensor] = []
         for chunk in chunks:
             with torch.enable_grad():
                 value = part(chunk, *inputs)
@@ -160,10 +160,11 @@ class _ChunkedSum(torch.autograd.Function):
             for so_far, gradient in zip(sums, found, strict=True):
                 if gradient is not None:
                     so_far += gradient
-            total = value.detach() if total is None else total + value.detach()
+            values.append(value.detach())
+            del value, found, gradient  # the next part needs their memory
         ctx.save_for_backward(*sums)
         ctx.dtypes = [tensor.dtype for tensor in tensors]
-        return sums[0].new_zeros(()) if total is None else total
+        return torch.stack(values).sum() if values else sums[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
