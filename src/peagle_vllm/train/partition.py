@@ -1,7 +1,7 @@
 """The rows of a P-EAGLE training step, taken apart so that the parts add up to the whole step.
 
 N tokens make N real rows (depth 0), and a mask row (a, d) at position a + d for every anchor a and depth d > 0 that was
-sampled. A real row looks at real rows only. A mask row looks at the real rows up to its anchor and at the mask rows
+sampled. A real row attends to real rows only. A mask row attends to the real rows up to its anchor and to the mask rows
 of its anchor up to its own depth. Once keys and values of the real rows are there, no anchor needs another.
 
 speculators' layers call attention through transformers' ``AttentionInterface``; ``ATTENTION`` is ours. The attention
@@ -74,7 +74,7 @@ class Documents:
             raise ValueError(f"loss_mask: {position}; set its loss_mask to 0")
 
     def bias(self, start: int, stop: int, rows: Rows, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where ``rows`` look, else -inf: at real rows start..stop and at themselves, [1, 1, n, stop-start + n]."""
+        """0 where ``rows`` attend, else -inf: to real rows start..stop and themselves, [1, 1, n, stop-start + n]."""
         real = torch.arange(start, stop, device=self.ids.device)
         anchor = torch.cat([real, rows.anchor])
         depth = torch.cat([torch.zeros_like(real), rows.depth])
@@ -177,7 +177,7 @@ def chunked_sum(
 ) -> Tensor:
     """The sum of ``part(chunk, *inputs)`` over ``chunks``, as one node of the graph, [] of the parts' dtype.
 
-    Each part runs forward and backward at once and is forgotten; gradients are summed in float32 at least. ``part`` may
+    Each part runs forward and backward at once and is freed; gradients are summed in float32 at least. ``part`` may
     use nothing that requires a gradient but ``inputs`` and the leaves ``weights``. Without chunks all of it is 0.
     """
     if not torch.is_grad_enabled():
