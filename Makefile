@@ -52,7 +52,6 @@ mutants: env ## break the product on purpose, a line at a time: each break must 
 
 .PHONY: models
 models: env ## train the tiny models and heads again (about an hour and a half on 2 cores)
-	@$(VENV)/bin/uv pip install --quiet --python $(py) --no-deps -r models/recipe/requirements.txt
 	@$(py) models/recipe/build.py --out models
 	@$(py) tools/docs.py
 

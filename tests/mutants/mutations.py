@@ -23,6 +23,8 @@ LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
 DIAGNOSE = "src/peagle_vllm/commands/diagnose.py"
 APPLY = "src/peagle_vllm/diagnose/engine.py"
 INSPECT = "src/peagle_vllm/commands/inspect.py"
+PARTITION = "src/peagle_vllm/train/partition.py"
+TRAINED = "src/peagle_vllm/train/head.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
@@ -45,6 +47,7 @@ BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 INTERRUPTED = "tests/diagnose/test_faults.py::test_what_was_measured_before_an_interrupt_is_shown[4]"
 UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is_undone"
 UNFIT = "tests/commands/test_inspect.py::test_a_foreign_target_is_unfit"
+STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 
 
 @dataclass(frozen=True)
@@ -344,5 +347,42 @@ MUTATIONS = (
     ),
     Mutation(
         "inspect exits 0 for an unfit head", INSPECT, 'typer.Exit(0 if data["fit"] else 1)', "typer.Exit(0)", UNFIT
+    ),
+    # The training step in parts.
+    Mutation(
+        "partition: keys and values keep the gradients of their first chunk only",
+        PARTITION,
+        "if gradient is not None:",
+        "if gradient is not None and not (so_far.ndim == 4 and so_far.any()):",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: mask rows stop before their anchor",
+        PARTITION,
+        "anchor = torch.cat([real, rows.anchor])",
+        "anchor = torch.cat([real, rows.anchor - (rows.depth > 0).long()])",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: own rows outside the window are not seen",
+        PARTITION,
+        "seen = sees(None, None, key[len(real) :, None], key)",
+        "seen = sees(None, None, key[len(real) :, None], key)\n"
+        "        seen &= (anchor + depth)[len(real) :, None] - (anchor + depth) < (window or len(self.ids))",
+        STEP.format("sliding"),
+    ),
+    Mutation(
+        "partition: the loss is a mean over each chunk",
+        TRAINED,
+        "return loss * share",
+        "return loss",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: the embedding of the mask token gets its gradient twice",
+        TRAINED,
+        "states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]",
+        "states, mask_row = inputs[:, :num_tokens], 2 * inputs[:, num_tokens:] - inputs[:, num_tokens:].detach()",
+        STEP.format("full"),
     ),
 )

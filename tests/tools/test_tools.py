@@ -42,6 +42,7 @@ def test_torch_is_the_one_that_vllm_names(monkeypatch, tmp_path) -> None:
     assert env.TORCH_CPU_INDEX not in torch[0]
     assert "cuda-only.txt" in ran[-1]
     assert "constraints-0.32.0.txt" in ran[-1]
+    assert [line for line in ran if "train.txt" in line and "--no-deps" in line]
 
 
 def test_torch_comes_from_its_own_index_where_pip_has_none(monkeypatch, tmp_path) -> None:

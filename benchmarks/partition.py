@@ -1,0 +1,202 @@
+"""Peak memory and time of one training step of a P-EAGLE head: ``python -m benchmarks.partition [--out FILE]``.
+
+The same head and loss three ways: parts (peagle_vllm.train), speculators' flat step with sdpa, and prefixes run again
+for each of 8 segments, as NeMo Automodel does, built here on speculators' model. Each cell is a process of its own; its
+peak is what the step takes beyond the resting process, on a GPU beyond what was allocated. Left out: a forward of more
+than ``--rows`` rows with a dense mask.
+"""
+
+import time
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks import arms
+from benchmarks.arms import Published
+from peagle_vllm.bench import plots
+from peagle_vllm.provenance import provenance
+
+TOKENS = (512, 1024, 2048, 4096, 8192, 16_384)
+DEPTHS = (4, 8, 16)
+RATIOS = {"all depths": (1.0, 1.0), "COD": (0.7, 0.2)}  # COD: drop-token sampling at speculators' defaults
+HIDDEN, LAYERS, HEADS, VOCAB, NUM_AUX, SEGMENTS = 128, 4, 4, 512, 3, 8
+
+
+def num_rows(tokens: int, depths: int, sampling: str) -> int:
+    """Rows of a step: real ones, and about as many mask rows as speculators samples."""
+    ratio, least = RATIOS[sampling]
+    return tokens + sum(int((tokens - d) * max(ratio**d, least)) for d in range(1, depths))
+
+
+def masked_rows(arm: str, tokens: int, depths: int, sampling: str) -> int:
+    """Rows of the largest forward that has a dense mask among all its rows; the partition has none."""
+    rows = num_rows(tokens, depths, sampling)
+    return {"partition": 0, "sdpa": rows, "prefix reruns": tokens + (rows - tokens) // SEGMENTS}[arm]
+
+
+def new_head(in_parts: bool) -> torch.nn.Module:
+    """A Llama head with random weights, speculators' own or ours."""
+    from speculators.models import peagle
+    from transformers import LlamaConfig
+
+    from peagle_vllm.train.head import PEagleDraftModel
+
+    layer = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        vocab_size=VOCAB,
+        attn_implementation="sdpa",
+    )
+    config = peagle.PEagleSpeculatorConfig(
+        transformer_layer_config=layer,
+        draft_vocab_size=VOCAB,
+        eagle_aux_hidden_state_layer_ids=list(range(NUM_AUX)),
+        mask_token_id=1,
+    )
+    head = (PEagleDraftModel if in_parts else peagle.PEagleDraftModel)(config)
+    for matrix in (head.embed_tokens, head.lm_head, head.verifier_lm_head):
+        torch.nn.init.normal_(matrix.weight, std=0.02)
+    return head.to("cuda" if arms.HAS_GPU else "cpu", torch.bfloat16 if arms.HAS_GPU else torch.float32)
+
+
+def new_batch(tokens: int, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One document of random tokens and states, supervised from its second position."""
+    ids = torch.randint(VOCAB, (1, tokens), device=like.device)
+    return {
+        "input_ids": ids,
+        "hidden_states": torch.randn(1, tokens, NUM_AUX * HIDDEN).to(like),
+        "verifier_last_hidden_states": torch.randn(1, tokens, HIDDEN).to(like),
+        "document_ids": torch.zeros_like(ids),
+        "loss_mask": (torch.arange(tokens, device=like.device) > 0).float()[None],
+    }
+
+
+def whole(head: torch.nn.Module, batch: dict[str, torch.Tensor], options: dict[str, Any]) -> None:
+    head(**batch, **options)[1].backward()
+
+
+def prefix_reruns(head: torch.nn.Module, batch: dict[str, torch.Tensor], options: dict[str, Any]) -> None:
+    """Segment by segment, forward and backward: its real and mask rows, after all real rows before them."""
+    from speculators.models.peagle import core
+
+    ratios = options["down_sample_ratio"], options["down_sample_ratio_min"]
+    tokens, mask = batch["input_ids"].shape[1], batch["loss_mask"]
+    anchor, depth = core.generate_cod_sample_indices(tokens, mask, options["num_depths"], *ratios)
+    for start in range(0, tokens, size := -(-tokens // SEGMENTS)):
+        mine = (anchor < start + size) & ((depth == 0) | (anchor >= start))
+        own = mask * (torch.arange(tokens, device=mask.device) >= start)
+        share = own[0, (anchor + depth)[mine]].sum() / mask[0, anchor + depth].sum()
+        read = {
+            name: value[:, : start + size + options["num_depths"]]
+            for name, value in (batch | {"loss_mask": own}).items()
+        }
+        with patch.object(core, "generate_cod_sample_indices", return_value=(anchor[mine], depth[mine])):
+            (head(**read, **options)[1] * share).backward()
+
+
+STEPS = {"partition": whole, "sdpa": whole, "prefix reruns": prefix_reruns}
+ARMS = tuple(STEPS)
+
+
+def options_of(depths: int, sampling: str) -> dict[str, Any]:
+    """What speculators' forward is called with."""
+    from speculators.losses import resolve_loss_config
+
+    ratio, least = RATIOS[sampling]
+    ratios = {"down_sample_ratio": ratio, "down_sample_ratio_min": least}
+    return {"num_depths": depths, "loss_config": resolve_loss_config("kl_div", "eager"), **ratios}
+
+
+def measure(arm: str, tokens: int, depths: int, sampling: str, chunk_rows: int) -> list[dict[str, Any]]:
+    """One cell, in this process."""
+    torch.manual_seed(0)
+    head, step = new_head(in_parts=arm == "partition"), STEPS[arm]
+    options = options_of(depths, sampling) | ({"chunk_rows": chunk_rows} if arm == "partition" else {})
+    weight = head.fc.weight
+    step(head, new_batch(64, weight), options)  # what is loaded and allocated once
+    batch = new_batch(tokens, weight)
+    resting = _memory(reset=True)
+    began = _now()
+    step(head, batch, options)
+    seconds = _now() - began
+    peak = (_memory() - resting) / 1e6
+    cell = {"arm": arm, "tokens": tokens, "depths": depths, "sampling": sampling}
+    return [cell | {"rows": num_rows(tokens, depths, sampling), "peak_mb": round(peak), "seconds": round(seconds, 2)}]
+
+
+def _now() -> float:
+    """Seconds: of this process on a CPU, which others may share; of the clock on a GPU."""
+    if not arms.HAS_GPU:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _memory(reset: bool = False) -> int:
+    """The most bytes held since the last reset; at a reset, those held now."""
+    if arms.HAS_GPU:
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated()
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM becomes VmRSS
+    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
+def published(result: dict[str, Any]) -> Published:
+    """The table: a row for each tokens, depths and sampling; peak and time of each arm."""
+    found = {(c["tokens"], c["depths"], c["sampling"], c["arm"]): c for c in result["cells"]}
+    rows = []
+    for where in sorted({key[:3] for key in found}, key=lambda key: (key[2] == "COD", key)):
+        cells = [found.get((*where, arm)) for arm in result["arms"]]
+        shown = [f"{c['peak_mb']:,} / {c['seconds']:.1f}" if c else "" for c in cells]
+        rows.append((f"{where[0]:,}", where[1], where[2], f"{num_rows(*where):,}", *shown))
+    columns = ("tokens", "depths", "sampling", "rows", *(f"{arm}, MB / s" for arm in result["arms"]))
+    return columns, rows, f"{result['head']}; chunks of {result['chunk_rows']:,} rows"
+
+
+def plot(cells: list[dict[str, Any]]) -> plots.Plot:
+    """Peak memory against tokens; a colour for each arm and sampling, a dash for each number of depths."""
+
+    def paint(axes: Any) -> None:
+        series = list(dict.fromkeys((c["arm"], c["sampling"]) for c in cells))
+        for (arm, sampling), depths in product(series, dict.fromkeys(c["depths"] for c in cells)):
+            mine = [c for c in cells if (c["arm"], c["sampling"], c["depths"]) == (arm, sampling, depths)]
+            points = [[cell[name] for cell in mine] for name in ("tokens", "peak_mb")]
+            name, color = f"{arm}, {sampling}, K={depths}", series.index((arm, sampling))
+            plots.line(axes, name, *points, color=color, dash=DEPTHS.index(depths))
+        plots.log_x(axes, [c["tokens"] for c in cells])
+        axes.set_yscale("log")
+
+    return plots.chart("Peak memory of one training step", "tokens", "MB", paint)
+
+
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--depths", nargs="+", type=int, default=DEPTHS, choices=DEPTHS)
+    parser.add_argument("--chunk-rows", type=int, default=1024, help="of the partition")
+    parser.add_argument("--rows", type=int, default=23_000, help="the most rows of a forward with a dense mask")
+    args = parser.parse_args()
+    grid = product(args.tokens, args.depths, RATIOS, ARMS)
+    cells = (dict(zip(("tokens", "depths", "sampling", "arm"), cell, strict=True)) for cell in grid)
+    jobs = [cell for cell in cells if masked_rows(**cell) <= args.rows]
+    shape = f"width {HIDDEN}, {LAYERS} layers, vocabulary {VOCAB}"
+    shape += f", speculators {version('speculators')}"
+    report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, "arms": ARMS, **provenance()}
+    for found, failed in arms.run_each(measure, jobs, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):
+        arms.write_result(args.out, __doc__, report | {"cells": found, "failed": failed})
+    if args.out:
+        args.out.with_suffix(".svg").write_text(plot(found).svg)
+    print(arms.table(*published(report | {"cells": found})))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""benchmarks/partition.py: its three ways are one step, and its cells are shown."""
+
+import pytest
+import torch
+
+from benchmarks import partition
+from tests.train.heads import furthest
+
+
+def test_the_three_ways_have_the_same_gradients() -> None:
+    gradients = {}
+    for arm in partition.ARMS:
+        torch.manual_seed(0)
+        head = partition.new_head(in_parts=arm == "partition")
+        batch = partition.new_batch(90, head.fc.weight)
+        partition.STEPS[arm](head, batch, partition.options_of(4, "COD"))
+        gradients[arm] = {name: weight.grad for name, weight in head.named_parameters() if weight.grad is not None}
+    for arm in partition.ARMS[1:]:
+        assert furthest(gradients[arm], gradients["partition"]) < 1e-4
+
+
+@pytest.mark.parametrize("sampling", partition.RATIOS)
+def test_cells_are_shown(sampling: str) -> None:
+    cells = [cell for arm in partition.ARMS for cell in partition.measure(arm, 512, 4, sampling, chunk_rows=128)]
+    assert [cell["arm"] for cell in cells] == list(partition.ARMS)
+    columns, rows, _ = partition.published({"cells": cells, "arms": partition.ARMS, "head": "", "chunk_rows": 128})
+    assert len(rows) == 1 and all(rows[0]) and len(rows[0]) == len(columns)
+    svg = partition.plot(cells).svg
+    assert all(f"{arm}, {sampling}, K=4" in svg for arm in partition.ARMS)

@@ -1,0 +1,115 @@
+"""A step in parts is speculators' flat step: loss, metrics, and the gradient of every weight."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from speculators.losses import resolve_loss_config
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.train.heads import CONFIGS, SLIDING, Shape, batch, cross_entropy, furthest, pair, step
+
+LIMITS = {"fp32": (torch.float32, 1e-5), "fp64": (torch.float64, 1e-10)}
+# Lengths of documents, supervised positions, padding.
+SEQUENCES = {
+    "single": ([23], range(3, 23), 0),
+    "packed": ([9, 2, 12], [*range(2, 9), 10, *range(13, 17), *range(19, 23)], 0),
+    "padded": ([11, 8], [*range(1, 11), *range(14, 19)], 5),
+    "one-anchor": ([14], [8], 0),
+    "no-anchor": ([7, 6], [], 2),
+}
+RATIOS = {"all": (1.0, 1.0), "cod": (0.7, 0.2)}
+LOSS = {"ce": (cross_entropy, 1.0)}
+NORMS = ("", "fc_norm", "norm_before_fc")
+GRID = product(CONFIGS, SLIDING, SEQUENCES, (2, 4, 8), (1, 7, 999), RATIOS, LIMITS)
+CASES = [
+    (family, sliding, sequence, num_depths, chunk_rows, sampling, dtype)
+    for family, sliding, sequence, num_depths, chunk_rows, sampling, dtype in GRID
+    if (chunk_rows == 7 or not sequence.endswith("-anchor")) and (num_depths == 8 or dtype == "fp64")
+]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(map(str, case)) for case in CASES])
+def test_a_step_in_parts_is_the_flat_step(case: int) -> None:
+    family, sliding, sequence, num_depths, chunk_rows, sampling, dtype = CASES[case]
+    (torch_dtype, limit), (documents, supervised, padding) = LIMITS[dtype], SEQUENCES[sequence]
+    flat, parts = pair(Shape(family, sliding, NORMS[case % len(NORMS)], torch_dtype))
+    torch.manual_seed(case)
+    given = batch(documents, [*supervised], torch_dtype, padding)
+    ratio, least = RATIOS[sampling]
+    options = {"num_depths": num_depths, "down_sample_ratio": ratio, "down_sample_ratio_min": least}
+    options["loss_config"] = LOSS
+    wanted = step(flat, given, case, **options)
+    found = step(parts, given, case, chunk_rows=chunk_rows, **options)
+    for part, flat_part in zip(found, wanted, strict=True):
+        assert furthest(part, flat_part) < limit
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_loss_and_metrics_are_the_librarys(autocast: bool) -> None:
+    """Of its own losses, in both modes, with fewer anchors than there are; in bfloat16 as near as its own error."""
+    flat, parts = pair(Shape("qwen3"))
+    given = batch([40], [*range(4, 40)], torch.float32)
+    options = {
+        "num_depths": 5,
+        "max_anchors": 20,
+        "loss_config": resolve_loss_config('{"kl_div": 0.5, "ce": 0.5}', "eager"),
+    }
+    exact = step(flat, given, 3, **options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        wanted = step(flat, given, 3, **options)
+        found = step(parts, given, 3, chunk_rows=16, **options)
+        with torch.no_grad():
+            torch.manual_seed(3)
+            _, loss, metrics = parts(**given, **options, chunk_rows=16)
+    limits = [max(1e-5, 2 * furthest(part, exact_part)) for part, exact_part in zip(wanted, exact, strict=True)]
+    for part, wanted_part, limit in zip(found, wanted, limits, strict=True):
+        assert furthest(part, wanted_part) < limit
+    assert furthest({"loss": loss}, found[0]) < 1e-5
+    assert furthest(metrics, found[1]) < 1e-5
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers in a tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return out
+
+
+def largest(sliding: str, tokens: int, num_depths: int) -> int:
+    given = batch([tokens], [*range(1, tokens)], torch.float32)
+    with Largest() as seen:
+        step(pair(Shape(sliding=sliding))[1], given, 0, num_depths=num_depths, chunk_rows=64, loss_config=LOSS)
+    return seen.numbers
+
+
+@pytest.mark.parametrize("sliding", ["full", "sliding"])
+def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens(sliding: str) -> None:
+    assert largest(sliding, 512, 8) < 1.1 * largest(sliding, 512, 3)  # a chunk ends with its last anchor
+    assert largest(sliding, 1024, 3) < 2.1 * largest(sliding, 512, 3)
+
+
+@pytest.mark.parametrize("supervised", [0, 5, 9], ids=("first position", "first of a document", "padding"))
+def test_what_is_supervised_where_it_must_not_be_is_refused(supervised: int) -> None:
+    given = batch([5, 3], [2, supervised], torch.float32, padding=2)
+    with pytest.raises(ValueError, match=f"^loss_mask: position {supervised} is padding or begins a document"):
+        step(pair(Shape())[1], given, 0)
+
+
+def test_checkpoints_are_the_librarys(tmp_path: Path) -> None:
+    flat, parts = pair(Shape())
+    for name, head in (("flat", flat), ("parts", parts)):
+        head.save_pretrained(tmp_path / name)
+    flat_config, config = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("flat", "parts"))
+    assert config == flat_config and config["architectures"] == ["PEagleDraftModel"]
+    with pytest.raises(ValueError, match="does not support gradient checkpointing"):
+        parts.gradient_checkpointing_enable()
+    assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "flat/model.safetensors").read_bytes()
