@@ -177,6 +177,7 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite, plante
     found = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
     warned = found.split("## Warnings\n\n")[1].split("\n\n")[0]
     assert warned == f"- P-EAGLE K=7, prompts, c=4: {text}"
+    assert " /  / " not in found, "latencies that are left out leave their cells empty"
 
 
 def test_tables_fit_the_page(tmp_path: Path, suite: Suite) -> None:
