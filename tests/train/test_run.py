@@ -185,9 +185,8 @@ def lose_states(file: Path) -> None:
 
 def other_layers(file: Path) -> None:
     states = read_config(file).data_folder / "hidden_states/hs_0.safetensors"
-    save_file(
-        {name: tensor[:, :3] if tensor.ndim == 3 else tensor for name, tensor in load_file(states).items()}, states
-    )
+    tensors = load_file(states)
+    save_file({**tensors, "hidden_states": tensors["hidden_states"][:, :3].contiguous()}, states)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
@@ -216,7 +215,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
         "draft_arc: .*; did you mean draft_arch",
     ),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, None, "speculators.draft_arch: Input should be 'llama' or"),
-    "layers split one by one": ({"speculators": {"fsdp_shard": True}}, None, "fsdp_shard: set optimizer.shard instead"),
+    "layers split one by one": (
+        {"speculators": {"fsdp_shard": True}},
+        None,
+        "fsdp_shard: splits layer by layer, .*; set optimizer.shard",
+    ),
     "one process to split over": ({"optimizer": {"shard": True}}, None, "optimizer.shard: there is one process only"),
     "a vocabulary without counts": ({"head": {"draft_vocab": 16}}, None, "head.draft_vocab: .*token_freq.pt is not"),
 }

@@ -16,40 +16,6 @@ from peagle_vllm.train import TrainError
 Positive = Annotated[int, Field(ge=1)]
 STAMP = "hidden_states.json"
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
-# speculators' options that a key of ours sets, or that cannot be.
-OURS = {
-    "batch_size": "step.tokens",
-    "checkpoint_freq": "every.checkpoint",
-    "data_path": "folder",
-    "down_sample_ratio": "step.cod",
-    "down_sample_ratio_min": "step.cod",
-    "draft_vocab_size": "head.draft_vocab",
-    "epochs": "optimizer.epochs",
-    "from_pretrained": "head.init",
-    "fsdp_shard": "optimizer.shard",
-    "full_attention_indices": "head.window",
-    "hidden_states_backend": "data.backend",
-    "hidden_states_dtype": "step.dtype",
-    "log_freq": "every.log",
-    "lr": "optimizer.lr",
-    "mask_token_id": "head.mask_token",
-    "max_anchors": "step.anchors",
-    "max_steps": "optimizer.steps",
-    "num_depths": "head.depths",
-    "num_layers": "head.layers",
-    "on_missing": "data.online",
-    "optimizer": "optimizer.name",
-    "save_path": "folder",
-    "scheduler_type": "optimizer.schedule",
-    "scheduler_warmup_ratio": "optimizer.warmup",
-    "seed": "optimizer.seed",
-    "sliding_window": "head.window",
-    "target_layer_ids": "head.aux_layers",
-    "total_seq_len": "step.tokens",
-    "train_data_ratio": "data.held_out",
-    "verifier_name_or_path": "target",
-    "vllm_endpoint": "data.endpoint",
-}
 
 
 class Data(Strict):
@@ -196,15 +162,6 @@ class Config(Strict):
     def _beside_the_file(cls, value: str, info: ValidationInfo) -> str:
         beside = info.field_name == "folder" or value.startswith(".")
         return str((Path(info.context or ".") / value).resolve()) if beside else value
-
-    @field_validator("speculators")
-    @classmethod
-    def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if "gradient_checkpointing" in value:
-            raise ValueError("gradient_checkpointing: remove it; layers are always checkpointed, by the head itself")
-        if wrong := next((name for name in value if name in OURS), None):
-            raise ValueError(f"{wrong}: set {OURS[wrong]} instead")
-        return value
 
     @model_validator(mode="after")
     def _depths_suffice(self) -> "Config":

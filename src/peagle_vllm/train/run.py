@@ -19,17 +19,30 @@ from transformers.utils.logging import disable_progress_bar
 from peagle_vllm.checked_yaml import nearest
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 from peagle_vllm.provenance import versions
-from peagle_vllm.train import TrainError, cpu
+from peagle_vllm.train import TrainError, cpu, warm_start
 from peagle_vllm.train.config import Config
 from peagle_vllm.train.documents import loaders
 from peagle_vllm.train.head import PEagleDraftModel
 from peagle_vllm.train.trainer import Measure, Trainer
 
-# Options that are no choice about the head: places, and what follows from others.
-NOT_SHOWN = """
-    data_path save_path log_dir verifier_name_or_path target_layer_ids speculator_type seed draft_attn_impl on_missing
-    num_workers muon_lr mask_token_id loss_implementation
-""".split()
+SET_ELSEWHERE = "another key of peagle.yaml sets it"
+REFUSED = {
+    "fsdp_shard": "splits layer by layer, and a process with more chunks of mask rows than others would wait for ever; "
+    "set optimizer.shard, which splits the head as a whole",
+    "gradient_checkpointing": "remove it: the head does that itself",
+    **dict.fromkeys(("checkpoint_freq", "max_anchors", "max_steps", "save_best", "train_data_ratio"), SET_ELSEWHERE),
+}
+# Options of which a default that is not speculators' need not be shown.
+NOT_SHOWN = {
+    "data_path",
+    "save_path",
+    "log_dir",
+    "verifier_name_or_path",
+    "target_layer_ids",
+    "speculator_type",
+    "seed",
+}
+NOT_SHOWN |= {"draft_attn_impl", "on_missing", "num_workers", "muon_lr", "mask_token_id", "loss_implementation"}
 
 
 def train(config: Config, measure: Measure | None = None) -> Trainer:
@@ -67,7 +80,7 @@ def make_trainer(config: Config, options: TrainConfig, measure: Measure | None =
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.step.anchors, "chunk_rows": config.step.chunk_rows}
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
-    fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype}
+    fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype, "fsdp_shard": config.optimizer.shard}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
     return Trainer(config, head, library.TrainerConfig(**fields), found, total, measure)
 
@@ -90,20 +103,16 @@ def to_options(config: Config) -> TrainConfig:
         "seed": optimizer.seed,
         "verifier_name_or_path": config.target,
         "num_layers": head.layers,
-        "draft_arch": "qwen3" if "qwen3" in str(read_target(config.target).config.get("model_type")) else "llama",
         "full_attention_indices": [] if head.window else list(range(head.layers)),
         "sliding_window": head.window or TrainConfig().draft.sliding_window,
         "target_layer_ids": config.aux_layers,
         "draft_vocab_size": head.draft_vocab,
         "mask_token_id": mask_token(config),
-        "norm_before_residual": False,
-        "draft_attn_impl": "sdpa",
+        "draft_attn_impl": "sdpa",  # the head has its own
         "data_path": str(config.data_folder),
         "hidden_states_backend": config.data.backend,
         "total_seq_len": step.tokens,
         "hidden_states_dtype": step.dtype,
-        "loss_implementation": "fused" if torch.accelerator.is_available() else "eager",  # the fused one is Triton's
-        "num_workers": min(12, (os.cpu_count() or 1) // 2),
         "vllm_endpoint": config.data.endpoint,
         "on_missing": "generate" if config.data.online else "raise",
         "optimizer": optimizer.name,
@@ -111,7 +120,6 @@ def to_options(config: Config) -> TrainConfig:
         "scheduler_type": optimizer.schedule,
         "scheduler_warmup_ratio": optimizer.warmup,
         "epochs": optimizer.steps or optimizer.epochs or 10,
-        "fsdp_shard": optimizer.shard,
         "log_freq": config.every.log,
         "save_path": str(config.run / "checkpoints"),
         "log_dir": str(config.run / "logs"),
@@ -119,10 +127,21 @@ def to_options(config: Config) -> TrainConfig:
         "down_sample_ratio": step.cod[0],
         "down_sample_ratio_min": step.cod[1],
     }
+    defaults = {
+        "draft_arch": "qwen3" if "qwen3" in str(read_target(config.target).config.get("model_type")) else "llama",
+        "norm_before_residual": False,
+        "loss_implementation": "fused" if torch.accelerator.is_available() else "eager",  # the fused one is Triton's
+        "num_workers": min(12, (os.cpu_count() or 1) // 2),
+    }
     known = [*TrainConfig().flatten(), *_BACKEND_DESTS]
-    if unknown := next((name for name in config.speculators if name not in known), None):
-        raise TrainError(f"speculators.{unknown}: is no option of speculators{nearest(unknown, known)}")
-    flat = {**ours, **config.speculators}
+    for name in config.speculators:
+        if name in ours:
+            raise TrainError(f"speculators.{name}: {SET_ELSEWHERE}")
+        if name in REFUSED:
+            raise TrainError(f"speculators.{name}: {REFUSED[name]}")
+        if name not in known:
+            raise TrainError(f"speculators.{name}: is no option of speculators{nearest(name, known)}")
+    flat = {**defaults, **ours, **config.speculators}
     backend = {name: flat.pop(name) for name in list(flat) if name in _BACKEND_DESTS}
     try:
         return TrainConfig.from_sources(cli=flat, argv=[], backend_cli=backend)
@@ -165,13 +184,15 @@ def mask_token(config: Config) -> int:
 
 
 def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
-    """A head in float32 with the target's embeddings and output matrix.
+    """A head in float32 with the target's embeddings and output matrix, begun as ``head.init`` says.
 
     Raises:
-        TrainError: ``draft_vocab`` without counts of the tokens.
+        TrainError: ``draft_vocab`` without counts of the tokens; ``init`` does not fit.
     """
     assert SpeculatorModel.registry is not None
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
+    if config.head.init not in (None, "target"):
+        return warm_start.begun_from(config, args).float()
     counts = config.data_folder / "token_freq.pt"
     if config.head.draft_vocab and not counts.exists():
         raise TrainError(f"head.draft_vocab: {counts} is not there; `peagle-vllm train pipeline` counts tokens")
@@ -179,6 +200,9 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     if config.head.draft_vocab:
         d2t, t2d, size = library.parse_vocab_mappings(args)
     try:
-        return library.build_draft_model(args, PEagleDraftModel, t2d, d2t, size).float()
+        head = library.build_draft_model(args, PEagleDraftModel, t2d, d2t, size).float()
     except ValueError as error:
         raise TrainError(f"head: {error}") from None
+    if config.head.init:
+        warm_start.begin_as_target(head, config.target)
+    return head

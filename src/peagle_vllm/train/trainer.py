@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import Handler, LogRecord, getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,7 @@ class Trainer(library.Trainer):
 
     @property
     def head(self) -> PEagleDraftModel:
-        return getattr(self.model, "module", self.model)  # DistributedDataParallel wraps it
+        return cast("PEagleDraftModel", getattr(self.model, "module", self.model))  # DistributedDataParallel wraps it
 
     def setup_trainer(self) -> None:
         """Where to begin: at the newest checkpoint that opens."""
@@ -88,7 +88,7 @@ class Trainer(library.Trainer):
         speculators splits each layer. Its layers then gather their weights whenever they run, and how often mask rows
         run through them differs from process to process, so that these would wait for each other for ever.
         """
-        self.model.to(self.local_rank)  # type: ignore[arg-type]
+        self.model.to(self.local_rank)
         fully_shard(self.model)
         if load_checkpoint:
             self.checkpointer.load_model_state_dict(self.model)
@@ -109,8 +109,8 @@ class Trainer(library.Trainer):
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         self.epoch = epoch
-        self.train_loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-        self.batches = list(self.train_loader.batch_sampler)  # type: ignore[arg-type]
+        self.train_loader.batch_sampler.set_epoch(epoch)
+        self.batches = list(self.train_loader.batch_sampler)
         super().train_epoch(epoch, step_callback=step_callback)
 
     def _seed(self, model: torch.nn.Module, _: Any) -> None:
@@ -172,7 +172,7 @@ class Trainer(library.Trainer):
         parts = self.settings.model_dump(mode="json", include={"head", "step", "optimizer"})
         found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
         found |= {"data.held_out": self.settings.data.held_out, "speculators": self.settings.speculators}
-        return {**found, "documents": len(self.train_loader.dataset), "processes": self.world}  # type: ignore[arg-type]
+        return {**found, "documents": len(self.train_loader.dataset), "processes": self.world}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -182,7 +182,7 @@ class Trainer(library.Trainer):
             self.stopping = True
             signal.signal(number, before[number])
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
