@@ -19,7 +19,7 @@ from peagle_vllm.train import TrainError
 from peagle_vllm.train import checkpoints as module
 from peagle_vllm.train.config import STAMP, read_config
 from peagle_vllm.train.run import make_trainer, to_options
-from peagle_vllm.train.trainer import Trainer
+from peagle_vllm.train.trainer import Stopped, Trainer
 from tests.train.runs import MASK, finish, in_child, result, toy_run, train
 
 
@@ -62,6 +62,25 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in master.items())
     shown = CliRunner().invoke(app, ["inspect", str(folder / "step-12"), "--target", str(file.parent / "target")])
     assert shown.exit_code == 0, shown.output
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    """By AL where it is measured, also after a stop."""
+    file, measured = toy_run(tmp_path / "run", every={"checkpoint": 2, "replay": 2}), []
+
+    def measure(_: object, held_out: Any) -> Any:
+        assert len(held_out) == 4
+        return lambda _, step: measured.append(step) or {2: 2.5, 4: 2.75}.get(step, 2.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train(file, measure=measure)
+    assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-6", "step-7"}
+    train(file, measure=measure)
+    assert measured == [2, 4, 6, 8, 10, 12]
+    assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-8", "step-10", "step-12"}
+    assert (checkpoints(file) / "best").readlink() == Path("step-4")
 
 
 def test_killed_at_any_point_it_ends_with_the_same_head(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import loguru
@@ -13,7 +14,7 @@ from speculators.train import cli as library
 from speculators.train.config import TrainConfig
 from speculators.train.config.resolution import _BACKEND_DESTS, ConfigError
 from speculators.train.logger import setup_metric_logger
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers.utils.logging import disable_progress_bar
 
 from peagle_vllm.checked_yaml import nearest
@@ -45,8 +46,11 @@ NOT_SHOWN = {
 NOT_SHOWN |= {"draft_attn_impl", "on_missing", "num_workers", "muon_lr", "mask_token_id", "loss_implementation"}
 
 
-def train(config: Config, measure: Measure | None = None) -> Trainer:
+def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None = None) -> Trainer:
     """Train a head as peagle.yaml says, or go on with one; all of torchrun's processes call this.
+
+    Args:
+        measure: from the held-out documents, what measures AL on them.
 
     Raises:
         TrainError, HeadError: one line.
@@ -56,7 +60,9 @@ def train(config: Config, measure: Measure | None = None) -> Trainer:
     loguru.logger.disable("speculators")  # it logs every file that it opens
     disable_progress_bar()  # of transformers, for every checkpoint
     options = to_options(config)
-    trainer = make_trainer(config, options, measure)
+    trainer = make_trainer(config, options)
+    if measure:
+        trainer.measure = measure(config, trainer.val_loader.dataset)
     if trainer.rank == 0:
         print(changed_defaults(options, config))
         (config.run / "run.yaml").write_text(options.dump_yaml())
@@ -66,7 +72,7 @@ def train(config: Config, measure: Measure | None = None) -> Trainer:
     return trainer
 
 
-def make_trainer(config: Config, options: TrainConfig, measure: Measure | None = None) -> Trainer:
+def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     """The head of ``options``, its data and its trainer, which is where the newest checkpoint was."""
     args = Namespace(**options.flatten())
     library.set_seed(config.optimizer.seed, args.deterministic_cuda)
@@ -82,7 +88,7 @@ def make_trainer(config: Config, options: TrainConfig, measure: Measure | None =
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype, "fsdp_shard": config.optimizer.shard}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
-    return Trainer(config, head, library.TrainerConfig(**fields), found, total, measure)
+    return Trainer(config, head, library.TrainerConfig(**fields), found, total)
 
 
 def batches(loader: DataLoader, epoch: int) -> int:

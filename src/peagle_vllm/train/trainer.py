@@ -38,7 +38,9 @@ class Trainer(library.Trainer):
     Args:
         settings: peagle.yaml.
         total: steps of the whole run.
-        measure: measures AL beside the held-out loss, and decides then which head is the best.
+
+    Attributes:
+        measure: measures AL beside the held-out loss, and decides then which head is the best; may be set.
     """
 
     def __init__(
@@ -48,9 +50,9 @@ class Trainer(library.Trainer):
         options: library.TrainerConfig,
         loaders: tuple[DataLoader, DataLoader],
         total: int,
-        measure: Measure | None = None,
     ):
-        self.settings, self.total, self.measure = settings, total, measure
+        self.settings, self.total = settings, total
+        self.measure: Measure | None = None
         self.log_file = settings.run / "log.jsonl"
         self.local_step, self.stopping, self.loss = 0, False, torch.zeros(())
         super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
