@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -134,6 +135,9 @@ def test_a_signal_saves_the_step_it_comes_in(undisturbed: Any, tmp_path: Path, m
     at_step(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = CliRunner().invoke(app, ["train", "run", str(file)])
     assert stopped.exit_code == 75 and "stopped after step 5, which is saved" in stopped.output
+    assert all(
+        default in stopped.output for default in ("num_layers 2 (1)", "optimizer adamw (muon)", "max_anchors all (512)")
+    )
     assert (checkpoints(file) / "step-5").is_dir()
     train(file)
     assert result(file) == undisturbed[1]
@@ -178,6 +182,25 @@ def test_a_loss_that_is_no_number_names_its_documents(tmp_path: Path) -> None:
         train(file)
     left = [load_file(path / "master.safetensors") for path in checkpoints(file).glob("step-*")]
     assert all(tensor.isfinite().all() for tensors in left for tensor in tensors.values())
+
+
+def test_a_server_that_is_gone_stops_the_run(tmp_path: Path) -> None:
+    few = {"max_retries": 0, "generation_validation_retries": 0, "max_consecutive_generation_failures": 2}
+    data = {"online": True, "endpoint": "http://127.0.0.1:9/v1"}
+    file = toy_run(tmp_path / "run", data=data, speculators=few)
+    shutil.rmtree(read_config(file).data_folder / "hidden_states")
+    stopped = CliRunner().invoke(app, ["train", "run", str(file)])
+    assert stopped.exit_code == 75, stopped.output
+    assert "circuit breaker tripped" in stopped.output and stopped.output.endswith("goes on from the begin\n")
+
+
+def test_hidden_states_of_another_document_are_refused(tmp_path: Path) -> None:
+    file = toy_run(tmp_path / "run", speculators={"num_workers": 1})
+    folder = read_config(file).data_folder / "hidden_states"
+    shutil.copy(folder / "hs_3.safetensors", folder / "hs_5.safetensors")
+    refused = CliRunner().invoke(app, ["train", "run", str(file)])
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines()[-1].startswith("peagle-vllm: row 5 of the data: "), refused.stderr
 
 
 def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def run(file: ConfigArgument) -> None:
 
     Several GPUs: `torchrun --nproc-per-node 8 -m peagle_vllm.cli train run peagle.yaml`; each has its own batches.
 
-    Exit status: 0 trained; 2 it cannot go on, the reason on stderr; 75 stopped by a signal, and saved.
+    Exit status: 0 trained; 2 it cannot go on, the reason on stderr; 75 stopped, and the same command goes on.
     """
     check_extra()
     from peagle_vllm.heads.files import HeadError
@@ -49,7 +49,7 @@ def run(file: ConfigArgument) -> None:
 
         trainer = train(config)
     except (TrainError, HeadError) as error:
-        fail(str(error))
+        fail(str(error).rpartition("TrainError: ")[2])  # torch puts its traceback before one of a loader's process
     except Stopped as stopped:
         print(f"peagle-vllm: {stopped}")
         raise typer.Exit(75) from None

@@ -2,8 +2,10 @@
 
 import json
 import os
+import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import loguru
@@ -54,11 +56,12 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
 
     Raises:
         TrainError, HeadError: one line.
-        Stopped: a signal came; the step it came in is saved.
+        Stopped: a signal, or a server that gives no hidden states; the same command goes on.
     """
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens
     disable_progress_bar()  # of transformers, for every checkpoint
+    warnings.filterwarnings("ignore", "Grad strides do not match")  # those of mask_hidden, which is one row
     options = to_options(config)
     trainer = make_trainer(config, options)
     if measure:
@@ -66,7 +69,9 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
     if trainer.rank == 0:
         print(changed_defaults(options, config))
         (config.run / "run.yaml").write_text(options.dump_yaml())
-        (config.run / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
+        (config.run / "versions.json").write_text(
+            json.dumps({**versions(), "speculators": version("speculators")}, indent=2) + "\n"
+        )
     setup_metric_logger(options.logging.logger, options.logging.run_name, options.logging.log_dir)
     trainer.run()
     return trainer

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from peagle_vllm.bench.cells import write_whole
+from peagle_vllm.heads.files import one_line
 from peagle_vllm.train import TrainError
 from peagle_vllm.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
 from peagle_vllm.train.config import Config
@@ -29,7 +30,7 @@ Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, wh
 
 
 class Stopped(Exception):
-    """The run was stopped by a signal after it saved its step."""
+    """The run was stopped, by a signal or for want of hidden states; the same command goes on."""
 
 
 class Trainer(library.Trainer):
@@ -99,14 +100,22 @@ class Trainer(library.Trainer):
         """Train to the end.
 
         Raises:
-            Stopped: a signal came; the step it came in is saved.
+            Stopped: a signal came, and its step is saved; or the server gives no hidden states.
             TrainError: a loss that is no number, or a checkpoint that cannot be written.
         """
         with self._signals(), self._log():
             for epoch in range(self.current_epoch, self.config.num_epochs):
                 if self.global_step >= self.total:
                     return
-                self.train_epoch(epoch, step_callback=self._after_step)
+                try:
+                    self.train_epoch(epoch, step_callback=self._after_step)
+                except RuntimeError as error:
+                    if "circuit breaker" not in str(error):
+                        raise
+                    begin = (
+                        f"from step {self.checkpointer.steps()[-1]}" if self.checkpointer.steps() else "from the begin"
+                    )
+                    raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
