@@ -1,6 +1,9 @@
 """Two processes over gloo train the head that one process trains on the batches of both."""
 
+import os
+import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from speculators.train.distributed_batch_sampler import MultipackDistributedBatc
 from peagle_vllm.train import TrainError
 from peagle_vllm.train.config import read_config
 from peagle_vllm.train.run import make_trainer, to_options
+from peagle_vllm.train.trainer import Stopped, Trainer
 from tests.train.runs import in_child, toy_run, train
 
 STEPS = 4
@@ -39,12 +43,12 @@ def trained(file: Path) -> dict[str, torch.Tensor]:
     return load_file(read_config(file).run / f"checkpoints/step-{STEPS}/master.safetensors")
 
 
-def in_two(file: Path) -> list[int]:
-    """Exit codes of two processes that train as torchrun starts them."""
+def in_two(file: Path, work: Callable[[Path], object] = train) -> list[int]:
+    """Exit codes of two processes that do ``work`` as torchrun starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    both = [in_child(train, file, env={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    both = [in_child(work, file, env={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
     for process in both:
         process.join(120)
     return [process.exitcode for process in both]
@@ -88,3 +92,21 @@ def test_two_processes_are_one(by_one: dict[str, torch.Tensor], tmp_path: Path, 
     assert all(torch.equal(tensor, found[name]) for name, tensor in trained(file).items())
     with pytest.raises(TrainError, match=r"processes was 2 and is 1|one process only"):
         train(file)
+
+
+def test_a_signal_to_one_stops_both(tmp_path: Path) -> None:
+    def stopped(file: Path) -> None:
+        original = Trainer._optimizers_step
+
+        def watched(self: Trainer) -> None:
+            if self.rank and self.global_step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            original(self)
+
+        Trainer._optimizers_step = watched  # type: ignore[method-assign]
+        with pytest.raises(Stopped, match="after step 3"):
+            train(file)
+
+    file = toy_run(tmp_path / "run", DOCUMENTS, **SETTINGS)
+    assert in_two(file, stopped) == [0, 0]
+    assert (read_config(file).run / "checkpoints/step-3").is_dir()

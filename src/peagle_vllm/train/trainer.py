@@ -113,7 +113,9 @@ class Trainer(library.Trainer):
                     if "circuit breaker" not in str(error):
                         raise
                     begin = (
-                        f"from step {self.checkpointer.steps()[-1]}" if self.checkpointer.steps() else "from the begin"
+                        f"from step {self.checkpointer.steps()[-1]}"
+                        if self.checkpointer.steps()
+                        else "from the beginning"
                     )
                     raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
