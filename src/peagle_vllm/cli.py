@@ -1,4 +1,4 @@
-"""``peagle-vllm``: the subcommands of ``peagle_vllm.commands``, ``bench`` and ``plan``."""
+"""``peagle-vllm``: the subcommands of ``peagle_vllm.commands``, ``bench``, ``plan`` and ``train``."""
 
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from peagle_vllm.commands.inspect import inspect
 from peagle_vllm.commands.sharpen import sharpen
 from peagle_vllm.commands.tune import tune
 from peagle_vllm.plan.cli import plan
+from peagle_vllm.train.cli import app as train_app
 
 app = typer.Typer(
     name="peagle-vllm",
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app)
+app.add_typer(train_app)
 
 
 def _version(asked: bool) -> None:

@@ -25,6 +25,8 @@ APPLY = "src/peagle_vllm/diagnose/engine.py"
 INSPECT = "src/peagle_vllm/commands/inspect.py"
 PARTITION = "src/peagle_vllm/train/partition.py"
 TRAINED = "src/peagle_vllm/train/head.py"
+TRAINER = "src/peagle_vllm/train/trainer.py"
+SAVED = "src/peagle_vllm/train/checkpoints.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
@@ -48,6 +50,7 @@ INTERRUPTED = "tests/diagnose/test_faults.py::test_what_was_measured_before_an_i
 UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is_undone"
 UNFIT = "tests/commands/test_inspect.py::test_a_foreign_target_is_unfit"
 STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
+RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
 
 
 @dataclass(frozen=True)
@@ -384,5 +387,27 @@ MUTATIONS = (
         "states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]",
         "states, mask_row = inputs[:, :num_tokens], 2 * inputs[:, num_tokens:] - inputs[:, num_tokens:].detach()",
         STEP.format("full"),
+    ),
+    # A run that goes on.
+    Mutation(
+        "resume: what a step samples depends on the steps before it",
+        TRAINER,
+        "torch.manual_seed(self.settings.optimizer.seed + step)",
+        "pass",
+        RESUMED,
+    ),
+    Mutation(
+        "resume: weights and optimizer saved in bfloat16",
+        SAVED,
+        "name, torch.float32)",
+        "name, torch.bfloat16)",
+        RESUMED,
+    ),
+    Mutation(
+        "resume: the epoch begins again",
+        TRAINER,
+        'state.get("epoch", 0), state.get("local_step", 0)',
+        'state.get("epoch", 0), 0',
+        RESUMED,
     ),
 )

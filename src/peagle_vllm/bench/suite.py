@@ -7,17 +7,13 @@ directory of server and client; every other model name is one of the model hub.
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,6 +21,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from peagle_vllm.bench import BenchError
+from peagle_vllm.checked_yaml import Strict, read_yaml
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
 SET_BY_THE_SWEEP = {
@@ -76,10 +73,6 @@ class SpeculativeConfig(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     model: Model
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Flags(Strict):
@@ -231,60 +224,4 @@ def read_suite(file: Path) -> Suite:
     Raises:
         BenchError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
-    try:
-        text = file.read_text()
-        root, data = yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise BenchError(f"{file}: cannot be read ({reason})") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
-        raise BenchError(f"{file}:{line}: {no_yaml}{error.problem}") from None
-    if not isinstance(data, dict):
-        raise BenchError(f"{file}:1: a suite is a mapping of keys to values")
-    try:
-        return Suite.model_validate(data, context=file.parent)
-    except ValidationError as error:
-        mistakes = sorted(_mistake(root, item) for item in error.errors())
-        raise BenchError("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice; YAML itself would take the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value}: is there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _mistake(root: yaml.Node, item: Any) -> tuple[int, str]:
-    """One of pydantic's errors as (line, ``KEY: what is wrong``)."""
-    path = [part for part in item["loc"] if part != "[key]"]
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        message = "unknown key"
-    elif item["type"] == "missing":
-        message = "is missing"
-    elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
-        message = f"is {item['input']!r}; write it in quotes"
-    return _line(root, path), f"{'.'.join(map(str, path)) or 'suite'}: {message}"
-
-
-def _line(node: yaml.Node, path: Sequence[str | int]) -> int:
-    """The line of ``path``, or of the nearest key around it: a missing key has no line of its own."""
-    line = 0
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            here = next((pair for pair in node.value if pair[0].value == str(part)), None)
-        else:
-            here = (node.value[part], node.value[part]) if isinstance(node, yaml.SequenceNode) else None
-        if here is None:
-            break
-        key, node = here
-        line = key.start_mark.line
-    return line + 1
+    return read_yaml(file, Suite, BenchError, "suite")

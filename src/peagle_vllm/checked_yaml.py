@@ -1,0 +1,96 @@
+"""A YAML file read into a pydantic model: every key checked, each mistake a line with its place."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+Model = TypeVar("Model", bound=Strict)
+
+
+def read_yaml(file: Path, model: type[Model], failure: type[Exception], what: str) -> Model:
+    """Read ``file``, ``what`` it is, into ``model``; its folder is the context of the validation.
+
+    Raises:
+        failure: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+    """
+    try:
+        text = file.read_text()
+        root, data = yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise failure(f"{file}: cannot be read ({reason})") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
+        raise failure(f"{file}:{line}: {no_yaml}{error.problem}") from None
+    if not isinstance(data, dict):
+        raise failure(f"{file}:1: a {what} is a mapping of keys to values")
+    try:
+        return model.model_validate(data, context=file.parent)
+    except ValidationError as error:
+        mistakes = sorted(_mistake(root, model, what, item) for item in error.errors())
+        raise failure("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice; YAML itself would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value}: is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _mistake(root: yaml.Node, model: type[Strict], what: str, item: Any) -> tuple[int, str]:
+    """One of pydantic's errors as (line, ``KEY: what is wrong``)."""
+    path = [part for part in item["loc"] if part != "[key]"]
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        message = f"unknown key{nearest(path[-1], _fields(model, path[:-1]))}"
+    elif item["type"] == "missing":
+        message = "is missing"
+    elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
+        message = f"is {item['input']!r}; write it in quotes"
+    return _line(root, path), f"{'.'.join(map(str, path)) or what}: {message}"
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """``; did you mean NAME?`` of the name that is most like ``key``, or nothing."""
+    close = get_close_matches(key, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _fields(model: Any, path: Sequence[str | int]) -> list[str]:
+    """The keys of the model at ``path``; the key of a dict of models is a part that no field has."""
+    for part in path:
+        if field := getattr(model, "model_fields", {}).get(part):
+            inside = [field.annotation, *get_args(field.annotation)]  # M itself, M | None, dict[str, M]
+            model = next((each for each in inside if hasattr(each, "model_fields")), None)
+    return list(getattr(model, "model_fields", {}))
+
+
+def _line(node: yaml.Node, path: Sequence[str | int]) -> int:
+    """The line of ``path``, or of the nearest key around it: a missing key has no line of its own."""
+    line = 0
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            here = next((pair for pair in node.value if pair[0].value == str(part)), None)
+        else:
+            here = (node.value[part], node.value[part]) if isinstance(node, yaml.SequenceNode) else None
+        if here is None:
+            break
+        key, node = here
+        line = key.start_mark.line
+    return line + 1

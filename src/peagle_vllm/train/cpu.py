@@ -1,0 +1,27 @@
+"""speculators' trainer on a machine without an accelerator, which it does not provide for. Nothing else is changed."""
+
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+from speculators.train import checkpointer, distributed, trainer
+
+
+def setup() -> bool:
+    """Set up torchrun's processes, on a CPU too; whether this is one of several."""
+    if not torch.accelerator.is_available():
+        # Its step timer waits for the accelerator, and torch raises where there is none.
+        trainer.torch.accelerator.synchronize = lambda *_: None
+        # It loads a checkpoint to "cuda:0" where there is no accelerator.
+        checkpointer.get_current_device = lambda: "cpu"
+        warnings.filterwarnings("ignore", "(?s).*(pin_memory|CPU autocast)")  # it always pins and always autocasts
+        if "LOCAL_RANK" in os.environ and not dist.is_initialized():
+            # Its setup raises where there is no accelerator. The trainer asks these variables.
+            dist.init_process_group("gloo")
+            distributed._is_distributed = True
+            distributed._rank, distributed._world_size = dist.get_rank(), dist.get_world_size()
+            distributed._init_sp_process_groups(dist.get_rank(), dist.get_world_size(), 1)
+    elif not dist.is_initialized():
+        distributed.maybe_setup_distributed()
+    return distributed.is_distributed()

@@ -1,0 +1,162 @@
+"""The documents that a head is trained on and their hidden states, checked before the first step."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from datasets import Dataset, load_from_disk
+from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
+from speculators.data_generation.offline import find_corrupt_hidden_state_indices, get_existing_hidden_state_indices
+from speculators.models.eagle3.data import shift_batch
+from speculators.train import dataloader
+from speculators.train.data import ArrowDataset
+from speculators.train.recovery import SampleUnavailable
+from torch.utils.data import DataLoader
+
+from peagle_vllm.train import TrainError
+from peagle_vllm.train.config import STAMP, Config
+
+UNSUPERVISED = 2  # tokens at the begin of a document: the head has no state before the first, which drafts the second
+LISTED = 8  # rows that a message names
+
+
+class Pieces(ArrowDataset):
+    """speculators' documents, where they are longer than ``max_len`` cut into pieces.
+
+    Attributes:
+        pieces: row in the Arrow data, first token and one past the last, of each piece.
+    """
+
+    def _compute_approx_lengths(self) -> list[int]:
+        rows = enumerate(super()._compute_approx_lengths(), self.start_file_idx)
+        cuts = ((row, start, length) for row, length in rows for start in range(0, length, self.max_len))
+        self.pieces = [(row, start, min(start + self.max_len, length)) for row, start, length in cuts]
+        return [stop - start for _, start, stop in self.pieces]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def _get_raw_data(self, index: int) -> Any:
+        row, start, stop = self.pieces[index]
+        data = super()._get_raw_data(row - self.start_file_idx)
+        if isinstance(data, SampleUnavailable):
+            if self.on_missing == "generate":
+                return data  # the server's failures are counted, and stop the run when there are many in a row
+            raise TrainError(f"row {row} of the data: {data.reason}; make its hidden states again")
+        data = {name: value[start:stop] for name, value in data.items()}
+        if start:
+            data["loss_mask"] = data["loss_mask"].clone()
+            data["loss_mask"][:UNSUPERVISED] = 0
+        return data
+
+
+def loaders(
+    config: Config, args: Namespace, num_aux: int, hidden_size: int, dtype: Any
+) -> tuple[DataLoader, DataLoader]:
+    """Batches of packed documents, and those of the held-out ones.
+
+    Raises:
+        TrainError: the data or its hidden states do not fit the config; one line that says how to mend it.
+    """
+    rows = read_rows(config)
+    transfer = HiddenStatesBackend.registry[config.data.backend].from_train_args(args, args.data_path)
+    if not config.data.online:
+        check_states(config, transfer, len(rows), num_aux, hidden_size)
+    dataloader._limit_worker_threads()
+    found = []
+    for split in ("train", "val"):
+        pieces = Pieces(
+            datapath=args.data_path,
+            max_len=config.step.tokens,
+            transfer=transfer,
+            vllm_endpoint=args.vllm_endpoint,
+            on_missing=args.on_missing,
+            train_ratio=(len(rows) - config.data.held_out + 0.5) / len(rows),  # which speculators rounds down
+            split=split,
+            model=args.verifier_name_or_path,
+            hidden_states_dtype=dtype,
+            request_timeout=args.request_timeout,
+            max_retries=args.max_retries,
+            generation_validation_retries=args.generation_validation_retries,
+            max_consecutive_generation_failures=args.max_consecutive_generation_failures,
+        )
+        loader = dataloader._setup_dataloader(
+            pieces,
+            config.step.tokens,
+            hidden_size,
+            num_workers=args.num_workers,
+            num_target_layers=num_aux,
+            prefetch_factor=args.prefetch_factor,
+            preprocess=shift_batch,
+            seed=config.optimizer.seed if split == "train" else 0,
+        )
+        found.append(loader)
+    return found[0], found[1]
+
+
+def read_rows(config: Config) -> Dataset:
+    """The documents, checked without their hidden states."""
+    folder, tokens = config.data_folder, config.step.tokens
+    try:
+        rows = load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise TrainError(f"{folder}: no documents ({reason}); `peagle-vllm train pipeline` makes them") from None
+    if len(rows) <= config.data.held_out:
+        all_rows = f"{folder}: has {len(rows)} documents"
+        raise TrainError(
+            f"{all_rows}, and data.held_out keeps {config.data.held_out} of them; add prompts, or keep fewer"
+        )
+    lengths = rows.with_format(None)["seq_len"]
+    if (longer := [length for length in lengths if length > tokens]) and config.data.long == "refuse":
+        which = f"{len(longer)} of {len(rows)} documents have more than step.tokens ({tokens}) tokens"
+        raise TrainError(
+            f"{which}, the longest {max(longer)}: raise step.tokens, or cut them with `long: split` in data"
+        )
+    supervised: list[int] = []
+    for number, batch in enumerate(rows.with_format("arrow").select_columns("loss_mask").iter(1000)):
+        begins = pc.list_slice(batch["loss_mask"].combine_chunks(), 0, UNSUPERVISED).to_pylist()
+        supervised += [number * 1000 + row for row, mask in enumerate(begins) if any(mask)]
+    if supervised:
+        which = f"{len(supervised)} of {len(rows)} documents are supervised in their first {UNSUPERVISED} tokens"
+        raise TrainError(f"{folder}: {which}, {listed(supervised)}: give them a prompt, or leave them out")
+    return rows
+
+
+def check_states(config: Config, transfer: HiddenStatesTransfer, rows: int, num_aux: int, hidden_size: int) -> None:
+    """Refuse hidden states of another target, other layers or another dtype, and files that are not there or cut off.
+
+    Raises:
+        TrainError: names the files.
+    """
+    stamp, wanted = config.data_folder / STAMP, config.stamp
+    again = "; `peagle-vllm train pipeline --from states` makes them again"
+    try:
+        found = json.loads(stamp.read_text())
+    except (OSError, ValueError):
+        raise TrainError(f"{stamp}: cannot be read, so what the hidden states are of is not known{again}") from None
+    if other := [name for name in wanted if found.get(name) != wanted[name]]:
+        what = ", ".join(f"{name} {found.get(name)} where peagle.yaml says {wanted[name]}" for name in other)
+        raise TrainError(f"{stamp}: the hidden states have {what}{again}")
+    if isinstance(folder := getattr(transfer, "hidden_states_path", None), Path):
+        there = get_existing_hidden_state_indices(folder)
+        missing = sorted(set(range(rows)) - set(there))
+        if broken := sorted({*missing, *find_corrupt_hidden_state_indices(folder, there)}):
+            which = f"{len(broken)} of {rows} files of hidden states are missing or cut off"
+            raise TrainError(f"{folder}: {which}, {listed(broken)}{again}")
+    if (first := transfer.get_cached(0)) is None:
+        raise TrainError(f"{config.data_folder}: has no hidden states of row 0{again}")
+    shape = tuple(first["hidden_states"].shape[1:])
+    if shape != (num_aux + 1, hidden_size) or str(first["hidden_states"].dtype) != f"torch.{config.step.dtype}":
+        is_now = f"{shape}, {str(first['hidden_states'].dtype).removeprefix('torch.')}"
+        needed = f"{(num_aux + 1, hidden_size)}, {config.step.dtype}"
+        raise TrainError(
+            f"{config.data_folder}: a token's hidden states are {is_now}, and the head reads {needed}{again}"
+        )
+
+
+def listed(rows: list[int]) -> str:
+    more = f" and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
+    return f"rows {', '.join(map(str, rows[:LISTED]))}{more}"

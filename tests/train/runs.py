@@ -1,0 +1,127 @@
+"""A run of `train run` small enough for a test: a target of three tensors, documents and hidden states made up."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from datasets import Dataset
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+from peagle_vllm.train import run
+from peagle_vllm.train.config import STAMP, Config, read_config
+
+HIDDEN, VOCAB, LAYERS, MASK = 16, 32, 8, 31
+FORK = get_context("fork")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"held_out": 4},
+    "head": {"layers": 2, "depths": 3},
+    "step": {"tokens": 64, "chunk_rows": 16, "cod": [0.7, 0.2], "dtype": "float32"},
+    "optimizer": {"lr": 0.01, "steps": 12},
+    "every": {"checkpoint": 3, "replay": 6, "log": 1},
+    "speculators": {"num_workers": 0},
+}
+
+
+def toy_target(folder: Path) -> None:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+        max_position_embeddings=512,
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(folder)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    weights = {name: torch.randn(VOCAB, HIDDEN) for name in names} | {"model.norm.weight": torch.ones(HIDDEN)}
+    save_file(weights, folder / "model.safetensors")
+    vocab = {f"w{i}": i for i in range(MASK)}
+    added = [{"id": MASK, "content": "<|mask|>"}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
+
+
+def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **changes: dict[str, Any]) -> Path:
+    """peagle.yaml of a run on ``documents``, of so many tokens, of which the first are not supervised.
+
+    Args:
+        changes: keys of a section in place of, or beside, those of ``SETTINGS``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    toy_target(folder / "target")
+    settings = {part: {**keys, **changes.get(part, {})} for part, keys in SETTINGS.items()}
+    file = folder / "peagle.yaml"
+    file.write_text(yaml.safe_dump({"target": "./target", **settings}))
+    config = read_config(file)
+    torch.manual_seed(2)
+    rows = documents or [(length, 4) for length in torch.randint(12, 40, (24,)).tolist()]
+    tokens = [torch.randint(MASK, (length,)) for length, _ in rows]
+    masks = [(torch.arange(length) >= start).long() for length, start in rows]
+    columns = {"input_ids": tokens, "loss_mask": masks, "seq_len": [length for length, _ in rows]}
+    data = config.data_folder
+    Dataset.from_dict(columns).with_format("torch").save_to_disk(data)
+    (data / STAMP).write_text(json.dumps(config.stamp))
+    (data / "hidden_states").mkdir()
+    for row, ids in enumerate(tokens):
+        states = torch.randn(len(ids), len(config.aux_layers) + 1, HIDDEN, dtype=getattr(torch, config.step.dtype))
+        save_file({"hidden_states": states, "token_ids": ids}, data / f"hidden_states/hs_{row}.safetensors")
+    return file
+
+
+def train(file: Path, **options: Any) -> Any:
+    return run.train(read_config(file), **options)
+
+
+def in_child(work: Callable[..., object], *args: object, seconds: float | None = None, env: dict | None = None) -> Any:
+    """A forked process that does ``work``; with ``seconds`` it is killed then, if it still runs.
+
+    Returns the process, which has ended if ``seconds`` were given.
+    """
+
+    def child() -> None:
+        os.environ.update(env or {})
+        torch.set_num_threads(1)
+        try:
+            work(*args)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
+    process = FORK.Process(target=child)
+    process.start()
+    if seconds is not None:
+        process.join(seconds)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    return process
+
+
+def finish(file: Path) -> None:
+    """Train to the end in a process of its own."""
+    assert in_child(train, file, seconds=60).exitcode == 0
+
+
+def result(file: Path) -> dict[str, Any]:
+    """What two runs of one config must share: the last checkpoint's bytes, which one is the best, and the log."""
+    config: Config = read_config(file)
+    folder = config.run / "checkpoints"
+    last = max(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
+    names = ("model.safetensors", "master.safetensors", "optimizer.pt", "scheduler.pt")
+    log = [json.loads(line) for line in (config.run / "log.jsonl").read_text().splitlines()]
+    shown = [{key: line[key] for key in ("step", "lr", "loss", "accuracy", "held_out") if key in line} for line in log]
+    found = {name: (last / name).read_bytes() for name in names}
+    return {**found, "last": last.name, "best": (folder / "best").readlink(), "log": shown}

@@ -1,0 +1,76 @@
+"""What a head begins as."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from speculators.losses import resolve_loss_config
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from transformers import LlamaForCausalLM
+
+from peagle_vllm.train import TrainError
+from peagle_vllm.train.config import read_config
+from peagle_vllm.train.run import make_trainer, to_options
+from tests.train.runs import toy_run
+
+
+def made(file: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The head that a run begins with, and a batch of it."""
+    config = read_config(file)
+    trainer = make_trainer(config, to_options(config))
+    torch.manual_seed(0)
+    return trainer.model, next(iter(trainer.train_loader))
+
+
+def loss_of(head: Any, batch: dict[str, torch.Tensor], **options: Any) -> float:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return float(head(**batch, **options, loss_config=resolve_loss_config("ce", "eager"))[1])
+
+
+def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> None:
+    first, batch = made(toy_run(tmp_path / "first"))
+    first.save_pretrained(tmp_path / "head")
+    init = str(tmp_path / "head")
+    head, _ = made(toy_run(tmp_path / "more", head={"layers": 4, "init": init}))
+    assert len(head.layers) == 4
+    assert loss_of(head, batch, num_depths=3) == pytest.approx(loss_of(first, batch, num_depths=3), rel=1e-6)
+    with pytest.raises(TrainError, match=r"head.layers: is 1, and head.init has 2; set it to that or more"):
+        made(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
+    with pytest.raises(TrainError, match=r"head.aux_layers: is \[1, 2, 3\], and that of head.init is \[2, 4, 5\]; "):
+        made(toy_run(tmp_path / "other", head={"aux_layers": [1, 2, 3], "init": init}))
+
+
+def test_an_eagle3_head_is_the_first_depth(tmp_path: Path) -> None:
+    first, batch = made(toy_run(tmp_path / "first", head={"layers": 1}))
+    fields = {name: getattr(first.config, name) for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
+    layer = copy.deepcopy(first.config.transformer_layer_config)
+    layer._attn_implementation = "eager"
+    verifier = first.config.speculators_config.model_copy(update={"algorithm": "eagle3"})
+    config = Eagle3SpeculatorConfig(
+        transformer_layer_config=layer, norm_before_residual=True, speculators_config=verifier, **fields
+    )
+    eagle3 = Eagle3DraftModel(config)
+    eagle3.load_verifier_weights()
+    eagle3.save_pretrained(tmp_path / "head")
+    head, _ = made(toy_run(tmp_path / "run", head={"layers": 3, "init": str(tmp_path / "head")}))
+    assert head.config.norm_before_residual
+    found, wanted = loss_of(head, batch, num_depths=1), loss_of(eagle3, batch, ttt_steps=1)
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_it_begins_as_the_last_layers_of_its_target(tmp_path: Path) -> None:
+    file = toy_run(tmp_path / "run", head={"layers": 4, "init": "target"})
+    with pytest.raises(TrainError, match=r"head.init: target: its layers are not of the head's kind \(layers.5"):
+        made(file)
+    config = LlamaForCausalLM.config_class.from_pretrained(tmp_path / "run/target")
+    target = LlamaForCausalLM(config)
+    target.save_pretrained(tmp_path / "run/target")
+    head, _ = made(file)
+    for layer, source in zip(head.layers[1:], target.model.layers[5:], strict=True):
+        for name, weight in source.state_dict().items():
+            torch.testing.assert_close(layer.state_dict()[name], weight)
+    aux = torch.arange(16 * 3).float()
+    torch.testing.assert_close(head.fc(aux), aux[32:], atol=20, rtol=0.2)
