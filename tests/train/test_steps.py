@@ -62,7 +62,7 @@ def server(config: Config) -> Iterator[Server]:
 
 
 def rows(config: Config) -> list[dict[str, Any]]:
-    return steps.read_lines(config.run / "answers.jsonl")
+    return list(steps.read_lines(config.run / "answers.jsonl"))
 
 
 def changed(config: Config, part: str, **fields: Any) -> Config:

@@ -1,10 +1,12 @@
 """The steps between prompts and training: speculators' commands, called and looked after."""
 
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,23 @@ REFUSED = "InvalidResponseError"  # speculators' name for an answer that a secon
 BYTES = {"bfloat16": 2, "float32": 4}
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file with JSON in each line; a last line that was cut off is left out."""
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as lines:
+            yield from (json.loads(line) for line in lines if line.endswith(b"\n"))
     except OSError as error:
         raise TrainError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Write ``rows`` whole or not at all; they may come from ``file`` itself."""
+    partial = file.with_name(f".{file.name}.partial")
+    with partial.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
 
 
 def speculators(words: list[str], log: Path, server: Server | None = None) -> None:
@@ -73,46 +81,56 @@ def answers(config: Config) -> str:
         TryAgain: some prompts have no answer yet.
     """
     prompts, file = config.run / "prompts.jsonl", config.run / "answers.jsonl"
-    asked = read_lines(prompts)
-    order = {row["id"]: number for number, row in enumerate(asked)}
-    rows = read_lines(file) if file.exists() else []
+    order = {row["id"]: number for number, row in enumerate(read_lines(prompts))}
     if len(order) <= config.data.held_out:
         raise TrainError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
-    write_lines(file, [row for row in rows if row["primary_id"] != rows[-1]["primary_id"]])
+    done = [row["primary_id"] for row in read_lines(file)] if file.exists() else []
+    if file.exists():
+        write_lines(file, (row for row in read_lines(file) if row["primary_id"] != done[-1]))
     errors, bare = file.with_suffix(".errors.jsonl"), config.run / "logs/prompts.jsonl"
     errors.unlink(missing_ok=True)
     bare.parent.mkdir(exist_ok=True)
-    write_lines(bare, [{"id": row["id"], "messages": row["messages"]} for row in asked])  # what speculators reads of it
+    write_lines(bare, ({"id": row["id"], "messages": row["messages"]} for row in read_lines(prompts)))
     command = ["regenerate-responses", "--dataset", str(bare), "--outfile", str(file), "--resume"]
     command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target]
     command += ["--max-tokens", str(config.data.max_tokens)]
     log = config.run / "logs/answers.log"
     with serve.running(config, serve.arguments(config), log.with_name("answers-server.log")) as server:
         if config.data.temperature:
-            done = {row["primary_id"] for row in read_lines(file)}
-            greedy = [key for key in order if order[key] < config.data.held_out and key not in done]
+            greedy = set(list(order)[: config.data.held_out]) - (set(done) - set(done[-1:]))
             if greedy:  # they come first in the file
                 limit = ["--limit", str(len(greedy))]
                 speculators([*command, *limit, "--sampling-params", '{"temperature": 0}'], log, server)
         sampling = json.dumps({"temperature": config.data.temperature, "seed": config.optimizer.seed})
         speculators([*command, "--sampling-params", sampling], log, server)
-        rows = [_plain(row) for row in read_lines(file)]
-        answered = {row["primary_id"] for row in rows}
-        failures = {row["id"]: row["metadata"]["error"] for row in (read_lines(errors) if errors.exists() else [])}
+        answered = {row["primary_id"] for row in (read_lines(file) if file.exists() else ())}
+        failures = {row["id"]: row["metadata"]["error"] for row in (read_lines(errors) if errors.exists() else ())}
         refused = {key: error for key, error in failures.items() if REFUSED in error and key not in answered}
         if missing := [key for key in order if key not in answered and key not in refused]:
             if server:
                 server.check_well()
             reason = one_line(failures.get(missing[0], "no reason given"), 200)
-            raise TryAgain(
-                f"{len(missing)} of {len(order)} prompts have no answer ({reason}); the same command goes on"
-            )
-    if not rows:
+            which = f"{len(missing)} of {len(order)} prompts have no answer yet"
+            raise TryAgain(f"{which} ({reason}); the same command goes on")
+    if not answered:
         raise TrainError(f"the server refused all {len(order)} prompts ({one_line(next(iter(refused.values())), 300)})")
-    write_lines(file, sorted(rows, key=lambda row: (order[row["primary_id"]], row["id"])))
-    cut = sum(row["finish_reason"] == "length" for row in rows)
-    more = f"; {len(refused)} prompts refused by the server, the reasons are in {errors.name}" if refused else ""
-    return f"{len(rows)} answers to {len(answered)} prompts, {cut} of them ended by max_tokens{more}"
+    write_lines(file, _in_order(file, order))
+    ends = Counter(row["finish_reason"] for row in read_lines(file))
+    counts = f"{ends.total()} answers to {len(answered)} prompts, {ends['length']} of them ended by max_tokens"
+    return f"{counts}; {len(refused)} prompts refused by the server{f', see {errors.name}' if refused else ''}"
+
+
+def _in_order(file: Path, order: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """The answers in the order of the prompts; one at a time, since there may be many."""
+    places, at = [], 0
+    with file.open("rb") as lines:
+        for line in lines:
+            row = json.loads(line)
+            places.append((order[row["primary_id"]], row["id"], at))
+            at += len(line)
+        for _, _, at in sorted(places):
+            lines.seek(at)
+            yield _plain(json.loads(lines.readline()))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -137,26 +155,31 @@ def data(config: Config) -> str:
 
     if config.data_folder.exists():
         return f"{config.data_folder} is there and kept; remove it to make it again, or `train pipeline --from data`"
-    answered = read_lines(config.run / "answers.jsonl")
-    rows = [row for row in answered if any(row["loss_mask"])]
-    held = rows[: config.data.held_out]
-    asked = {row["primary_id"] for row in held}  # later turns of these conversations are not learned from
-    learn = [row for row in rows[len(held) :] if row["primary_id"] not in asked]
-    if not learn or any(row["temperature"] for row in held):
-        which = f"{len(rows)} answers, of which {config.data.held_out} greedy ones are to be held out, are too few"
-        raise TrainError(f"{config.run / 'answers.jsonl'}: {which}; add prompts, or lower held_out in data")
-    parts = {"learn": learn, "held": held}
-    lengths = [len(row["input_ids"]) for row in (*learn, *held)]
+    file, num_held = config.run / "answers.jsonl", config.data.held_out
+    # Of each answer: its conversation, tokens (0 where it is empty), temperature.
+    facts = [
+        (row["primary_id"], len(row["input_ids"]) if any(row["loss_mask"]) else 0, row["temperature"])
+        for row in read_lines(file)
+    ]
+    answered = [number for number, (_, length, _) in enumerate(facts) if length]
+    held = set(answered[:num_held])
+    asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
+    learn = {number for number in answered[num_held:] if facts[number][0] not in asked}
+    if not learn or any(facts[number][2] for number in held):
+        which = f"{len(answered)} answers, of which {num_held} greedy ones are to be held out, are too few"
+        raise TrainError(f"{file}: {which}; add prompts, or lower held_out in data")
+    lengths = [facts[number][1] for number in held | learn]
     longer = [length for length in lengths if length > config.step.tokens]
     if longer and config.data.long == "refuse":
         which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({config.step.tokens}) tokens"
         raise TrainError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
+    parts = {"learn": learn, "held": held}
     with new_folder(config.data_folder) as folder:
         for what, some in parts.items():
-            made = folder / what
-            file = made.with_suffix(".jsonl")
-            write_lines(file, ({key: row[key] for key in ("input_ids", "loss_mask")} for row in some))
-            words = ["prepare-data", "--model", config.target, "--data", str(file), "--output", str(made)]
+            rows = (row for number, row in enumerate(read_lines(file)) if number in some)
+            tokens = folder / f"{what}.jsonl"
+            write_lines(tokens, ({key: row[key] for key in ("input_ids", "loss_mask")} for row in rows))
+            words = ["prepare-data", "--model", config.target, "--data", str(tokens), "--output", str(folder / what)]
             words += ["--seq-length", str(max(lengths))]
             if what == "learn":
                 words += ["--no-skip-token-freq", "--token-freq-path", str(folder / "token_freq.pt")]
@@ -168,10 +191,9 @@ def data(config: Config) -> str:
         for what in parts:
             shutil.rmtree(folder / what)
             (folder / f"{what}.jsonl").unlink()
-    aside = len(rows) - len(lengths), len(answered) - len(rows), len(longer)
-    left_out = "{} of held-out conversations and {} empty ones are left out, {} are longer than a step and split"
-    counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {len(held)} held out"
-    return f"{counts}; {left_out.format(*aside)}"
+    left_out = f"{len(answered) - len(lengths)} of held-out conversations and {len(facts) - len(answered)} empty ones"
+    counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
+    return f"{counts}; {left_out} are left out, {len(longer)} are longer than a step and split"
 
 
 # ------------------------------------------------------------------------------------------------- states
@@ -187,14 +209,14 @@ def states(config: Config) -> str:
     from datasets import load_from_disk
 
     folder, rows = config.data_folder / "hidden_states", load_from_disk(str(config.data_folder)).with_format(None)
-    stamp = json.dumps(config.stamp, indent=2) + "\n"
+    stamp = config.data_folder / STAMP
+    if stamp.exists() and json.loads(stamp.read_text()) != config.stamp:
+        raise TrainError(f"{stamp}: is not {json.dumps(config.stamp)}; `train pipeline --from states` makes them again")
+    write_whole(stamp, json.dumps(config.stamp, indent=2) + "\n")
     if config.data.online:
-        write_whole(config.data_folder / STAMP, stamp)
         return "hidden states come from the server while training (data.online); nothing is stored"
     if config.data.backend not in ("file", "fp8"):
-        raise TrainError(
-            f"backend: {config.data.backend} stores no files; set `online: true` in data, or backend: file"
-        )
+        raise TrainError(f"data.backend: {config.data.backend} stores no files; set `online: true` or `backend: file`")
     folder.mkdir(exist_ok=True)
     missing = _wrong(config, rows)
     tokens, layers, hidden = sum(rows["seq_len"]), len(config.aux_layers) + 1, read_target(config.target).hidden_size
@@ -206,7 +228,6 @@ def states(config: Config) -> str:
         raise TrainError(f"{folder}: not enough room; use `backend: fp8` or `online: true` in data, or another disk")
     if missing:
         _extract(config, rows)
-    write_whole(config.data_folder / STAMP, stamp)
     return f"hidden states of {len(rows)} documents; those of {len(rows) - len(missing)} were there"
 
 
