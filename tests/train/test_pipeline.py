@@ -22,8 +22,8 @@ class Steps:
     def __call__(self, command: list[str]) -> int:
         step = command[command.index("train") + 1]
         self.ran.append(step)
-        for name in WRITES[step][:1]:
-            (self.config.run / name).write_text(step)
+        for path in (self.config.run / name for name in WRITES[step][:1]):
+            path.write_text(step) if path.suffix else path.mkdir(parents=True, exist_ok=True)
         return self.fails.get(step, 0)
 
 

@@ -14,6 +14,9 @@ from tests.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_id
 
 PUBLISHED = json.loads((MODELS / "RESULTS.json").read_text())
 AUX_LAYERS = [2, 5, 7]
+NUM_K = 7
+# vLLM counts a round that begins before the last token with all its drafts, of which it knows what the target says.
+TOKENS = PUBLISHED["protocol"]["max_tokens"] - 1 + NUM_K
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +26,12 @@ def documents() -> list[dict[str, Tensor]]:
 
     target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     prompts = prompt_token_ids()[: PUBLISHED["protocol"]["prompts"]]
-    longest, num = max(map(len, prompts)), PUBLISHED["protocol"]["max_tokens"]
+    longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     found = []
     with torch.no_grad():
-        said = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=num, min_new_tokens=num)
+        said = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
         for row, prompt in zip(said, prompts, strict=True):
             text = row[longest - len(prompt) :]
             states = target(text[None], output_hidden_states=True).hidden_states
@@ -40,15 +43,15 @@ def documents() -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("folder", [PEAGLE, PEAGLE_REDUCED], ids=["all-tokens", "reduced-vocabulary"])
 def test_acceptance_is_what_vllm_counted(folder: Path, documents: list[dict[str, Tensor]]) -> None:
-    """At K = 3, 5, 7, each position, over the same prompts; the counts of vLLM are those of models/RESULTS.json."""
+    """Each position over the same prompts, in models/RESULTS.json. At K = 7 the rounds are the very same ones."""
     head = PEagleDraftModel.from_pretrained(folder).float()
-    found = replay(head, documents, num_k=7, chunk_rows=512)
+    found = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)
     arms = [arm for arm in PUBLISHED["arms"] if arm["head"] == folder.name]
     assert [arm["k"] for arm in arms] == [3, 5, 7]
     for arm in arms:
-        one = found[arm["k"] - 1]
-        assert one.length == pytest.approx(arm["al"], rel=0.01)
-        assert list(one.shares) == pytest.approx(arm["acceptance"], abs=0.01)
+        one, same = found[arm["k"] - 1], arm["k"] == NUM_K
+        assert one.length == pytest.approx(arm["al"], rel=0 if same else 0.01, abs=0.0006)
+        assert list(one.shares) == pytest.approx(arm["acceptance"], rel=0, abs=0.0006 if same else 0.01)
 
 
 def test_a_step_that_is_measured_again_is_noted_once(tmp_path: Path) -> None:

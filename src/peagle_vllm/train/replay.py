@@ -26,16 +26,22 @@ from peagle_vllm.train.partition import Documents, Rows
 
 @torch.no_grad()
 def replay(
-    head: PEagleDraftModel, documents: Iterable[dict[str, Tensor]], num_k: int, chunk_rows: int = 1024
+    head: PEagleDraftModel,
+    documents: Iterable[dict[str, Tensor]],
+    num_k: int,
+    max_tokens: int,
+    chunk_rows: int = 1024,
 ) -> list[Acceptance]:
     """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
 
-    vLLM also verifies drafts past the last token of an answer; here those count as refused.
+    Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, nobody knows what the target would
+    have said next, so rounds with such drafts are left out.
 
     Args:
         documents: greedy answers as ``shift_batch`` leaves them: input_ids [N], loss_mask [N] and hidden_states
             [N, n_aux * hidden], where position i holds token i + 1 and the target's states at i.
         num_k: at most the depths that the head is trained for.
+        max_tokens: to which the answers were limited.
         chunk_rows: rows computed at once.
     """
     rounds: list[list[int]] = [[] for _ in range(num_k)]  # accepted tokens of each round, for each K
@@ -50,7 +56,8 @@ def replay(
         agree = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1)
         for num, accepted in enumerate(rounds, start=1):
             lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
-            while at < len(lengths) - 1:  # the last token is the bonus of a round after which nothing is drafted
+            is_whole = len(lengths) < max_tokens
+            while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
                 accepted.append(lengths[at])
                 at += lengths[at] + 1
     return [_counts(accepted, num) for num, accepted in enumerate(rounds, start=1)]
@@ -114,7 +121,7 @@ def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, 
             head.unshard()
         samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
         documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
-        found = replay(head, documents, config.head.depths, config.step.chunk_rows)
+        found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
         if isinstance(head, FSDPModule):
             head.reshard()
         if get_rank() == 0:
