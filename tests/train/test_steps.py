@@ -6,11 +6,12 @@ One server, which writes hidden states beside its answers, serves all tests, in 
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save, save_file
 
 from peagle_vllm.bench.server import Server
 from peagle_vllm.train import TrainError, TryAgain, serve, steps
@@ -61,8 +62,12 @@ def server(config: Config) -> Iterator[Server]:
             yield server
 
 
+def answers_of(config: Config) -> Path:
+    return config.run / "answers.jsonl"
+
+
 def rows(config: Config) -> list[dict[str, Any]]:
-    return list(steps.read_lines(config.run / "answers.jsonl"))
+    return list(steps.read_lines(answers_of(config)))
 
 
 def changed(config: Config, part: str, **fields: Any) -> Config:
@@ -77,43 +82,35 @@ def target() -> Any:
 
 
 def test_answers_are_the_targets_own(config: Config, server: Server, target: Any) -> None:
-    """Greedy, in the server's chat template, supervised where the target spoke; what it refused is counted."""
+    """Greedy, in the server's chat template, supervised where the target spoke; what it refused is counted.
+
+    A run that was killed while it wrote left one whole answer, a second one of which more may be missing, and half a
+    line: only the first one is kept.
+    """
+    left = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "text": "", "finish_reason": "stop", "temperature": 0}
+    steps.write_lines(answers_of(config), [{"id": f"{key}_gen0", "primary_id": key, **left} for key in ("00", "01")])
+    with answers_of(config).open("a") as file:
+        file.write('{"id": "02_gen0", "primary')
     assert "1 prompts refused" in steps.answers(config)
-    assert [row["primary_id"] for row in rows(config)] == sorted(row["primary_id"] for row in rows(config))
-    assert len(rows(config)) == PROMPTS
-    for row in rows(config)[:3]:
+    assert [row["primary_id"] for row in rows(config)] == [f"{number:02}" for number in range(PROMPTS)]
+    assert rows(config)[0]["input_ids"] == left["input_ids"]
+    for row in rows(config)[1:4]:
         start = row["loss_mask"].index(1)
         assert row["loss_mask"] == [0] * start + [1] * (len(row["input_ids"]) - start)
         logits = target(torch.tensor([row["input_ids"]])).logits[0, start - 1 : -1]
         assert logits.argmax(-1).tolist() == row["input_ids"][start:]
 
 
-def test_answers_that_were_cut_off_are_given_again(config: Config, server: Server) -> None:
-    """A run that was killed while it wrote leaves half a line; the next one ends with the same file."""
-    file = config.run / "answers.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) * 2 // 3])
-    steps.answers(config)
-    assert file.read_bytes() == whole
+def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
+    """The last documents are those of the first prompts, answered greedily; speculators shuffles the others."""
+    from datasets import load_from_disk
 
-
-def test_a_document_longer_than_a_step_is_refused_or_split(config: Config) -> None:
     longest = max(len(row["input_ids"]) for row in rows(config))
     short = changed(config, "step", tokens=longest - 1)
-    with pytest.raises(
-        TrainError, match=f"1 of {len(rows(config)) - 1} documents .* the longest {longest}: raise step"
-    ):
+    with pytest.raises(TrainError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step"):
         steps.data(short)
     assert not config.data_folder.exists()
     assert "1 are longer than a step and split" in steps.data(changed(short, "data", long="split"))
-    shutil.rmtree(config.data_folder)
-
-
-def test_held_out_documents_come_last(config: Config) -> None:
-    """speculators shuffles documents; those of the first prompts, answered greedily, are kept apart."""
-    from datasets import load_from_disk
-
-    steps.data(config)
     found = [row["input_ids"] for row in load_from_disk(str(config.data_folder)).with_format(None)]
     answered = [row["input_ids"] for row in rows(config)]
     assert sorted(found[-HELD_OUT:]) == sorted(answered[:HELD_OUT])
@@ -121,30 +118,31 @@ def test_held_out_documents_come_last(config: Config) -> None:
 
 
 def test_hidden_states_are_the_targets(config: Config, server: Server, target: Any, capsys: Any) -> None:
-    """Those that enter the layers of the head, and what leaves the last one, before its norm."""
+    """Those that enter the layers of the head, and what leaves the last one, before its norm.
+
+    Of the files that are there a whole one is kept; one that is cut off, and one of another document, are not.
+    """
+    from datasets import load_from_disk
+
+    folder = config.data_folder / "hidden_states"
+    folder.mkdir()
+    ids = load_from_disk(str(config.data_folder))["input_ids"]
+    kept, cut, other = ({"token_ids": ids[n], "hidden_states": torch.zeros(len(ids[n]), 4, 128)} for n in (0, 1, 3))
+    save_file(kept, folder / "hs_0.safetensors")
+    (folder / "hs_1.safetensors").write_bytes(save(cut)[:-7])
+    save_file(other, folder / "hs_2.safetensors")
     last: list[torch.Tensor] = []
     target.model.norm.register_forward_pre_hook(lambda _, inputs: last.append(inputs[0]))
-    steps.states(config)
+    assert "those of 1 were there" in steps.states(config)
     tokens = sum(len(row["input_ids"]) for row in rows(config))
     assert f"{tokens:,} tokens x 4 layers x 128 x 4 bytes" in capsys.readouterr().out
     assert json.loads((config.data_folder / STAMP).read_text()) == config.stamp
-    for number in range(len(rows(config))):
-        found = load_file(config.data_folder / f"hidden_states/hs_{number}.safetensors")
-        states = target(found["token_ids"][None], output_hidden_states=True).hidden_states
+    assert not load_file(folder / "hs_0.safetensors")["hidden_states"].any()
+    for number in range(1, PROMPTS):
+        found = load_file(folder / f"hs_{number}.safetensors")
+        states = target(ids[number][None], output_hidden_states=True).hidden_states
         expected = torch.stack([*(states[layer][0] for layer in LAYERS), last[-1][0]], dim=1)
         torch.testing.assert_close(found["hidden_states"], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_spoiled_hidden_states_are_made_again(config: Config, server: Server) -> None:
-    """One file that is cut off, one of another document, one that is missing."""
-    folder = config.data_folder / "hidden_states"
-    cut, other, missing = (folder / f"hs_{number}.safetensors" for number in (0, 1, 2))
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    cut.write_bytes(cut.read_bytes()[:-7])
-    shutil.copy(folder / "hs_3.safetensors", other)
-    missing.unlink()
-    assert f"those of {len(before) - 3} were there" in steps.states(config)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:

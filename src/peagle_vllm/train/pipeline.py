@@ -56,14 +56,15 @@ def pipeline(file: Path, config: Config, begin: str | None, run: Callable[[list[
             if found["finished"]:
                 print(f"{step}: finished before", flush=True)
                 continue
-            _write(stamp, {**found, "versions": {**versions(), "speculators": version("speculators")}})
+            found["versions"] = {**versions(), "speculators": version("speculators")}
+            _write(stamp, found)
             print(f"{step}: begins", flush=True)
             began = time.monotonic()
             with _server(config) if step == "run" and config.data.online else nullcontext():
                 status = run([sys.executable, "-m", "peagle_vllm.cli", *command(step, file, config)])
             if status:
                 return status
-            _write(stamp, {**json.loads(stamp.read_text()), "finished": True, "seconds": time.monotonic() - began})
+            _write(stamp, {**found, "finished": True, "seconds": round(time.monotonic() - began)})
     return 0
 
 
