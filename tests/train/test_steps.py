@@ -52,12 +52,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def server(config: Config) -> Iterator[Server]:
     serving = config.model_copy(update={"data": config.data.model_copy(update={"serve": True})})
-    states = config.run / "states"
-    states.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)
-        with serve.running(serving, serve.arguments(serving, states), config.run / "logs/server.log") as server:
+        with serve.running(serving, config.run / "logs/server.log", hidden_states=True) as server:
             assert server
             yield server
 

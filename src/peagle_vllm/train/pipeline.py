@@ -60,7 +60,8 @@ def pipeline(file: Path, config: Config, begin: str | None, run: Callable[[list[
             _write(stamp, found)
             print(f"{step}: begins", flush=True)
             began = time.monotonic()
-            with _server(config) if step == "run" and config.data.online else nullcontext():
+            online, log = step == "run" and config.data.online, config.run / "logs/states-server.log"
+            with serve.running(config, log, hidden_states=True) if online else nullcontext():
                 status = run([sys.executable, "-m", "peagle_vllm.cli", *command(step, file, config)])
             if status:
                 return status
@@ -119,17 +120,6 @@ def _forget(folder: Path, step: str) -> None:
 def _write(stamp: Path, content: dict[str, Any]) -> None:
     stamp.parent.mkdir(exist_ok=True)
     write_whole(stamp, json.dumps(content, indent=2) + "\n")
-
-
-@contextmanager
-def _server(config: Config) -> Iterator[None]:
-    """The server that writes hidden states while the head is trained."""
-    partial = config.run / "states.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    with serve.running(config, serve.arguments(config, partial), config.run / "logs/states-server.log"):
-        yield
-    shutil.rmtree(partial)
 
 
 @contextmanager

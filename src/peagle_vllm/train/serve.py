@@ -1,6 +1,7 @@
 """The target's vLLM server: it answers prompts, or writes the hidden states that a head reads."""
 
 import json
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,8 +55,11 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
 
 
 @contextmanager
-def running(config: Config, arguments: list[str], log: Path) -> Iterator[Server | None]:
+def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[Server | None]:
     """The target's server at ``data.endpoint``, until the block ends; None where it is the user's.
+
+    Args:
+        hidden_states: it writes those of each prompt, into ``states.partial``: on one disk with where they belong.
 
     Raises:
         TrainError: it does not start; one line with its reason.
@@ -64,14 +68,15 @@ def running(config: Config, arguments: list[str], log: Path) -> Iterator[Server 
     if not config.data.serve:
         yield None
         return
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # the reason of an earlier failure must not be found in it
-    address = urlsplit(config.data.endpoint)
+    address, partial = urlsplit(config.data.endpoint), config.run / "states.partial"
     if address.hostname not in ("localhost", "127.0.0.1"):
         raise TrainError(f"data.endpoint: {address.hostname} is not this machine; set `serve: false` in data")
-    is_ready = False
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")  # the reason of an earlier failure must not be found in it
+    shutil.rmtree(partial, ignore_errors=True)
+    words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
-        with Server(arguments, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
+        with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
             server.wait_until_ready(START_SECONDS)
             is_ready = True
             yield server
@@ -81,3 +86,4 @@ def running(config: Config, arguments: list[str], log: Path) -> Iterator[Server 
         if not is_ready:
             raise TrainError(f"{error}; its log: {log}") from None
         raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command goes on") from None
+    shutil.rmtree(partial, ignore_errors=True)

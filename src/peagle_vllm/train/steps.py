@@ -95,7 +95,7 @@ def answers(config: Config) -> str:
     command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target]
     command += ["--max-tokens", str(config.data.max_tokens)]
     log = config.run / "logs/answers.log"
-    with serve.running(config, serve.arguments(config), log.with_name("answers-server.log")) as server:
+    with serve.running(config, log.with_name("answers-server.log")) as server:
         if config.data.temperature:
             greedy = set(list(order)[: config.data.held_out]) - (set(done) - set(done[-1:]))
             if greedy:  # they come first in the file
@@ -233,10 +233,8 @@ def states(config: Config) -> str:
 
 def _extract(config: Config, rows: Any) -> None:
     """Let the server write the hidden states that are not there."""
-    partial, log = config.run / "states.partial", config.run / "logs/states.log"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    with serve.running(config, serve.arguments(config, partial), log.with_name("states-server.log")) as server:
+    log = config.run / "logs/states.log"
+    with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
         words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
         speculators([*words, "--preprocessed-data", str(config.data_folder)], log, server)
         if wrong := _wrong(config, rows):
@@ -244,7 +242,6 @@ def _extract(config: Config, rows: Any) -> None:
                 server.check_well()
             which = f"{len(wrong)} of {len(rows)} documents have no hidden states yet, row {wrong[0]} is the first"
             raise TryAgain(f"{which}; {log} says why, the same command goes on")
-    shutil.rmtree(partial)
 
 
 def _wrong(config: Config, rows: Any) -> list[int]:
