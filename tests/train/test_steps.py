@@ -147,7 +147,7 @@ def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
     """No server listens at this port; what is there stays."""
     elsewhere = changed(config, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")
     (config.data_folder / "hidden_states/hs_0.safetensors").unlink()
-    with pytest.raises(TryAgain, match="Connection error"):
+    with pytest.raises(TryAgain, match="APIConnectionError: Connection error"):
         steps.states(elsewhere)
 
 

@@ -23,6 +23,7 @@ from peagle_vllm.train.config import STAMP, Config
 
 REFUSED = "InvalidResponseError"  # speculators' name for an answer that a second try would not change
 BYTES = {"bfloat16": 2, "float32": 4}
+WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -52,7 +53,7 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
-    process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env={}, log=log)
+    process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env=WIDE, log=log)
     try:
         while (status := process.poll()) is None:
             if server:
@@ -151,7 +152,7 @@ def data(config: Config) -> str:
     Raises:
         TrainError: documents are longer than a step, and ``data.long`` does not say that they be split.
     """
-    from datasets import concatenate_datasets, load_from_disk
+    from datasets import load_from_disk
 
     if config.data_folder.exists():
         return f"{config.data_folder} is there and kept; remove it to make it again, or `train pipeline --from data`"
@@ -168,29 +169,28 @@ def data(config: Config) -> str:
     if not learn or any(facts[number][2] for number in held):
         which = f"{len(answered)} answers, of which {num_held} greedy ones are to be held out, are too few"
         raise TrainError(f"{file}: {which}; add prompts, or lower held_out in data")
-    lengths = [facts[number][1] for number in held | learn]
+    kept = held | learn
+    lengths = [facts[number][1] for number in kept]
     longer = [length for length in lengths if length > config.step.tokens]
     if longer and config.data.long == "refuse":
         which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({config.step.tokens}) tokens"
         raise TrainError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
-    parts = {"learn": learn, "held": held}
     with new_folder(config.data_folder) as folder:
-        for what, some in parts.items():
-            rows = (row for number, row in enumerate(read_lines(file)) if number in some)
-            tokens = folder / f"{what}.jsonl"
-            write_lines(tokens, ({key: row[key] for key in ("input_ids", "loss_mask")} for row in rows))
-            words = ["prepare-data", "--model", config.target, "--data", str(tokens), "--output", str(folder / what)]
-            words += ["--seq-length", str(max(lengths))]
-            if what == "learn":
-                words += ["--no-skip-token-freq", "--token-freq-path", str(folder / "token_freq.pt")]
-            speculators(words, config.run / "logs/data.log")
-        both = [load_from_disk(str(folder / what)) for what in parts]
-        if (num := sum(map(len, both))) != len(lengths):
-            raise TrainError(f"speculators kept {num} of {len(lengths)} documents; see {config.run / 'logs/data.log'}")
-        concatenate_datasets(both).with_format("torch").save_to_disk(folder)
-        for what in parts:
-            shutil.rmtree(folder / what)
-            (folder / f"{what}.jsonl").unlink()
+        tokens, shuffled = folder / "tokens.jsonl", folder / "shuffled"
+        rows = (row for number, row in enumerate(read_lines(file)) if number in kept)
+        write_lines(tokens, ({key: row[key] for key in ("input_ids", "loss_mask")} for row in rows))
+        words = ["prepare-data", "--model", config.target, "--data", str(tokens), "--output", str(shuffled)]
+        words += ["--seq-length", str(max(lengths)), "--token-freq-path", str(folder / "token_freq.pt")]
+        speculators([*words, "--no-skip-token-freq"], config.run / "logs/data.log")
+        made = load_from_disk(str(shuffled))
+        aside = [row["input_ids"] for number, row in enumerate(read_lines(file)) if number in held]
+        last = [number for number, row in enumerate(made.with_format(None)) if row["input_ids"] in aside]
+        if (len(made), len(last)) != (len(kept), len(held)):
+            kept_by = f"speculators kept {len(made)} of {len(kept)} documents"
+            raise TrainError(f"{kept_by}, {len(last)} of {len(held)} held-out ones; see {config.run}/logs/data.log")
+        made.select([*sorted(set(range(len(made))) - set(last)), *last]).save_to_disk(folder)
+        shutil.rmtree(shuffled)
+        tokens.unlink()
     left_out = f"{len(answered) - len(lengths)} of held-out conversations and {len(facts) - len(answered)} empty ones"
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
     return f"{counts}; {left_out} are left out, {len(longer)} are longer than a step and split"
