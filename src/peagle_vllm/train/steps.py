@@ -183,8 +183,8 @@ def data(config: Config) -> str:
         words += ["--seq-length", str(max(lengths)), "--token-freq-path", str(folder / "token_freq.pt")]
         speculators([*words, "--no-skip-token-freq"], config.run / "logs/data.log")
         made = load_from_disk(str(shuffled))
-        aside = [row["input_ids"] for number, row in enumerate(read_lines(file)) if number in held]
-        last = [number for number, row in enumerate(made.with_format(None)) if row["input_ids"] in aside]
+        aside = {tuple(row["input_ids"]) for number, row in enumerate(read_lines(file)) if number in held}
+        last = [number for number, row in enumerate(made.with_format(None)) if tuple(row["input_ids"]) in aside]
         if (len(made), len(last)) != (len(kept), len(held)):
             kept_by = f"speculators kept {len(made)} of {len(kept)} documents"
             raise TrainError(f"{kept_by}, {len(last)} of {len(held)} held-out ones; see {config.run}/logs/data.log")
