@@ -96,7 +96,8 @@ def _prompts(source: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(_rows(source), start=1):
         column = next((each for each in COLUMNS if isinstance(row.get(each), str)), None)
         plain = DatasetConfig(name=name, hf_path=source, split="", prompt_field=column)
-        whole, messages, _ = prepare_row(row, DATASET_CONFIGS.get(source, plain)) or ({}, [], [])
+        nothing: tuple[dict[str, Any], list[dict[str, Any]], list] = {}, [], []
+        whole, messages, _ = prepare_row(row, DATASET_CONFIGS.get(source, plain)) or nothing
         counts["rows"] += 1
         if not messages or not all(isinstance(message["content"], str) for message in messages):
             counts["without a prompt in text"] += 1
