@@ -37,7 +37,7 @@ def planted() -> list[dict[str, str]]:
 
 def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one, of its kind, and nothing goes to the network for it."""
-    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connects to the network"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("goes to the network"))
     lines, report = written(tmp_path, [{"prompt": "What is a hash table?"}, *planted()])
     assert [line["messages"][0]["content"] for line in lines] == ["What is a hash table?"]
     dropped = [json.loads(line) for line in (tmp_path / "prompts.dropped.jsonl").read_text().splitlines()]
