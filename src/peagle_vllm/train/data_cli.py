@@ -31,6 +31,9 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(TRY_AGAIN) from None
     except (TrainError, HeadError) as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        print("\npeagle-vllm: interrupted; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same command goes on")
 

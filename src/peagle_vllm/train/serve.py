@@ -77,6 +77,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
         with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
+            print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True
             yield server
