@@ -16,7 +16,7 @@ from typing import Any
 from peagle_vllm.bench import processes
 from peagle_vllm.bench.cells import write_whole
 from peagle_vllm.provenance import versions
-from peagle_vllm.train import TrainError, serve
+from peagle_vllm.train import TrainError, TryAgain, serve
 from peagle_vllm.train.config import STAMP, Config
 
 WRITES = {  # what each step writes, and --from removes
@@ -38,12 +38,13 @@ def pipeline(file: Path, config: Config, begin: str | None, run: Callable[[list[
 
     Raises:
         TrainError: a step was begun with other settings; another pipeline is at work in the folder.
+        TryAgain: a step was killed.
     """
     config.run.mkdir(parents=True, exist_ok=True)
     run = run or (lambda command: subprocess.run(processes.bound(command), check=False).returncode)
     with _alone(config.run):
         if begin:
-            for step in list(WRITES)[list(WRITES).index(begin) :]:
+            for step in reversed(list(WRITES)[list(WRITES).index(begin) :]):
                 _forget(config.run, step)
         inputs, used = "", settings(file, config)
         for step in WRITES:
@@ -63,6 +64,8 @@ def pipeline(file: Path, config: Config, begin: str | None, run: Callable[[list[
             online, log = step == "run" and config.data.online, config.run / "logs/states-server.log"
             with serve.running(config, log, hidden_states=True) if online else nullcontext():
                 status = run([sys.executable, "-m", "peagle_vllm.cli", *command(step, file, config)])
+            if status < 0:
+                raise TryAgain(f"{step} was {processes.how_it_ended(status)}; the same command goes on")
             if status:
                 return status
             _write(stamp, {**found, "finished": True, "seconds": round(time.monotonic() - began)})
@@ -111,10 +114,13 @@ def _content(file: Path) -> str | None:
 
 
 def _forget(folder: Path, step: str) -> None:
-    (folder / f"steps/{step}.json").unlink(missing_ok=True)
-    for name in WRITES[step]:
-        path = folder / name
+    """Remove what a step wrote. Killed meanwhile, the step is unfinished, and still of its settings."""
+    stamp = folder / f"steps/{step}.json"
+    if stamp.exists():
+        _write(stamp, {**json.loads(stamp.read_text()), "finished": False})
+    for path in (folder / name for name in WRITES[step]):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    stamp.unlink(missing_ok=True)
 
 
 def _write(stamp: Path, content: dict[str, Any]) -> None:
