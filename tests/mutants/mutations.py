@@ -27,6 +27,9 @@ PARTITION = "src/peagle_vllm/train/partition.py"
 TRAINED = "src/peagle_vllm/train/head.py"
 TRAINER = "src/peagle_vllm/train/trainer.py"
 SAVED = "src/peagle_vllm/train/checkpoints.py"
+REPLAY = "src/peagle_vllm/train/replay.py"
+PROMPTS = "src/peagle_vllm/train/prompts.py"
+PIPELINE = "src/peagle_vllm/train/pipeline.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
@@ -51,6 +54,9 @@ UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is
 UNFIT = "tests/commands/test_inspect.py::test_a_foreign_target_is_unfit"
 STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
+REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
+PERSONAL = "tests/train/test_prompts.py::test_planted_personal_data_is_found"
+BEGUN = "tests/train/test_pipeline.py::test_other_settings_are_refused_until_the_step_is_done_again"
 
 
 @dataclass(frozen=True)
@@ -409,5 +415,36 @@ MUTATIONS = (
         'state.get("epoch", 0), state.get("local_step", 0)',
         'state.get("epoch", 0), 0',
         RESUMED,
+    ),
+    # Data of a training run, and acceptance without a server.
+    Mutation(
+        "replay: draft ids taken for the target's",
+        REPLAY,
+        "best if head.d2t is None else best + head.d2t[best]",
+        "best",
+        f"{REPLAYED}[reduced-vocabulary]",
+    ),
+    Mutation(
+        "replay: what the text does not tell counts as refused",
+        REPLAY,
+        "(1 if is_whole else num)",
+        "1",
+        f"{REPLAYED}[all-tokens]",
+    ),
+    Mutation(
+        "replay: a round begins one token late",
+        REPLAY,
+        "at += lengths[at] + 1",
+        "at += lengths[at] + 2",
+        f"{REPLAYED}[all-tokens]",
+    ),
+    Mutation("prompts: phone numbers are not looked for", PROMPTS, '"PhoneRecognizer", ', "", PERSONAL),
+    Mutation("prompts: the list of domains is fetched", PROMPTS, "suffix_list_urls=(), ", "", PERSONAL),
+    Mutation(
+        "pipeline: settings are noted at a step's end only",
+        PIPELINE,
+        '"speculators": version("speculators")}\n            _write(stamp, found)',
+        '"speculators": version("speculators")}',
+        BEGUN,
     ),
 )

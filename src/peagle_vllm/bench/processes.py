@@ -24,11 +24,16 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
+def bound(command: list[str]) -> list[str]:
+    """``command`` so that it ends when this process does."""
+    return [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
 def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> psutil.Popen:
     """Start ``command`` in a process group of its own, with its output in ``log``; it ends when this process does."""
     with log.open("ab") as out:
         return psutil.Popen(
-            [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
+            bound(command),
             cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The server of one arm at one depth: started, watched, ended.
+"""vLLM's server: started, watched, ended.
 
 ``vllm bench sweep serve`` starts servers, too. It is not used for that, because it gives all of them one
 environment, throws their output away, measures whatever answers on the port, gives up a server's other runs when
@@ -11,13 +11,13 @@ import socket
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from peagle_vllm.acceptance import samples
 from peagle_vllm.bench import BenchError, processes
-from peagle_vllm.bench.cells import Cell
 from peagle_vllm.bench.suite import Suite
 from peagle_vllm.provenance import output_of
 
@@ -72,17 +72,17 @@ def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
 
 
 class Server:
-    """A running server for the arm and depth of ``cell``; ``folder`` is the suite's.
+    """A running server with these arguments of ``vllm serve``, with its output in ``log``.
 
     Use as a context manager: it is gone afterwards, whatever happened.
     """
 
-    def __init__(self, suite: Suite, cell: Cell, folder: Path, log: Path):
-        self.port = suite.port or free_port()
+    def __init__(self, arguments: list[str], port: int | None, *, cwd: Path, env: Mapping[str, str], log: Path):
+        self.port = port or free_port()
         check_port(self.port)
         self._url, self._log, self.start_seconds = f"http://{HOST}:{self.port}", log, 0.0
-        command = [*COMMAND, "--host", HOST, "--port", str(self.port), *serve_arguments(suite, cell.arm, cell.k)]
-        self._process: psutil.Popen = processes.start(command, cwd=folder, env=environment(suite, cell.arm), log=log)
+        command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
+        self._process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
 
     def __enter__(self) -> "Server":
         return self

@@ -30,7 +30,15 @@ from peagle_vllm import provenance
 from peagle_vllm.acceptance import from_bench_serve, read_draft_steps
 from peagle_vllm.bench import BenchError, client
 from peagle_vllm.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
-from peagle_vllm.bench.server import CellFailed, Gauges, Server, ServerFailed, check_port
+from peagle_vllm.bench.server import (
+    CellFailed,
+    Gauges,
+    Server,
+    ServerFailed,
+    check_port,
+    environment,
+    serve_arguments,
+)
 from peagle_vllm.bench.suite import Suite
 
 MIN_FREE_BYTES = 64 << 20
@@ -164,7 +172,8 @@ class Sweep:
             self._print(f"starting {first.drafter}, repeat {first.repeat} ...")
             log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
             try:
-                with Server(self.suite, first, self.folder, log) as server:
+                arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
+                with Server(arguments, self.suite.port, cwd=self.folder, env=env, log=log) as server:
                     server.wait_until_ready(self.suite.server_start_seconds)
                     came_up = True
                     self._print(f"  ready after {server.start_seconds:.0f} s")

@@ -8,3 +8,7 @@ Serving never imports this package; it needs ``peagle-vllm[train]``.
 
 class TrainError(Exception):
     """Unusable input or surroundings, one line. The user reads the message."""
+
+
+class TryAgain(TrainError):
+    """What a second try may mend, such as a server that ended; the command's exit status is 75."""

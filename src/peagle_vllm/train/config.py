@@ -30,6 +30,7 @@ class Data(Strict):
         held_out: documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
         long: what to do with a document of more than ``step.tokens`` tokens.
         endpoint: of the vLLM server that gives answers and hidden states.
+        serve: start that server where a step needs it; false: it is there.
         online: take hidden states from the server while training, in place of files.
         backend: how speculators reads hidden states: file, fp8, mooncake, or one that is registered.
     """
@@ -43,6 +44,7 @@ class Data(Strict):
     held_out: Positive = 48
     long: Literal["refuse", "split"] = "refuse"
     endpoint: str = "http://localhost:8000/v1"
+    serve: bool = True
     online: bool = False
     backend: str = "file"
 
@@ -145,6 +147,7 @@ class Config(Strict):
         target: the served model: a folder, relative to peagle.yaml if it begins with a dot, or its name on the hub.
         folder: everything that is written goes there: prompts.jsonl, answers.jsonl, data/, checkpoints/, log.jsonl,
             al.jsonl, plots/; relative to peagle.yaml.
+        engine: more arguments for vLLM where it is started here, such as tensor_parallel_size.
         speculators: more options of speculators' TrainConfig, by its names.
     """
 
@@ -155,6 +158,7 @@ class Config(Strict):
     step: Step = Step()
     optimizer: Optimizer = Optimizer()
     every: Every = Every()
+    engine: dict[str, Any] = Field(default_factory=dict)
     speculators: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("target", "folder")

@@ -1,5 +1,6 @@
 """speculators' P-EAGLE model, trained in parts: the same weights, loss and gradients, less memory."""
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -84,6 +85,28 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                     metrics[name] = metrics.get(name, 0) + value * (share if name.endswith("loss_sum") else 1)
             return loss * share
 
+        batch = input_ids, hidden_states, documents
+        return None, self.sum_over(loss_of, *batch, supervised, mask_rows, chunk_rows, **options), metrics
+
+    def sum_over(
+        self,
+        part: Callable[[Tensor, Rows], Tensor],
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        documents: Documents,
+        supervised: Tensor,
+        mask_rows: Rows,
+        chunk_rows: int,
+        **options: Any,
+    ) -> Tensor:
+        """The sum of ``part(states, rows)`` over chunks of rows, whose states [1, n, hidden] are before the last norm.
+
+        Args:
+            input_ids, hidden_states: [1, N] and [1, N, n_aux * hidden], as in ``forward``.
+            supervised: positions of the real rows that ``part`` gets; all of them are attended to.
+            options: passed to the layers.
+        """
+        num_tokens = input_ids.shape[1]
         mask_id = input_ids.new_full((1, 1), self.mask_token_id)
         mask_hidden = self.mask_hidden.to(hidden_states)
         inputs = self._layer_input(torch.cat([input_ids, mask_id], 1), torch.cat([hidden_states, mask_hidden], 1))
@@ -108,20 +131,19 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             kept += key_value
 
         def real_chunk(position: Tensor, states: Tensor) -> Tensor:
-            return loss_of(states[:, position], Rows(position, torch.zeros_like(position)))
+            return part(states[:, position], Rows(position, torch.zeros_like(position)))
 
         def mask_chunk(rows: Rows, mask_row: Tensor, *kept: Tensor) -> Tensor:
             states = mask_row.expand(-1, len(rows.anchor), -1)
             attention = {window: MaskRows(documents, rows, window, states.dtype) for window in set(windows)}
             for layer, window, key, value in zip(self.layers, windows, kept[::2], kept[1::2], strict=True):
                 states = run(layer, states, attention[window].on(key, value), rows.position)
-            return loss_of(states, rows)
+            return part(states, rows)
 
         output = [*self.norm.parameters(), *self.lm_head.parameters()]
-        loss = chunked_sum(real_chunk, supervised.split(chunk_rows), [states], output)
+        of_real = chunked_sum(real_chunk, supervised.split(chunk_rows), [states], output)
         weights = chain(self.layers.parameters(), output)
-        loss = loss + chunked_sum(mask_chunk, anchor_chunks(mask_rows, chunk_rows), [mask_row, *kept], weights)
-        return None, loss, metrics
+        return of_real + chunked_sum(mask_chunk, anchor_chunks(mask_rows, chunk_rows), [mask_row, *kept], weights)
 
     def _layer_input(self, input_ids: Tensor, hidden_states: Tensor) -> Tensor:
         """What the first layer reads, [1, n, 2 * hidden], of tokens [1, n] and target states [1, n, n_aux * hidden]."""

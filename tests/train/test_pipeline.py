@@ -1,0 +1,93 @@
+"""The order of the steps, what is skipped, and what is refused; the steps are stand-ins that write a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peagle_vllm.train import TrainError
+from peagle_vllm.train.config import Config, read_config
+from peagle_vllm.train.pipeline import WRITES, pipeline
+from tests.models import TARGET
+
+STEPS = list(WRITES)
+
+
+class Steps:
+    """Runs no step, but notes it and writes its first file; ``fails`` is the status of the step of this name."""
+
+    def __init__(self, config: Config, **fails: int):
+        self.config, self.fails, self.ran = config, fails, []
+
+    def __call__(self, command: list[str]) -> int:
+        step = command[command.index("train") + 1]
+        self.ran.append(step)
+        for path in (self.config.run / name for name in WRITES[step][:1]):
+            path.write_text(step) if path.suffix else path.mkdir(parents=True, exist_ok=True)
+        return self.fails.get(step, 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "source.jsonl").write_text('{"prompt": "x"}\n')
+    return written(tmp_path, 8)
+
+
+def written(folder: Path, max_tokens: int) -> Path:
+    file = folder / "peagle.yaml"
+    file.write_text(f"target: {TARGET}\ndata: {{prompts: [source.jsonl], max_tokens: {max_tokens}}}\n")
+    return file
+
+
+def test_finished_steps_are_skipped(file: Path) -> None:
+    config = read_config(file)
+    first, second, third = Steps(config, states=75), Steps(config), Steps(config)
+    assert pipeline(file, config, None, first) == 75
+    assert first.ran == STEPS[: STEPS.index("states") + 1]
+    assert pipeline(file, config, None, second) == 0
+    assert second.ran == STEPS[STEPS.index("states") :]
+    assert pipeline(file, config, None, third) == 0
+    assert third.ran == []
+    stamp = json.loads((config.run / "steps/answers.json").read_text())
+    assert stamp["finished"] and "speculators" in stamp["versions"]
+
+
+def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> None:
+    """Also where the step was only begun: half of its answers would be of other settings."""
+    config = read_config(file)
+    assert pipeline(file, config, None, Steps(config, answers=75)) == 75
+    config = read_config(written(file.parent, 16))
+    with pytest.raises(TrainError, match=r"answers was begun with other settings .* `--from answers`"):
+        pipeline(file, config, None, Steps(config))
+    again = Steps(config)
+    assert pipeline(file, config, "answers", again) == 0
+    assert again.ran == STEPS[1:]
+
+
+def test_other_prompts_are_refused(file: Path) -> None:
+    config = read_config(file)
+    assert pipeline(file, config, None, Steps(config)) == 0
+    (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
+    with pytest.raises(TrainError, match="prompts was begun with other settings or data"):
+        pipeline(file, config, None, Steps(config))
+
+
+def test_doing_a_step_again_removes_what_it_and_later_ones_wrote(file: Path) -> None:
+    config = read_config(file)
+    pipeline(file, config, None, Steps(config))
+    kept = {"prompts.jsonl", "answers.jsonl"}
+    assert pipeline(file, config, "data", Steps(config, data=2)) == 2
+    there = {path.name for path in config.run.iterdir() if path.name in sum(WRITES.values(), ())}
+    assert there == kept | {"data"}  # which the stand-in has written again
+
+
+def test_one_pipeline_at_a_time(file: Path) -> None:
+    config = read_config(file)
+
+    class Second(Steps):
+        def __call__(self, command: list[str]) -> int:
+            with pytest.raises(TrainError, match="another pipeline is at work"):
+                pipeline(file, config, None, Steps(config))
+            return 75
+
+    assert pipeline(file, config, None, Second(config)) == 75

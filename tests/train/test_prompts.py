@@ -1,0 +1,98 @@
+"""Prompts of a data set: no answers, no personal data, nothing lost in silence."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peagle_vllm.diagnose.prompts import PROMPTS
+from peagle_vllm.train import TrainError
+from peagle_vllm.train.prompts import write_prompts
+from tests.models import MODELS
+
+PLANTED = {
+    "EMAIL_ADDRESS": ("jane.doe@example.com", "first+tag@mail.example.co.uk", "ops_team@sub.domain.org"),
+    "CREDIT_CARD": ("4111 1111 1111 1111", "5500-0000-0000-0004", "340000000000009", "6011000000000004"),
+    "IBAN_CODE": ("DE89 3704 0044 0532 0130 00", "GB29NWBK60161331926819", "FR1420041010050500013M02606"),
+    "PHONE_NUMBER": ("+49 30 901820", "(212) 555-0187", "+44 20 7946 0018", "+81 3-3224-9999", "415-555-2671"),
+    "IP_ADDRESS": ("203.0.113.77", "10.24.3.9", "2001:db8:85a3::8a2e:370:7334"),
+}
+SENTENCES = ("Please write a note about {} for me.", "{} is what the log shows; why?", "Summarise: a, b, {}, c.")
+
+
+def written(tmp_path: Path, rows: list[Any], **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The lines of prompts.jsonl that are made of ``rows``, and the report."""
+    source, out = tmp_path / "source.jsonl", tmp_path / "prompts.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chosen = {"pii": "presidio", "action": "drop", "ner": None, "workers": 1} | options
+    report = write_prompts([str(source)], out, **chosen)
+    return [json.loads(line) for line in out.read_text().splitlines()], report
+
+
+def planted() -> list[dict[str, str]]:
+    return [{"prompt": s.format(each)} for some in PLANTED.values() for each in some for s in SENTENCES]
+
+
+def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one, of its kind, and nothing goes to the network for it."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("goes to the network"))
+    lines, report = written(tmp_path, [{"prompt": "What is a hash table?"}, *planted()])
+    assert [line["messages"][0]["content"] for line in lines] == ["What is a hash table?"]
+    dropped = [json.loads(line) for line in (tmp_path / "prompts.dropped.jsonl").read_text().splitlines()]
+    assert {row["messages"] for row in dropped} == {None}
+    texts = [each for some in PLANTED.values() for each in some for _ in SENTENCES]
+    kinds = {text: kind for kind, some in PLANTED.items() for text in some}
+    found = {int(row["source"].rpartition(":")[2]): row["pii"] for row in dropped}
+    for number, text in enumerate(texts, start=2):
+        assert kinds[text] in found[number], text
+    assert report["rows"]["dropped for personal data"] == len(texts)
+    assert report["NOT looked for"] == ["names", "places"]
+
+
+def test_masked_prompts_hold_no_personal_data(tmp_path: Path) -> None:
+    lines, _ = written(tmp_path, planted(), action="mask")
+    texts = "\n".join(line["messages"][0]["content"] for line in lines)
+    for kind, some in PLANTED.items():
+        assert f"<{kind}>" in texts
+        assert not [text for text in some if text in texts]
+    assert all(line["pii"] for line in lines)
+
+
+def test_a_clean_corpus_is_kept(tmp_path: Path) -> None:
+    """Python source, and questions of many kinds: 98 of 100 at least."""
+    source = [json.loads(line) for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
+    lines, report = written(tmp_path, [*source, *({"prompt": text} for text in PROMPTS)])
+    assert len(lines) >= 0.98 * (len(source) + len(PROMPTS)), report
+
+
+def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
+    """In the forms that data sets have. Each turn of a conversation stays: the target answers it itself."""
+    said = ["Be brief.", "One?", "Two?"]
+    turns = [{"role": "system", "content": said[0]}, {"role": "user", "content": said[1]}]
+    turns += [{"role": "assistant", "content": "An answer."}, {"role": "user", "content": said[2]}]
+    shared = [{"from": "human", "value": "A question?"}, {"from": "gpt", "value": "An answer."}]
+    rows = [{"messages": turns}, {"conversations": shared}, {"instruction": "Do it.", "output": "An answer."}]
+    lines, report = written(tmp_path, [*rows, {"prompt": "Do it."}, {"id": 7}], pii="none")
+    contents = sorted([message["content"] for message in line["messages"]] for line in lines)
+    assert contents == [["A question?"], said, ["Do it."]]
+    assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
+    assert report["rows"] == {
+        "rows": 5,
+        "without a prompt in text": 1,
+        "duplicates": 1,
+        "answers and tool results left out": 2,
+        "conversations of several turns": 1,
+        "dropped for personal data": 0,
+        "kept": 3,
+        "kept with personal data masked": 0,
+    }
+    assert len(report["NOT looked for"]) == 7
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"none.jsonl cannot be read"):
+        write_prompts([str(tmp_path / "none.jsonl")], tmp_path / "out.jsonl", "none", "drop", None, 1)
+    with pytest.raises(TrainError, match="no prompt is left"):
+        written(tmp_path, [{"answer": "x"}])

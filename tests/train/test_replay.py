@@ -1,0 +1,68 @@
+"""Replay counts what vLLM counted, for every K at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.train.head import PEagleDraftModel
+from peagle_vllm.train.replay import note_al, replay
+from tests.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
+
+PUBLISHED = json.loads((MODELS / "RESULTS.json").read_text())
+AUX_LAYERS = [2, 5, 7]
+NUM_K = 7
+# vLLM counts a round that begins before the last token with all its drafts, of which it knows what the target says.
+TOKENS = PUBLISHED["protocol"]["max_tokens"] - 1 + NUM_K
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[dict[str, Tensor]]:
+    """The target's greedy answers to the published prompts, with its states, as ``shift_batch`` leaves them."""
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    prompts = prompt_token_ids()[: PUBLISHED["protocol"]["prompts"]]
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    found = []
+    with torch.no_grad():
+        said = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+        for row, prompt in zip(said, prompts, strict=True):
+            text = row[longest - len(prompt) :]
+            states = target(text[None], output_hidden_states=True).hidden_states
+            hidden = torch.cat([states[layer][0] for layer in AUX_LAYERS], dim=-1)
+            answer = torch.arange(len(text)) >= len(prompt)
+            found.append({"input_ids": text[1:], "hidden_states": hidden[:-1], "loss_mask": answer[1:].long()})
+    return found
+
+
+@pytest.mark.parametrize("folder", [PEAGLE, PEAGLE_REDUCED], ids=["all-tokens", "reduced-vocabulary"])
+def test_acceptance_is_what_vllm_counted(folder: Path, documents: list[dict[str, Tensor]]) -> None:
+    """Each position over the same prompts, in models/RESULTS.json. At K = 7 the rounds are the very same ones."""
+    head = PEagleDraftModel.from_pretrained(folder).float()
+    found = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)
+    arms = [arm for arm in PUBLISHED["arms"] if arm["head"] == folder.name]
+    assert [arm["k"] for arm in arms] == [3, 5, 7]
+    for arm in arms:
+        one, same = found[arm["k"] - 1], arm["k"] == NUM_K
+        assert one.length == pytest.approx(arm["al"], rel=0 if same else 0.01, abs=0.0006)
+        assert list(one.shares) == pytest.approx(arm["acceptance"], rel=0, abs=0.0006 if same else 0.01)
+
+
+def test_a_step_that_is_measured_again_is_noted_once(tmp_path: Path) -> None:
+    """A run that was killed goes on from its checkpoint; vLLM's lines stay."""
+    file = tmp_path / "al.jsonl"
+    counts = Acceptance(10, 20, 12, (8, 4))
+    for step, how in ((500, "replay"), (500, "vllm"), (1000, "replay")):
+        note_al(file, step, how, [(2, counts)])
+    whole = file.read_text()
+    for step in (500, 1000):
+        note_al(file, step, "replay", [(2, counts)])
+    assert sorted(file.read_text().splitlines()) == sorted(whole.splitlines())
+    line = {"step": 500, "K": 2, "al": 2.2, "acceptance": [0.8, 0.4], "how": "replay"}
+    assert json.loads(whole.splitlines()[0]) == line

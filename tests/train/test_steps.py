@@ -1,0 +1,158 @@
+"""Answers, data and hidden states of a real target, through vLLM's server and speculators' commands.
+
+One server, which writes hidden states beside its answers, serves all tests, in the order of the file.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+
+from peagle_vllm.bench.server import Server
+from peagle_vllm.train import TrainError, TryAgain, serve, steps
+from peagle_vllm.train.config import STAMP, Config, Data, Head, Step
+from tests.models import MODELS, TARGET
+from tests.serving import NOT_FOR_SERVERS, free_port
+
+HELD_OUT, PROMPTS, MAX_TOKENS, LAYERS = 4, 10, 16, [2, 5, 7]
+TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max_model_len
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A run whose server is the test's, with its prompts, of which the target can read all but the last."""
+    folder = tmp_path_factory.mktemp("run")
+    texts = [json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
+    rows = [
+        {"id": f"{n:02}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(texts[:PROMPTS])
+    ]
+    rows[1]["messages"].append({"role": "user", "content": texts[PROMPTS]})
+    rows.append({"id": "99", "messages": [{"role": "user", "content": TOO_LONG}]})
+    steps.write_lines(folder / "prompts.jsonl", rows)
+    return Config(
+        target=str(TARGET),
+        folder=str(folder),
+        data=Data(
+            held_out=HELD_OUT,
+            max_tokens=MAX_TOKENS,
+            endpoint=f"http://127.0.0.1:{free_port()}/v1",
+            serve=False,
+        ),
+        head=Head(aux_layers=LAYERS),
+        step=Step(tokens=256, dtype="float32"),
+        engine={"max_model_len": 512, "max_num_seqs": 16, "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20},
+    )
+
+
+@pytest.fixture(scope="module")
+def server(config: Config) -> Iterator[Server]:
+    serving = config.model_copy(update={"data": config.data.model_copy(update={"serve": True})})
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NOT_FOR_SERVERS:
+            patch.delenv(name, raising=False)
+        with serve.running(serving, config.run / "logs/server.log", hidden_states=True) as server:
+            assert server
+            yield server
+
+
+def answers_of(config: Config) -> Path:
+    return config.run / "answers.jsonl"
+
+
+def rows(config: Config) -> list[dict[str, Any]]:
+    return list(steps.read_lines(answers_of(config)))
+
+
+def changed(config: Config, part: str, **fields: Any) -> Config:
+    return config.model_copy(update={part: getattr(config, part).model_copy(update=fields)})
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+
+
+def test_answers_are_the_targets_own(config: Config, server: Server, target: Any) -> None:
+    """Greedy, in the server's chat template, supervised where the target spoke; what it refused is counted.
+
+    A run that was killed while it wrote left one whole answer, a second one of which more may be missing, and half a
+    line: only the first one is kept.
+    """
+    left = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "text": "", "finish_reason": "stop", "temperature": 0}
+    steps.write_lines(answers_of(config), [{"id": f"{key}_gen0", "primary_id": key, **left} for key in ("00", "01")])
+    with answers_of(config).open("a") as file:
+        file.write('{"id": "02_gen0", "primary')
+    assert "1 prompts refused" in steps.answers(config)
+    assert [row["primary_id"] for row in rows(config)] == [f"{number:02}" for number in range(PROMPTS)]
+    assert rows(config)[0]["input_ids"] == left["input_ids"]
+    for row in rows(config)[1:4]:
+        start = row["loss_mask"].index(1)
+        assert row["loss_mask"] == [0] * start + [1] * (len(row["input_ids"]) - start)
+        logits = target(torch.tensor([row["input_ids"]])).logits[0, start - 1 : -1]
+        assert logits.argmax(-1).tolist() == row["input_ids"][start:]
+
+
+def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
+    """The last documents are those of the first prompts, answered greedily; speculators shuffles the others."""
+    from datasets import load_from_disk
+
+    longest = max(len(row["input_ids"]) for row in rows(config))
+    short = changed(config, "step", tokens=longest - 1)
+    with pytest.raises(TrainError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step"):
+        steps.data(short)
+    assert not config.data_folder.exists()
+    assert "1 are longer than a step and split" in steps.data(changed(short, "data", long="split"))
+    found = [row["input_ids"] for row in load_from_disk(str(config.data_folder)).with_format(None)]
+    answered = [row["input_ids"] for row in rows(config)]
+    assert sorted(found[-HELD_OUT:]) == sorted(answered[:HELD_OUT])
+    assert sorted(found[:-HELD_OUT]) == sorted(answered[HELD_OUT:])
+
+
+def test_hidden_states_are_the_targets(config: Config, server: Server, target: Any, capsys: Any) -> None:
+    """Those that enter the layers of the head, and what leaves the last one, before its norm.
+
+    Of the files that are there a whole one is kept; one that is cut off, and one of another document, are not.
+    """
+    from datasets import load_from_disk
+
+    folder = config.data_folder / "hidden_states"
+    folder.mkdir()
+    ids = load_from_disk(str(config.data_folder))["input_ids"]
+    kept, cut, other = ({"token_ids": ids[n], "hidden_states": torch.zeros(len(ids[n]), 4, 128)} for n in (0, 1, 3))
+    save_file(kept, folder / "hs_0.safetensors")
+    (folder / "hs_1.safetensors").write_bytes(save(cut)[:-7])
+    save_file(other, folder / "hs_2.safetensors")
+    last: list[torch.Tensor] = []
+    target.model.norm.register_forward_pre_hook(lambda _, inputs: last.append(inputs[0]))
+    assert "those of 1 were there" in steps.states(config)
+    tokens = sum(len(row["input_ids"]) for row in rows(config))
+    assert f"{tokens:,} tokens x 4 layers x 128 x 4 bytes" in capsys.readouterr().out
+    assert json.loads((config.data_folder / STAMP).read_text()) == config.stamp
+    assert not load_file(folder / "hs_0.safetensors")["hidden_states"].any()
+    for number in range(1, PROMPTS):
+        found = load_file(folder / f"hs_{number}.safetensors")
+        states = target(ids[number][None], output_hidden_states=True).hidden_states
+        expected = torch.stack([*(states[layer][0] for layer in LAYERS), last[-1][0]], dim=1)
+        torch.testing.assert_close(found["hidden_states"], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
+    """No server listens at this port; what is there stays."""
+    elsewhere = changed(config, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")
+    (config.data_folder / "hidden_states/hs_0.safetensors").unlink()
+    with pytest.raises(TryAgain, match="APIConnectionError: Connection error"):
+        steps.states(elsewhere)
+
+
+def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = shutil._ntuple_diskusage(10, 10, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(TrainError, match="not enough room"):
+        steps.states(config)

@@ -1,0 +1,78 @@
+"""From prompts to a checked head, by the command that a user runs, killed at random points."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.models import MODELS, TARGET
+from tests.serving import environment, free_port
+
+PROMPTS, KILLS = 40, 10
+SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"held_out": 8, "max_tokens": 32},
+    "head": {"layers": 2, "depths": 4, "aux_layers": [2, 5, 7]},
+    "step": {"tokens": 256, "dtype": "float32"},
+    "optimizer": {"steps": 12, "lr": 0.001},
+    "every": {"checkpoint": 4, "replay": 4, "log": 1, "k": [3]},
+    "engine": {"max_model_len": 512, "max_num_seqs": 16, "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20},
+    "speculators": {"num_workers": 0},
+}
+
+
+def settings(folder: Path) -> Path:
+    """peagle.yaml in ``folder``, with its prompts."""
+    folder.mkdir()
+    lines = (MODELS / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
+    rows = [{"text": json.loads(line)["prompt"]} for line in lines]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {**SETTINGS["data"], "prompts": ["prompts.jsonl"], "endpoint": f"http://127.0.0.1:{free_port()}/v1"}
+    file = folder / "peagle.yaml"
+    file.write_text(yaml.safe_dump({"target": str(TARGET), **SETTINGS, "data": data}))
+    return file
+
+
+def begin(file: Path, log: Path) -> subprocess.Popen:
+    with log.open("ab") as out:
+        command = [sys.executable, "-m", "peagle_vllm.cli", "train", "pipeline", str(file)]
+        return subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+        )
+
+
+def written(file: Path) -> dict[str, Any]:
+    """A digest of each file that two runs share; speculators' own notes hold times, and Arrow's a cache key."""
+    run = file.parent / "run"
+    kept = [run / name for name in ("prompts.jsonl", "answers.jsonl", "al.jsonl", "data/token_freq.pt")]
+    kept += [*run.glob("data/*.arrow"), *run.glob("data/hidden_states/*"), *run.glob("checkpoints/step-*/*")]
+    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
+
+
+@pytest.mark.full
+def test_killed_at_random_points_it_ends_with_the_same_files(tmp_path: Path) -> None:
+    """kill -9 of the pipeline alone: its steps and servers end with it, and the same command goes on."""
+    smooth, killed = settings(tmp_path / "smooth"), settings(tmp_path / "killed")
+    began = time.monotonic()
+    assert begin(smooth, tmp_path / "smooth.log").wait() == 0, (tmp_path / "smooth.log").read_text()
+    whole, points = time.monotonic() - began, random.Random(0)
+    unfinished = 0
+    for _ in range(KILLS):
+        process = begin(killed, tmp_path / "killed.log")
+        try:
+            process.wait(points.uniform(1, 0.2 * whole))
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            unfinished += 1
+    print(f"killed {unfinished} times before it was finished")
+    assert begin(killed, tmp_path / "killed.log").wait() == 0, (tmp_path / "killed.log").read_text()
+    assert written(killed) == written(smooth)
