@@ -51,6 +51,15 @@ next-wheel: env # read as source only, so any platform's wheel will do
 mutants: env ## break the product on purpose, a line at a time: each break must fail the test it names
 	@$(py) -m tests.mutants.run $(NAMES)
 
+.PHONY: fuzz
+fuzz: env ## random configurations under random traffic, on from the seed of the last run; FUZZ="--rows 50000"
+	@PEAGLE_TEST_ARM=plugin-v1 $(py) -m tests.drafts.fuzz $(FUZZ)
+	@PEAGLE_TEST_ARM=plugin-v2 $(py) -m tests.drafts.fuzz $(FUZZ)
+
+.PHONY: soak
+soak: env ## 64 clients, faults and a killed engine: ten minutes; SOAK="--seconds 1800"
+	@$(py) -m tests.soak.run $(SOAK)
+
 .PHONY: models
 models: env ## train the tiny models and heads again (about an hour and a half on 2 cores)
 	@$(py) models/recipe/build.py --out models

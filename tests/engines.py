@@ -74,18 +74,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """One request: its own id, prompt token ids, and the engine step at which it arrives."""
+    """One request: its own id, prompt token ids, and the engine steps at which it arrives and may be aborted."""
 
     id: str
     prompt: tuple[int, ...]
     max_tokens: int
     arrives: int = 0
+    aborted: int | None = None
     sampling: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass
 class Finished:
-    """A finished request: prompt and output as one token sequence."""
+    """A finished or aborted request: prompt and output as one token sequence."""
 
     request: Request
     output: list[int]
@@ -128,6 +129,7 @@ class Engine:
         from vllm import SamplingParams, TokensPrompt
 
         engine, finished, step = self.llm.llm_engine, {}, 0
+        came: dict[str, Any] = {}  # the last output of each request
         waiting = sorted(requests, key=lambda r: r.arrives)
         while waiting or engine.has_unfinished_requests():
             while waiting and (waiting[0].arrives <= step or not engine.has_unfinished_requests()):
@@ -135,14 +137,25 @@ class Engine:
                 sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | dict(request.sampling)
                 params = SamplingParams(max_tokens=request.max_tokens, **sampling)
                 engine.add_request(request.id, TokensPrompt(prompt_token_ids=list(request.prompt)), params)
+            for request in requests:
+                if request.aborted == step and request.id not in finished and request not in waiting:
+                    engine.abort_request([request.id])
+                    finished[request.id] = _finished(request, came.get(request.id))
             for out in engine.step():
-                if out.finished:
+                came[out.request_id] = out
+                if out.finished and out.request_id not in finished:
                     request = next(r for r in requests if r.id == out.request_id)
-                    tokens = list(out.outputs[0].token_ids)
-                    finished[request.id] = Finished(request, tokens, out.num_cached_tokens or 0, out)
+                    finished[request.id] = _finished(request, out)
             step += 1
         assert len(finished) == len(requests), "request ids must be unique"
         return finished
+
+
+def _finished(request: Request, out: Any) -> Finished:
+    """Of vLLM's last output, or of None where it was aborted before there was any."""
+    if out is None:
+        return Finished(request, [], 0)
+    return Finished(request, list(out.outputs[0].token_ids), out.num_cached_tokens or 0, out)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def free_port() -> int:
 class Server:
     url: str
     logged: TextIO
+    process: subprocess.Popen
 
     def log(self) -> str:
         """All that the server has written."""
@@ -57,10 +58,10 @@ class Server:
 def running(command: list[str], port: int, env: dict[str, str], ready: str = "/health") -> Iterator[Server]:
     """Run ``command`` until the block ends; it must answer ``ready`` on ``port`` in time."""
     with tempfile.TemporaryFile("w+") as log:
-        server = Server(f"http://127.0.0.1:{port}", log)
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+        server = Server(f"http://127.0.0.1:{port}", log, process)
         try:
             _wait(server, ready, process)
             yield server

@@ -54,6 +54,7 @@ class HeadSpec:
         spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
         gentle: attention that spreads a rounding error less, for bfloat16.
         edge: an edge of EDGE_RANK beside it, which moves about half of the drafts.
+        windows: of each layer, the tokens that it sees, or None for all; those that slide have one size.
     """
 
     family: str = "llama"
@@ -68,6 +69,7 @@ class HeadSpec:
     spread: float = 0.0
     gentle: bool = False
     edge: bool = False
+    windows: tuple[int | None, ...] = ()
     aux_layers: tuple[int, ...] = AUX_LAYERS
     seed: int = 1
 
@@ -222,6 +224,10 @@ def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0, candidate
 
 def _head_config(target: Path, spec: HeadSpec) -> dict:
     layer_config = _layer_config(spec.family, spec.layers)
+    if any(spec.windows):
+        kinds = ["sliding_attention" if window else "full_attention" for window in spec.windows]
+        layer_config |= {"layer_types": kinds, "sliding_window": max(filter(None, spec.windows))}
+        layer_config |= {"use_sliding_window": True} if spec.family == "qwen3" else {}
     own = {
         "draft_vocab_size": spec.draft_vocab,
         "target_hidden_size": HIDDEN,

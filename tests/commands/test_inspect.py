@@ -1,5 +1,6 @@
 """``peagle-vllm inspect``: the table, the JSON, the exit status."""
 
+import hashlib
 import json
 import math
 import os
@@ -120,6 +121,14 @@ def test_pickled_weights_are_unfit_and_never_opened(tmp_path: Path, monkeypatch:
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     (problem,) = inspected(monkeypatch, folder)["problems"]
     assert "pickled weights are never read" in problem["line"]
+
+
+def test_hashes_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch):
+    hashes = inspected(monkeypatch, PEAGLE)["sha256"]
+    files = ("config.json", "model.safetensors")
+    assert hashes == {file: hashlib.sha256((PEAGLE / file).read_bytes()).hexdigest() for file in files}
+    assert hashes["model.safetensors"] in run(monkeypatch, "inspect", PEAGLE).out
+    assert inspected(monkeypatch, PEAGLE, "--headers-only")["sha256"] is None
 
 
 @pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])

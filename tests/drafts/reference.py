@@ -211,6 +211,8 @@ class Head:
         self.num_layers = config["num_hidden_layers"]
         self.mask_token = config.get("mask_token_id", config.get("ptd_token_id"))
         self.norm_before_residual = config.get("norm_before_residual", False)
+        slides = [kind == "sliding_attention" for kind in config.get("layer_types") or ()]
+        self.windows = [config["sliding_window"] if slide else None for slide in slides] or [None] * self.num_layers
         aux_layers = config.get("eagle_aux_hidden_state_layer_ids")
         if target:
             n = target.num_layers
@@ -243,9 +245,11 @@ class Head:
         )
         residual = normed if self.norm_before_residual else hidden
         both = torch.cat([embeds, normed], dim=-1)
-        h = s.rest(residual + s.attention(both, f"{first}.self_attn", positions, visible), first)
+        back = positions[:, None] - positions[None, :]
+        seen = [visible if window is None else visible & (back < window) for window in self.windows]
+        h = s.rest(residual + s.attention(both, f"{first}.self_attn", positions, seen[0]), first)
         for i in range(1, self.num_layers):
-            h = s.layer(h, f"layers.{i}", positions, visible)
+            h = s.layer(h, f"layers.{i}", positions, seen[i])
         return s.norm(h, "norm")
 
     def drafts(self, tokens: list[int], aux: torch.Tensor, p_lasts: list[int], k: int) -> dict[int, Draft]:

@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import HeadError, RemoteHead, download, find, locate, path_fault
 from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.report import report
 from tests.heads.writers import SERVED, TARGET, speculators
 
 REPO, COMMIT = "some/head", "a" * 40
@@ -55,6 +56,7 @@ def test_a_cached_head_is_its_snapshot(shards: int, tmp_path: Path):
     snapshot = head.save(cache(tmp_path))
     assert locate(REPO) == snapshot
     assert locate(REPO, revision=COMMIT) == snapshot
+    assert read_head(snapshot).commit == COMMIT
     assert locate(REPO, revision="b" * 40) is None
 
 
@@ -86,6 +88,20 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert check_pair(head, TARGET, num_speculative_tokens=5) == []
 
 
+def test_headers_are_those_of_the_configs_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A branch may move between the two requests. ``inspect`` then names the commit for the speculative config."""
+    hub_of(speculators(), monkeypatch, tmp_path / "snapshots" / COMMIT)
+    headers, revisions = huggingface_hub.get_safetensors_metadata, []
+    monkeypatch.setattr(
+        huggingface_hub, "get_safetensors_metadata", lambda *a, **k: revisions.append(k["revision"]) or headers()
+    )
+    head = read_head(find(REPO, "main"))
+    assert revisions == [head.commit] == [COMMIT]
+    data = report(head, [])
+    assert (data["commit"], data["sha256"]) == (COMMIT, None)
+    assert data["speculative_config"]["model"] == REPO and data["speculative_config"]["revision"] == COMMIT
+
+
 def test_headers_are_enough_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     narrow = speculators()
     narrow.tensors["mask_hidden"] = narrow.tensors["mask_hidden"][..., 1:].contiguous()
@@ -103,7 +119,7 @@ def test_a_failing_hub_never_breaks_serving(error: Exception, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", fail)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     assert locate(REPO) is None
 
 
@@ -117,7 +133,7 @@ def test_find_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         raise OSError("no network\nat all")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", fail)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(
         HeadError, match=r"other/head is not a folder, and the hub does not give it \(no network at all\)"
     ):

@@ -30,6 +30,9 @@ SAVED = "src/peagle_vllm/train/checkpoints.py"
 REPLAY = "src/peagle_vllm/train/replay.py"
 PROMPTS = "src/peagle_vllm/train/prompts.py"
 PIPELINE = "src/peagle_vllm/train/pipeline.py"
+ATTENTION = "src/peagle_vllm/v2/attention.py"
+FILES = "src/peagle_vllm/heads/files.py"
+CHECKS = "src/peagle_vllm/heads/checks.py"
 
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
@@ -52,6 +55,10 @@ BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 INTERRUPTED = "tests/diagnose/test_faults.py::test_what_was_measured_before_an_interrupt_is_shown[4]"
 UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is_undone"
 UNFIT = "tests/commands/test_inspect.py::test_a_foreign_target_is_unfit"
+MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
+FUZZ = "tests/drafts/test_fuzz.py::test_drafts_and_output"
+LOGS = "tests/features/test_logs.py::test_prompts_and_answers_stand_in_no_log"
+TRUST = "tests/seams/refusals/test_trust.py"
 STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
 REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
@@ -338,6 +345,92 @@ MUTATIONS = (
         "tl.load(cached, mask=kept, other=0)",
         DRAWN,
         "kernels",
+    ),
+    # Windows, KV cache groups, block tables, and what an engine must give back.
+    Mutation(
+        "a head gets its target's window",
+        LOADED,
+        "cache_config.sliding_window, None",
+        "cache_config.sliding_window, cache_config.sliding_window",
+        MISTRAL,
+    ),
+    Mutation(
+        "a head's own window is ignored",
+        V1,
+        "        check_loaded_head(self.model, self.vllm_config)\n",
+        "        check_loaded_head(self.model, self.vllm_config)\n"
+        "        for layer in self.model.model.layers:\n"
+        "            layer.self_attn.attn.impl.sliding_window = -1\n",
+        f"{FUZZ}[7]",
+    ),
+    Mutation(
+        "groups: slots from the first group's table",
+        ATTENTION,
+        "tuple(tables.input_block_tables[gid] for gid in self.group_ids)",
+        "tuple(tables.input_block_tables[0] for gid in self.group_ids)",
+        f"{FUZZ}[128]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "groups: every layer reads the first group's slots",
+        ATTENTION,
+        "layer: buffers.slot_mappings[row]\n",
+        "layer: buffers.slot_mappings[0]\n",
+        f"{FUZZ}[128]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: the block table is a copy of capture time's",
+        ATTENTION,
+        "tuple(table[:num_reqs] for table in self.block_tables.input_block_tables)",
+        "tuple(table[:num_reqs].clone() for table in self.block_tables.input_block_tables)",
+        REPLAYED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "an abort is lost",
+        V1,
+        "        refuse_mixed_windows(vllm_config)\n",
+        "        refuse_mixed_windows(vllm_config)\n"
+        "        from vllm.v1.engine.core import EngineCore\n"
+        "        EngineCore.abort_requests = lambda self, request_ids: None\n",
+        f"{FUZZ}[7]",
+    ),
+    Mutation(
+        "a request keeps its last block",
+        V1,
+        "        refuse_mixed_windows(vllm_config)\n",
+        "        refuse_mixed_windows(vllm_config)\n"
+        "        from vllm.v1.core.block_pool import BlockPool\n"
+        "        free = BlockPool.free_blocks\n"
+        "        BlockPool.free_blocks = lambda self, blocks: free(self, list(blocks)[1:])\n",
+        f"{FUZZ}[7]",
+    ),
+    # Trust.
+    Mutation(
+        "a header that names a tensor twice is read",
+        FILES,
+        "object_pairs_hook=_once_each",
+        "object_pairs_hook=dict",
+        "tests/heads/test_headers.py::test_a_name_that_stands_there_twice",
+    ),
+    Mutation(
+        "a head gets its target's trust",
+        HEAD_CONFIG,
+        "target.trust_remote_code, False",
+        "target.trust_remote_code, target.trust_remote_code",
+        f"{TRUST}::test_code_beside_a_head_is_not_run",
+    ),
+    Mutation("pickled weights are served", CHECKS, "    if _is_pickled(head):", "    if False:", TRUST),
+    Mutation(
+        "the log holds prompts",
+        V1,
+        "        next_token_ids, num_valid = super()",
+        "        import logging\n\n"
+        "        tokens = [request.prompt_token_ids for request in requests.values()]\n"
+        '        logging.getLogger("vllm.peagle").debug("next tokens of %s", tokens)\n'
+        "        next_token_ids, num_valid = super()",
+        LOGS,
     ),
     # Tools.
     Mutation(

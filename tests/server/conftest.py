@@ -17,7 +17,9 @@ def server() -> Iterator[Server]:
     command = ["bash", "examples/serve.sh", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     # A tiny model would fill JSON with blanks for as long as the grammar lets it.
     command += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
-    with running(command, port, environment() | {"PYTHON": sys.executable}) as server:
+    # For test_prompts_stand_in_no_log: with every line that there can be.
+    env = environment() | {"PYTHON": sys.executable, "VLLM_LOGGING_LEVEL": "DEBUG"}
+    with running(command, port, env) as server:
         yield server
 
 

@@ -24,6 +24,7 @@ from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
 from peagle_vllm.heads.target import Target, Token
 
 THIS_TARGET = "use the head that was trained for this target"
+SAVE_AS_SUCH = "pickled weights are never read, save them as such"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def check(
         parallel: whether it has to be a P-EAGLE head; else a sound EAGLE-3 head has no problem.
     """
     problems = check_head(head, parallel) if target is None else check_pair(head, target, parallel=parallel)
-    if not head.tensors:
-        problems.append(Problem(f"no *.safetensors: {head.name}; pickled weights are never read, save them as such"))
+    if not head.tensors and not _is_pickled(head):
+        problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS_SUCH}"))
     if numbers:
         problems += [Problem(line) for line in check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
@@ -84,6 +85,8 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
     fields = list(check_fields(head))
     lines = [*check_architecture(head), *(check_mask_token(head) if parallel else ()), *fields]
+    if _is_pickled(head):  # vLLM would unpickle them
+        lines.append(f"no *.safetensors: {head.name}; {SAVE_AS_SUCH}")
     if head.tensors:
         layers = list(check_layers(head))
         lines += layers
@@ -101,6 +104,12 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
         if head.family and not head.is_quantized and not fields and not layers:  # else shapes cannot be known
             lines += check_shapes(head)
     return [Problem(line) for line in lines]
+
+
+def _is_pickled(head: Head) -> bool:
+    if head.tensors or head.folder is None:
+        return False
+    return any(path.suffix in (".bin", ".pt", ".pth") for path in head.folder.iterdir())
 
 
 def check_pair(

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SELECTOR, EDGE = "candidate_selector", "edge"  # a sharpened head: its config's field, the folder of its edge
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
+MAX_NAME = 200  # characters of a tensor's name, which lines show
 PIECE = 8 << 20  # bytes of weights read at a time; a multiple of every number's size
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
@@ -61,6 +62,7 @@ class RemoteHead:
     name: str
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    commit: str | None = None
 
 
 # ----------------------------------------------------------------------------------------------- finding
@@ -91,17 +93,22 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
         if constants.HF_HUB_OFFLINE:
             where = "is not a folder and not in the hub's cache, and HF_HUB_OFFLINE is set"
             raise NotFoundError(f"{model} {where}; name a folder, or unset it")
-        tensors = {}
+        fetched = Path(hub.hf_hub_download(model, "config.json", revision=revision))
+        revision, tensors = commit_of(fetched.parent) or revision, {}  # of one commit, whatever moves meanwhile
         for file, header in hub.get_safetensors_metadata(model, revision=revision).files_metadata.items():
             for name, info in header.tensors.items():
                 begin, end = info.data_offsets
                 tensors[name] = TensorInfo(name, tuple(info.shape), info.dtype, file, end - begin)
-        config = read_json(Path(hub.hf_hub_download(model, "config.json", revision=revision)))
-        return RemoteHead(model, config, tensors)
+        return RemoteHead(model, read_json(fetched), tensors, commit_of(fetched.parent))
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds
         raise NotFoundError(f"{model} is not a folder, and {hub_failure(error, 'it')}") from None
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit whose files a folder of the hub's cache holds; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "Timeout", "TransportError"}
@@ -216,15 +223,25 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
             raise OSError("it is missing, or no regular file")
         with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open refuses a damaged file
             data = 8 + int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(data - 8))
+            header = json.loads(file.read(data - 8), object_pairs_hook=_once_each)
     except (SafetensorError, OSError, ValueError) as error:
         raise HeadError(f"{path} is not a complete safetensors file ({one_line(error)}); download it again") from None
     header.pop("__metadata__", None)
+    if longest := max((len(name) for name in header if len(name) > MAX_NAME), default=0):
+        raise HeadError(f"{path} names a tensor of {longest} characters; take it from its source again")
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         tensors[name] = TensorInfo(name, tuple(entry["shape"]), entry["dtype"], path.name, end - begin, data + begin)
     return tensors
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """safetensors and vLLM take the last of two entries with one name, whatever shape the first one claims."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("its header names something twice")
+    return found
 
 
 def read_pieces(folder: Path, info: TensorInfo) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from peagle_vllm.heads.files import (
     RemoteHead,
     TensorInfo,
     as_numbers,
+    commit_of,
     read_headers,
     read_json,
     read_pieces,
@@ -36,6 +37,7 @@ class Head:
 
     name: str  # the folder or hub id it was read from
     folder: Path | None  # where its files are; None when only their headers were fetched
+    commit: str | None  # on the hub; None where it is not known
     dialect: configs.Dialect
     config: Mapping[str, Any]  # config.json as it stands
     served: Mapping[str, Any]  # the flat config it is served with: what vLLM makes of config.json, and ``mapped``
@@ -114,9 +116,13 @@ class Head:
         """Whether there is a tensor of this module, whatever its last word (quantised weights have others)."""
         return any(name.startswith(f"{module}.") for name in self.tensors)
 
+    @property
+    def weight_files(self) -> list[str]:
+        return sorted({info.file for info in self.tensors.values()})
+
     def file_of(self, tensor: str) -> str:
         """The file that holds a tensor, or would hold it."""
-        files = sorted({info.file for info in self.tensors.values()})
+        files = self.weight_files
         file = self.tensors[tensor].file if tensor in self.tensors else files[0] if len(files) == 1 else "*.safetensors"
         return f"{self.name}/{file}"
 
@@ -153,9 +159,9 @@ def read_head(source: Path | RemoteHead) -> Head:
         HeadError: the head cannot be read; one line names the file and the field.
     """
     if isinstance(source, RemoteHead):
-        folder, name, config, raw = None, source.name, source.config, source.tensors
+        folder, commit, name, config, raw = None, source.commit, source.name, source.config, source.tensors
     else:
-        folder, name = source, str(source)
+        folder, commit, name = source, commit_of(source), str(source)
         config, raw = read_json(source / "config.json"), read_headers(source)
     if "hidden_size" not in config and isinstance(config.get("text_config"), dict):
         raise HeadError(f"{name} {NO_HEAD}")
@@ -174,6 +180,7 @@ def read_head(source: Path | RemoteHead) -> Head:
     return Head(
         name=name,
         folder=folder,
+        commit=commit,
         dialect=configs.dialect_of(config, raw),
         config=config,
         served=served,

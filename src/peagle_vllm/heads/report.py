@@ -4,9 +4,11 @@
 may come.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +19,7 @@ from rich.text import Text
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.edge import PROJECTION, read_edge, read_selector
-from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.files import EDGE, HeadError
 from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.target import Target, Token
 
@@ -25,6 +27,7 @@ SCHEMA = 1
 FIELDS = {
     "schema": "version of this shape, a whole number",
     "head": "folder or hub id, as it was given",
+    "commit": "of the hub that its files are from; null for a folder outside the hub's cache",
     "kind": "`peagle`, `eagle3`, or `target` for a plain model",
     "dialect": "`aws`, `speculators`, `nemo`, `specforge`, `flat`, `vllm` or `unknown`",
     "architecture": "the class that vLLM looks up, or null",
@@ -46,6 +49,7 @@ FIELDS = {
     "sliding_window": "object: `size` (tokens), `layers` (how many have it); null without one",
     "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
     "`lm_head` (whether the head has its own)",
+    "sha256": "object: file name to hash, of config.json and the weights; null where they were not read",
     "edge": "object: `rank`, `candidates` (a position), `gated` (by the drafter's hidden state), `bytes`; null without "
     "one, or with one that cannot be read",
     "mapped": "fields that serving sets for vLLM, because it does not find them in config.json by itself",
@@ -72,12 +76,21 @@ TOKEN_KINDS = {
 
 
 def report(
-    head: Head, problems: list[Problem], target: Target | None = None, token: Token | None = None
+    head: Head,
+    problems: list[Problem],
+    target: Target | None = None,
+    token: Token | None = None,
+    *,
+    hashes: bool = False,
 ) -> dict[str, Any]:
     """The report's fields, each of ``FIELDS``, ready for JSON.
 
     Args:
         token: what the target's tokenizer calls the head's mask token.
+        hashes: whether to read all of the head's files for their hashes.
+
+    Raises:
+        HeadError: a file cannot be read for its hash.
     """
     import numpy as np
 
@@ -92,6 +105,7 @@ def report(
     return {
         "schema": SCHEMA,
         "head": head.name,
+        "commit": head.commit,
         "kind": head.kind,
         "dialect": head.dialect,
         "architecture": head.architecture,
@@ -123,10 +137,11 @@ def report(
             "parameters": sum(info.num_elements for name, info in head.tensors.items() if name not in ("d2t", "t2d")),
             "bytes": sum(info.num_bytes for info in weights),
             "dtypes": dict(sorted(Counter(info.dtype for info in weights).items())),
-            "files": sorted({info.file for info in weights}),
+            "files": head.weight_files,
             "embed_tokens": head.has("embed_tokens"),
             "lm_head": head.has("lm_head"),
         },
+        "sha256": _hashes(head.folder, head.weight_files) if hashes and head.folder else None,
         "edge": _edge(head),
         "mapped": dict(head.mapped),
         "speculative_config": {
@@ -134,7 +149,8 @@ def report(
             "model": head.name,
             "num_speculative_tokens": min(head.trained_depth or 5, 5),
         }
-        | ({"parallel_drafting": True} if head.kind == "peagle" else {}),
+        | ({"parallel_drafting": True} if head.kind == "peagle" else {})
+        | ({"revision": head.commit} if head.commit and not head.folder else {}),
         "target": target
         and {
             "name": target.name,
@@ -145,6 +161,19 @@ def report(
         "problems": [{"severity": problem.severity, "line": problem.line} for problem in problems],
         "fit": all(problem.severity != "error" for problem in problems),
     }
+
+
+def _hashes(folder: Path, weight_files: list[str]) -> dict[str, str]:
+    """Of each file in hexadecimal digits, as the hub shows it."""
+    files = ["config.json", *weight_files, *(f"{EDGE}/{path.name}" for path in (folder / EDGE).glob("*.safetensors"))]
+    hashes = {}
+    for path in (folder / file for file in sorted(files)):
+        try:
+            with path.open("rb") as file:
+                hashes[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise HeadError(f"{path} cannot be read ({error.strerror}); check the path, or download it again") from None
+    return hashes
 
 
 def _edge(head: Head) -> dict[str, Any] | None:
@@ -189,6 +218,8 @@ def show(console: Console, data: dict[str, Any]) -> None:
 
 def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "head", data["head"]
+    if data["commit"]:
+        yield "commit", data["commit"]
     yield "dialect", DIALECTS[data["dialect"]]
     yield "served as", f"{data['architecture'] or 'nothing in vLLM'} ({data['family'] or 'no P-EAGLE class'})"
     window = data["sliding_window"]
@@ -225,6 +256,8 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
     yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"
     yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
+    for file in files if data["sha256"] else ():
+        yield "sha256", data["sha256"][file]
     own, shared = (
         ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name] is has) for has in (True, False)
     )

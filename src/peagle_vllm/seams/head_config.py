@@ -14,7 +14,8 @@ SEAM = Seam(
     name="head-config",
     runner="both",
     why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
-    "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere.",
+    "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere. And a head's own "
+    "code would run where trust_remote_code is set for the target.",
     waits_for="vLLM reading these dialects",
     delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
     also={  # how vLLM reads a head's config, which heads/config.py repeats
@@ -32,12 +33,17 @@ _fields: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextV
 
 
 @contextmanager
-def serving(fields: Mapping[str, Any]) -> Iterator[None]:
-    """Draft configs that are built meanwhile get ``fields`` (``Head.mapped``) on top of their own."""
+def serving(fields: Mapping[str, Any], target: Any) -> Iterator[None]:
+    """Draft configs that are built meanwhile get ``fields`` (``Head.mapped``) on top of their own, and run no code.
+
+    vLLM gives a draft model the ``trust_remote_code`` of its target (a ``ModelConfig``), which nobody said of the head.
+    """
     token = _fields.set(fields)
+    trusted, target.trust_remote_code = target.trust_remote_code, False
     try:
         yield
     finally:
+        target.trust_remote_code = trusted
         _fields.reset(token)
 
 

@@ -248,7 +248,7 @@ def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args
     """Let vLLM read the head's config, with what it does not find by itself."""
     assert spec.model is not None
     head = _read(spec.model, spec.revision)
-    with head_config.serving(head.mapped if isinstance(head, Head) else {}):
+    with head_config.serving(head.mapped if isinstance(head, Head) else {}, spec.target_model_config):
         try:
             original(spec, *args, **kwargs)
         except RefusedError:

@@ -209,7 +209,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         aux_hidden_states: list[torch.Tensor] | None,  # num_aux x [num_tokens, hidden_size]
         num_sampled: torch.Tensor,  # [num_reqs]
         num_rejected: torch.Tensor,  # [num_reqs]
-        last_sampled: torch.Tensor,  # [max_num_reqs]
+        last_sampled: torch.Tensor,  # [max_num_reqs, 1]
         next_prefill_tokens: torch.Tensor,  # [num_prefill_lookahead, max_num_reqs]
         temperature: torch.Tensor,  # [max_num_reqs]
         seeds: torch.Tensor,  # [max_num_reqs]
@@ -257,7 +257,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 num_rejected=num_rejected,
                 num_sampled=num_sampled,
                 idx_mapping=self.idx_mapping if dummy_run else input_batch.idx_mapping,
-                last_sampled=last_sampled,
+                last_sampled=last_sampled.view(-1),
                 next_prefill_tokens=next_prefill_tokens.view(-1),
                 temperature=temperature,
                 seeds=seeds,

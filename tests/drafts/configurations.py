@@ -1,0 +1,198 @@
+"""Engines and traffic drawn from a seed: what ``tests.drafts.fuzz`` runs. The seed decides everything."""
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests import tiny_heads
+from tests.conftest import ARM
+from tests.drafts import targets
+from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell
+from tests.engines import BLOCK_SIZE, Request, Settings
+
+V2 = ARM == "plugin-v2"
+# The simulation computes the first ones' hidden states itself; of the others it takes those that vLLM captured. V1
+# cannot group the layers of a GPT-OSS, nor those of a head of which only some slide.
+SIMULATED = ("llama", "qwen3", "qwen3_moe")
+TARGETS = (*SIMULATED, *SIMULATED, "mistral", *(("gpt_oss",) if V2 else ()))
+AUX = ((2, 4, 5), (2, 4, 5), (0, 8), (1, 3, 5, 7), (1, 2, 4, 6, 8))
+SEEDS_A_POOL = 40  # seeds that draw from the same requests, whose unspeculated answers are then computed once
+POOL = 48
+WAVES = 6 if V2 else 3
+ANSWERS = (2, 9, 9, 16, 28) if V2 else (2, 12, 24, 40)
+SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
+    *((),) * 8,
+    (("repetition_penalty", 1.3), ("presence_penalty", 0.5)),
+    (("ignore_eos", False), ("stop_token_ids", list(range(3, 60)))),
+    # vLLM's V1 masks stop tokens in the last row of a step although the drafts before it reach min_tokens.
+    (("stop_token_ids", list(range(60, 100))), ("min_tokens", 6 if V2 else 0)),
+    (("logprobs", 2),),
+    (("temperature", 0.3),),
+    # vLLM rewinds a seed's generator after a chunk of a prompt, which a CPU's cannot do; and Triton's interpreter
+    # cannot run its kernel for top_p.
+    (("temperature", 1.0), ("seed", 5) if V2 else ("top_p", 0.9)),
+)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """V2's draft graphs, as ``tests.v2.graphs.emulate`` takes them."""
+
+    request_counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    mode: str
+    in_place: bool
+    kernel_blocks: bool
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """An engine, and the requests that it gets, wave after wave.
+
+    Attributes:
+        target: of ``TARGETS``.
+        settings: without their folders.
+        graphs: of V2 and some configurations only.
+        kernels: Triton's interpreter runs our kernels; else their torch twins run, four times as fast a row.
+    """
+
+    seed: int
+    target: str
+    head: tiny_heads.HeadSpec
+    settings: Settings
+    graphs: Graphs | None
+    kernels: bool
+    waves: tuple[tuple[Request, ...], ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.settings.dtype
+
+    def choices(self) -> list[str]:
+        """In words, what this configuration is a case of."""
+        head, settings, more = self.head, self.settings, dict(self.settings.speculative)
+        words = {
+            "target": self.target,
+            "K": settings.k,
+            "dtype": settings.dtype,
+            "head": f"{head.family} {head.fmt}{' served' if settings.serve_head else ''}",
+            "layers": head.layers,
+            "aux layers": len(head.aux_layers),
+            "vocabulary": "reduced" if head.draft_vocab < tiny_heads.VOCAB else "whole",
+            "windows": {0: "none", head.layers: "every layer"}.get(sum(map(bool, head.windows)), "some layers"),
+            "edge": head.edge,
+            "block size": dict(settings.llm)["block_size"],
+            "prefix caching": settings.prefix_caching,
+            "chunked prefill": settings.token_budget < MAX_MODEL_LEN,
+            "requests at once": settings.max_num_seqs,
+            "schedule of K": "num_speculative_tokens_per_batch_size" in more,
+            "draft sampling": more.get("draft_sample_method", "greedy"),
+            "async scheduling": dict(settings.llm)["async_scheduling"],
+            "graphs": self.graphs.mode if self.graphs else "none",
+            "kernels": "interpreted" if self.kernels else "torch twins",
+        }
+        return [f"{name}: {value}" for name, value in words.items()]
+
+
+def draw(seed: int) -> Configuration:
+    rng = random.Random(f"{ARM} {seed}")
+    cell = Cell(**{name: rng.choice(choices) for name, choices in FACTORS.items()})
+    cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 else "float32")
+    # On V2 fewer: verifying draft tokens is what the interpreter takes longest for.
+    cell = replace(cell, k=rng.choice((cell.k, rng.randint(1, 18), *((1, 2, 3, 4) if V2 else ()))))
+    target = rng.choice(TARGETS)
+    if target not in ("llama", "qwen3") and cell.fmt == "served":
+        cell = replace(cell, fmt="speculators")  # the tiny head names a target of its own family
+    cell = replace(cell, family=rng.choice(("llama", "qwen3")) if cell.fmt != "served" else target)
+    head = _head(rng, cell, target, seed)
+    kernels, settings = V2 and seed % 10 == 0, _settings(rng, cell, head, target)
+    graphs = _graphs(rng, settings)
+    return Configuration(seed, target, head, settings, graphs, kernels, tuple(_waves(rng, kernels, seed)))
+
+
+def _head(rng: random.Random, cell: Cell, target: str, seed: int) -> tiny_heads.HeadSpec:
+    spec = replace(cell.head_spec(), seed=seed, layers=rng.randint(1, 4), aux_layers=rng.choice(AUX))
+    kept = target in SIMULATED and cell.dtype == "float32"
+    own = not kept or rng.random() < 0.5
+    spec = replace(spec, own_embeddings=own, own_lm_head=own)
+    if rng.random() < 0.4:
+        window = rng.choice((4, 8, 31, 48))
+        some = [rng.choice((window, None)) for _ in range(spec.layers)] if V2 else []
+        spec = replace(spec, windows=tuple(some) if any(some) else (window,) * spec.layers)
+    return spec
+
+
+def _settings(rng: random.Random, cell: Cell, head: tiny_heads.HeadSpec, target: str) -> Settings:
+    block_size = rng.choice((BLOCK_SIZE, BLOCK_SIZE, 2 * BLOCK_SIZE))
+    most = rng.randint(1, 12)
+    # Layers with and without windows are in groups of their own, each of which takes blocks for a request. The smallest
+    # group may be one layer.
+    groups = 1 if target in SIMULATED and not any(head.windows) else 10
+    one = groups * (-(-(MAX_MODEL_LEN + 2 * cell.k) // block_size) + 1)
+    speculative: tuple[tuple[str, Any], ...] = ()
+    if rng.random() < 0.25:
+        cuts = sorted(rng.sample(range(1, most + 3), 2))
+        ks = (cell.k, rng.randint(0, cell.k), rng.randint(0, cell.k))
+        ranges = zip((1, cuts[0] + 1, cuts[1] + 1), (*cuts, most + 3), ks, strict=True)
+        speculative += (("num_speculative_tokens_per_batch_size", list(ranges)),)
+    if rng.random() < 0.15:
+        speculative += (("draft_sample_method", "probabilistic"),)
+    return replace(
+        cell.settings(Path(), Path()),
+        max_num_seqs=most,
+        token_budget=1024 if cell.prefill == "whole" else rng.randint(most + cell.k + 3, 120),
+        kv_blocks=most * one + 8 if cell.kv == "ample" else one + 1 + rng.randint(0, 5),
+        speculative=speculative,
+        llm=(("block_size", block_size), ("async_scheduling", rng.choice((None, False)))),
+    )
+
+
+def _graphs(rng: random.Random, settings: Settings) -> Graphs | None:
+    if not V2 or rng.random() < 0.4:
+        return None
+    counts = range(1, settings.max_num_seqs + 1)
+    sizes = [size for size in (16, 48, 96) if size <= 2 * settings.max_num_seqs * (settings.k + 1)]  # vLLM's limit
+    return Graphs(
+        tuple(sorted(rng.sample(counts, min(len(counts), rng.randint(1, 4))))),
+        tuple(rng.sample(sizes, rng.randint(0, len(sizes)))),
+        rng.choice(("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL")),
+        in_place=rng.random() < 0.5,
+        kernel_blocks=rng.random() < 0.3,
+    )
+
+
+def _waves(rng: random.Random, kernels: bool, seed: int) -> list[tuple[Request, ...]]:
+    waves = []
+    for _ in range(1 if kernels else WAVES):
+        chosen = rng.sample(range(POOL), rng.randint(8, 14) if V2 else rng.randint(8, 24))
+        made = []
+        for number in chosen:
+            arrives = rng.choice((0, rng.randint(0, 2 * len(chosen))))
+            aborted = arrives + rng.randint(0, 12) if rng.random() < 0.08 else None
+            made.append(replace(pooled(seed // SEEDS_A_POOL, number), arrives=arrives, aborted=aborted))
+        waves.append(tuple(made))
+    return waves
+
+
+def pooled(pool: int, number: int) -> Request:
+    """A request of a pool; some share their first blocks, some run to the end of their sequence."""
+    rng = random.Random(f"pool {pool} {number}")
+    shared = random.Random(f"pool {pool} {number % 2}")
+    length = rng.choice((1, 2, 5, 31, 32, 33, 100, *(rng.randint(3, 70) for _ in range(6)), MAX_MODEL_LEN - 9))
+    prefix = [shared.randrange(3, tiny_heads.MASK_TOKEN) for _ in range(100)] if rng.random() < 0.3 else []
+    tokens = [*prefix, *(rng.randrange(3, tiny_heads.MASK_TOKEN) for _ in range(length))][: MAX_MODEL_LEN - 3]
+    room = MAX_MODEL_LEN - len(tokens)
+    most = room if length > 100 or (rng.random() < 0.1 and room < 70) else min(room, rng.choice(ANSWERS))
+    sampling = rng.choice([each for each in SAMPLINGS if dict(each).get("min_tokens", 0) <= most])
+    return Request(f"{pool}.{number}", tuple(tokens), most, sampling=sampling)
+
+
+def write(configuration: Configuration, folder: Path) -> tuple[Path, Path]:
+    """The target, which others may have written before, and the head."""
+    target = folder / configuration.target
+    if not target.exists() and configuration.target in SIMULATED:
+        tiny_heads.write_target(target, configuration.target)
+    elif not target.exists():
+        targets.write(folder, configuration.target)
+    return target, tiny_heads.write_head(folder / f"head-{configuration.seed}", target, configuration.head)

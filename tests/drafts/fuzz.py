@@ -1,0 +1,244 @@
+"""Randomised engines, by seed: drafts must be the simulation's, row by row, and greedy output that without speculation.
+
+    PEAGLE_TEST_ARM=plugin-v1 python -m tests.drafts.fuzz --rows 20000   # on from the seed after the file's last one
+    PEAGLE_TEST_ARM=plugin-v1 python -m tests.drafts.fuzz --seed 123     # that seed again
+
+Results add up in a file: rows, and what they were rows of. A seed that fails stays in it until it passes.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests import tiny_heads
+from tests.conftest import ARM
+from tests.drafts.configurations import SIMULATED, Configuration, draw, write
+from tests.drafts.grid import MAX_MODEL_LEN
+from tests.drafts.recorder import Recording, Report, compare, planter, record
+from tests.drafts.reference import Reference
+from tests.engines import Engine, Finished, Request, Settings, count_preemptions, engine, shut_down
+from tests.v2.graphs import emulate
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
+
+
+@dataclass
+class Seen:
+    """What one seed showed."""
+
+    report: Report = field(default_factory=Report)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Fuzzer:
+    """Runs seeds; targets and unspeculated answers are kept from one to the next."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.known: dict[tuple[str, str], Finished] = {}  # unspeculated answers, by target and request
+
+    def run(self, seed: int, waves: int | None = None) -> Seen:
+        """One seed's engine and its traffic, or only the first waves of it.
+
+        Raises:
+            AssertionError: a draft or an answer is another than it must be, or something is left in the engine.
+            Exception: whatever ended the engine.
+        """
+        made = draw(seed)
+        made = replace(made, waves=made.waves[:waves])
+        folders = write(made, self.folder)
+        try:
+            return self._run(made, *folders)
+        finally:
+            shutil.rmtree(folders[1])
+
+    def _run(self, made: Configuration, target: Path, head: Path) -> Seen:
+        right = self._unspeculated(target, [request for wave in made.waves for request in wave])
+        simulated = made.target in SIMULATED and made.dtype == "float32"
+        reference = Reference(target if made.target in SIMULATED else None, head, made.dtype)
+        plant = planter({req: done.tokens for req, done in right.items()}, tiny_heads.VOCAB)
+        live, seen = engine(replace(made.settings, target=target, head=head)), Seen()
+        with (
+            nullcontext() if made.kernels else torch_twins(),
+            emulate(live, **vars(made.graphs)) if made.graphs else nullcontext() as graphs,
+        ):
+            for wave in made.waves:
+                if not simulated:
+                    live.llm.reset_prefix_cache()  # else hidden states of this wave are those of another
+                with record(live, plant, keep_hidden=not simulated) as noted, count_preemptions(live) as preempted:
+                    finished = live.run(wave)
+                check_nothing_is_left(live)
+                if "draft_sample_method" in dict(made.settings.speculative):
+                    noted = greedy_rows(noted, finished)
+                if made.dtype == "float32":
+                    check_output(finished, right)
+                seen.report += compare(noted, finished, reference, k=made.settings.k, max_model_len=MAX_MODEL_LEN)
+                seen.counts["preemptions"] += len(preempted)
+                seen.counts["requests"] += len(wave)
+                seen.counts["aborted requests"] += sum(request.aborted is not None for request in wave)
+                seen.counts["cached tokens"] += sum(done.num_cached_tokens for done in finished.values())
+        seen.counts["replayed graphs"] += graphs.replayed.total() + graphs.pieces.total() if graphs else 0
+        return seen
+
+    def _unspeculated(self, target: Path, requests: Iterable[Request]) -> dict[str, Finished]:
+        """Greedy answers of the target alone, also to requests that will be sampled; V1 is faster with them."""
+        asked = {}
+        for request in requests:
+            sampling = tuple((key, value) for key, value in request.sampling if key != "temperature")
+            asked[request.id] = replace(request, arrives=0, aborted=None, sampling=sampling)
+        missing = [request for request in asked.values() if (target.name, request.id) not in self.known]
+        if missing:
+            with on_v1():
+                live = engine(Settings(target, max_num_seqs=16, max_model_len=MAX_MODEL_LEN, kv_blocks=128))
+                self.known |= {(target.name, req): done for req, done in live.run(missing).items()}
+        return {req: self.known[target.name, req] for req in asked}
+
+
+@contextmanager
+def on_v1() -> Iterator[None]:
+    """Engines meanwhile are V1, which needs no interpreter. vLLM remembers what it read in os.environ.
+
+    What V1 compiles would be compiled for Triton, which here has an interpreter only.
+    """
+
+    def forget() -> None:
+        if "vllm.envs" in sys.modules:
+            sys.modules["vllm.envs"].disable_envs_cache()
+
+    with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="0"), torch._dynamo.config.patch(disable=True):
+        forget()
+        yield
+    forget()
+
+
+@contextmanager
+def torch_twins() -> Iterator[None]:
+    """Our kernels' torch twins in place of the interpreter."""
+    with ExitStack() as patches:
+        for name in ("prepare_inputs", "gather_hidden", "walk_edges"):
+            patches.enter_context(patch.object(sys.modules[f"peagle_kernels.{name}"], "INTERPRETED", False))
+        yield
+
+
+def is_greedy(request: Request) -> bool:
+    return not dict(request.sampling).get("temperature")
+
+
+def greedy_rows(noted: Recording, finished: dict[str, Finished]) -> Recording:
+    """Without the rows of sampled requests, whose drafts are drawn, too."""
+    return replace(noted, rows=[row for row in noted.rows if is_greedy(finished[row.req].request)])
+
+
+def check_output(finished: dict[str, Finished], right: dict[str, Finished]) -> None:
+    """A greedy answer is the unspeculated one, or where it was aborted its beginning."""
+    for req, done in finished.items():
+        expected = right[req].output
+        if done.request.aborted is not None:
+            expected = expected[: len(done.output)]
+        if is_greedy(done.request):
+            same = [a == b for a, b in zip(done.output, expected, strict=False)]
+            at = same.index(False) if False in same else len(same)
+            assert done.output == expected, (
+                f"{req}: token {at} of {len(expected)} of the output is not the unspeculated one: "
+                f"{done.output[at : at + 4]}, {expected[at : at + 4]}; {done.request.sampling}"
+            )
+
+
+def check_nothing_is_left(live: Engine) -> None:
+    """No request and no block is in use once all requests have finished."""
+    assert not live.scheduler.requests, f"requests are left: {list(live.scheduler.requests)}"
+    pool = live.scheduler.kv_cache_manager.block_pool
+    free, whole = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1  # one is the null block
+    assert free == whole, f"{whole - free} blocks are not free again"
+
+
+def add(results: Path, seed: int, change: dict[str, Any], error: str | None) -> dict[str, Any]:
+    """Add one seed to the file, which another arm's process may write too; this arm's part of it."""
+    results.touch()
+    with results.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        whole = json.loads(file.read() or "{}")
+        mine = whole.setdefault(ARM, {"seeds": 0, "rows": 0, "differences": {}})
+        mine["differences"].pop(str(seed), None)
+        mine["seeds"] = max(mine["seeds"], seed + 1)
+        if error:
+            mine["differences"][str(seed)] = error
+        for name, number in change.items():
+            if isinstance(number, dict):
+                mine[name] = dict(sorted((Counter(mine.get(name, {})) + Counter(number)).items()))
+            else:
+                mine[name] = mine.get(name, 0) + number
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps(whole, indent=1, sort_keys=True) + "\n")
+        return mine
+
+
+def as_change(seed: int, seen: Seen) -> dict[str, Any]:
+    report = seen.report
+    return {
+        "rows": report.rows,
+        "draft tokens": report.tokens,
+        "ties": len(report.ties),
+        "rows next to max_model_len": report.near_end,
+        "rejected drafts of a row": {f"{n:02}": rows for n, rows in report.rejections.items()},
+        "rows by choice": dict.fromkeys(draw(seed).choices(), report.rows),
+        **seen.counts,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    rows_now = 1000 if ARM == "plugin-v2" else 10_000
+    parser.add_argument("--rows", type=int, default=rows_now, help="rows to compare now (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="run this seed alone; its rows are added if it failed before")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    kept = json.loads(args.results.read_text()) if args.results.exists() else {}
+    mine = kept.get(ARM, {"seeds": 0, "rows": 0, "differences": {}})
+    rows, failed = 0, 0
+    with tempfile.TemporaryDirectory(prefix="peagle-fuzz-") as folder:
+        fuzzer = Fuzzer(Path(folder))
+        while rows < args.rows:
+            seed, began = mine["seeds"] if args.seed is None else args.seed, time.monotonic()
+            counts = args.seed is None or str(args.seed) in mine["differences"]
+            if counts:
+                add(args.results, seed, {}, "the process ended")  # stays if it does
+            try:
+                seen, error = fuzzer.run(seed), None
+            except Exception as problem:
+                seen, error = Seen(), f"{type(problem).__name__}: {problem}".splitlines()[0]
+                traceback.print_exc(limit=-3)
+                print(f"seed {seed} FAILED; again: PEAGLE_TEST_ARM={ARM} python -m tests.drafts.fuzz --seed {seed}")
+                print(*draw(seed).choices(), sep="\n")
+                failed += 1
+                shut_down()
+            rows += seen.report.rows
+            print(f"{ARM} seed {seed}: {seen.report} in {time.monotonic() - began:.1f} s", flush=True)
+            if counts:
+                mine = add(args.results, seed, as_change(seed, seen) if not error else {}, error)
+            if args.seed is not None:
+                break
+    shut_down()
+    print(f"{ARM}: {rows} rows now, {mine['rows']} in all, {len(mine['differences'])} seeds with differences")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

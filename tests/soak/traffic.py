@@ -1,0 +1,148 @@
+"""What the soak's clients send: greedy questions whose answers are known, sampled ones, and requests that are wrong."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.models import MODELS
+
+MODEL = "tiny-llama"
+MAX_MODEL_LEN = 512
+VOCAB = 512
+K = 5
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["alpha", "beta"]}, "found": {"type": "boolean"}},
+    "required": ["name", "found"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        kind: for the report.
+        body: JSON, or bytes that are to be sent as they are.
+        known: number of the greedy question, whose answer is compared.
+        stream: whether the answer comes in pieces.
+        leaves: the client goes away after so many pieces, or, not streaming or below 0, so many hundredths of a second.
+        refused: the server must refuse it, with a status from 400 to 499.
+    """
+
+    kind: str
+    path: str
+    body: dict[str, Any] | bytes = field(repr=False)
+    known: int | None = None
+    stream: bool = False
+    leaves: int | None = None
+    refused: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Output tokens that it can cost, all choices together."""
+        if self.refused or isinstance(self.body, bytes):
+            return 0
+        return self.body["max_tokens"] * self.body.get("n", 1)
+
+
+def heldout() -> list[str]:
+    lines = (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+def greedy_questions(count: int) -> list[Ask]:
+    """Questions of which each has one right answer."""
+    prompts, rng, made = heldout(), random.Random(0), []
+    for number in range(count):
+        kind = rng.choice(("completion", "completion", "chat", "chat", "stop", "schema", "long", "short", "to the end"))
+        text = " ".join(rng.choices(prompts, k=rng.randint(1, 3)))
+        body: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": rng.choice((4, 16, 48, 96))}
+        path = COMPLETIONS
+        if kind in ("chat", "schema"):
+            path, body["messages"] = CHAT, [{"role": "user", "content": text[:300]}]
+        elif kind in ("long", "to the end"):
+            tokens = MAX_MODEL_LEN - rng.randint(1, 24) if kind == "to the end" else rng.randint(150, 400)
+            body["prompt"] = [rng.randrange(8, VOCAB) for _ in range(tokens)]
+            body["max_tokens"] = min(MAX_MODEL_LEN - tokens, 40)
+            body["ignore_eos"] = True
+        else:
+            body["prompt"] = text[: 3 if kind == "short" else 400]
+        if kind == "schema":
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+        if kind == "stop":
+            body["stop"] = [rng.choice(("e", "self", "\n", " the", "()"))]
+        made.append(Ask(kind, path, body, known=number))
+    return made
+
+
+class Traffic:
+    """An endless mixture for one client, decided by its seed."""
+
+    def __init__(self, seed: int, known: list[Ask], prompts: list[str]):
+        self.rng, self.known, self.prompts = random.Random(seed), known, prompts
+
+    def __iter__(self) -> Iterator[Ask]:
+        while True:
+            yield self._next()
+
+    def _next(self) -> Ask:
+        rng, share = self.rng, self.rng.random()
+        if share < 0.12:
+            return wrong(rng)
+        ask = rng.choice(self.known) if share < 0.75 else self._sampled()
+        assert isinstance(ask.body, dict)
+        stream = rng.random() < 0.5
+        leaves = rng.choice((-1, -3, 0, 1, 2, 4, 9)) if rng.random() < 0.15 else None
+        body = ask.body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
+        return Ask(ask.kind, ask.path, body, ask.known, stream, leaves)
+
+    def _sampled(self) -> Ask:
+        rng = self.rng
+        body: dict[str, Any] = {"model": MODEL, "prompt": rng.choice(self.prompts), "max_tokens": rng.randint(1, 64)}
+        body |= {"temperature": rng.choice((0.2, 0.7, 1.0, 1.5))}
+        # No seeds: on V1 without a GPU a seeded prompt in chunks ends the engine, "CPU Generator does not use offset".
+        body |= rng.choice(({}, {"top_p": 0.8}, {"top_k": 5}, {"logprobs": 2}, {"presence_penalty": 1.0}))
+        if rng.random() < 0.4:
+            return Ask("several choices", COMPLETIONS, body | {"n": rng.randint(2, 4)})
+        return Ask("sampled", COMPLETIONS, body)
+
+
+def wrong(rng: random.Random) -> Ask:
+    """A request that no server may answer."""
+    prompt = {"model": MODEL, "prompt": "def f(", "max_tokens": 8}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+    bodies: list[tuple[str, dict[str, Any] | bytes]] = [
+        *(
+            (COMPLETIONS, text)
+            for text in (b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"model": "tiny-llama", ', b"[" * 9999)
+        ),
+        *((COMPLETIONS, prompt | {"max_tokens": value}) for value in (-1, "many", 1.5, [1], 10**30)),
+        *((COMPLETIONS, prompt | {"temperature": value}) for value in (-1, "hot", {})),
+        *((COMPLETIONS, prompt | {"n": value}) for value in (0, -3, "two")),
+        *((COMPLETIONS, prompt | {"prompt": value}) for value in (5, {}, [[]], [10**9], [-5], [None], [VOCAB + 5] * 9)),
+        *((COMPLETIONS, prompt | {"prompt": value}) for value in ([9] * (MAX_MODEL_LEN + 1), "word " * 400_000)),
+        *(
+            (
+                COMPLETIONS,
+                prompt | {"top_p": 7},
+            ),
+            (COMPLETIONS, prompt | {"stop": [3]}),
+            (COMPLETIONS, prompt | {"logprobs": -5}),
+        ),
+        (COMPLETIONS, prompt | {"model": "another"}),
+        (CHAT, chat | {"messages": "x"}),
+        (CHAT, chat | {"messages": []}),
+        (CHAT, chat | {"messages": [{"role": "user"}, 5]}),
+        (
+            CHAT,
+            chat | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no"}}}},
+        ),
+        ("/v1/nowhere", prompt),
+    ]
+    path, body = rng.choice(bodies)
+    return Ask("wrong", path, body, refused=True)
