@@ -36,13 +36,11 @@ def measure(
     prompts: int,
     max_tokens: int,
     repeats: int,
-    progress: str | None = None,
 ) -> dict[str, Any]:
     """Greedy answers to the first prompts, in this process.
 
     Args:
         batches: how many requests are in flight; all prompts are answered once for each, ``repeats`` times.
-        progress: a file that grows by a byte with every call of ``LLM.generate`` (``num_steps`` in all).
 
     Returns:
         By batch size "samples" (tokens, seconds), the median "tokens_per_second" and "output_sha256"; acceptance of
@@ -60,9 +58,6 @@ def measure(
         outputs = []
         for group in [[question] for question in questions] if batch == 1 else [questions]:
             outputs += llm.generate(group, greedy, use_tqdm=False)
-            if progress:
-                with Path(progress).open("a") as file:
-                    file.write(".")
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     llm.generate(questions[: min(4, max(batches))], greedy, use_tqdm=False)  # warm up
@@ -82,8 +77,3 @@ def measure(
         result["output_sha256"][batch] = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
     drafter = inside(llm)[1]
     return result | {"drafter": type(drafter).__name__ if drafter else "none", "seconds": time.perf_counter() - began}
-
-
-def num_steps(batches: list[int], prompts: int, repeats: int) -> int:
-    """Calls of ``LLM.generate`` that ``measure`` times."""
-    return repeats * sum(prompts if batch == 1 else 1 for batch in batches)

@@ -1,18 +1,15 @@
 """Run every arm in turn and end with the table: ``make demo``, or ``python -m examples.demo --help``."""
 
 import argparse
-import json
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
-from benchmarks.arms import ENVIRONMENT, ON_CPU, ArmError, run
-from benchmarks.heldout import engine_settings, measure, num_steps
+from benchmarks.arms import ENVIRONMENT, ON_CPU, ArmError, run, write_result
+from benchmarks.heldout import engine_settings, measure
 from examples.demo.table import terminal
 from peagle_vllm.provenance import hardware, versions
 
@@ -23,22 +20,6 @@ ARMS = [
     *(("P-EAGLE", "tiny-llama-peagle", k) for k in (3, 5, 7)),
     *(("P-EAGLE, sharpened", "tiny-llama-peagle-sharp", k) for k in (5, 7)),
 ]
-
-
-def run_arm(title: str, progress: Progress, **arguments: Any) -> dict[str, Any]:
-    """Measure an arm in a fresh process while its bar moves."""
-    steps = num_steps(arguments["batches"], arguments["prompts"], arguments["repeats"])
-    bar = progress.add_task(title, total=steps)
-    with ThreadPoolExecutor(1) as pool, tempfile.NamedTemporaryFile() as grown:
-        future = pool.submit(run, measure, ON_CPU, progress=grown.name, **arguments)
-        while wait([future], timeout=0.2).not_done:
-            progress.update(bar, completed=Path(grown.name).stat().st_size)
-    try:
-        result = future.result()
-    except ArmError as error:
-        raise SystemExit(f"{title} failed: {error}") from None
-    progress.update(bar, completed=steps)
-    return result
 
 
 def configuration(common: dict[str, Any]) -> dict[str, Any]:
@@ -60,19 +41,18 @@ def main() -> int:
     args = parser.parse_args()
     common = {name: value for name, value in vars(args).items() if name != "out"}
     console, results = Console(), []
-    columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        for name, head, k in ARMS:
-            title = f"{name} K={k}" if k else name
-            found = run_arm(title, progress, target="tiny-llama", head=head, k=k, batches=BATCHES, **common)
-            arm = {"name": name, "head": head, "k": k, "parallel": name.startswith("P-EAGLE"), **common}
-            results.append({"arm": arm, **found})
+    for name, head, k in track(ARMS, "arms", console=console):
+        try:
+            found = run(measure, ON_CPU, target="tiny-llama", head=head, k=k, batches=BATCHES, **common)
+        except ArmError as error:
+            raise SystemExit(f"{name} K={k} failed: {error}") from None
+        arm = {"name": name, "head": head, "k": k, "parallel": name.startswith("P-EAGLE"), **common}
+        results.append({"arm": arm, **found})
+        console.print(f"{name}{f' K={k}' if k else ''}: {found['tokens_per_second']['1']:.0f} tokens/s")
     for result in results:
         result["same_output"] = set(result["output_sha256"].values()) == {results[0]["output_sha256"]["1"]}
     report = {"configuration": configuration(common), "arms": results}
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(args.out, __doc__, report)
     console.print(terminal(report))
     drafters = ", ".join(dict.fromkeys(r["drafter"] for r in results if r["arm"]["parallel"]))
     console.print(f"P-EAGLE was drafted by {drafters}.")

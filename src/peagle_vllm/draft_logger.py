@@ -32,7 +32,7 @@ class DraftStatLogger(AggregateStatLoggerBase):
         self._writes_log = any(isinstance(each, LoggingStatLogger) for each in inner)
         self._interval: Counter[str] = Counter()
 
-        prometheus = next(each for each in others if isinstance(each, PrometheusStatLogger))
+        prometheus: PrometheusStatLogger = next(each for each in others if isinstance(each, PrometheusStatLogger))
         counter_class, gauge_class, labels = prometheus._counter_cls, prometheus._gauge_cls, ["model_name", "engine"]
         info = gauge_class(
             name="vllm:peagle_info",

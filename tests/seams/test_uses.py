@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import peagle_vllm
-from peagle_vllm.seams import all_seams
+from peagle_vllm.seams import all_seams, drafter_limit, gate, proposer
 from peagle_vllm.seams.fingerprint import check, load_recorded
 from peagle_vllm.seams.ledger import Definition, Seam
 from peagle_vllm.seams.source import Source
@@ -34,7 +34,9 @@ def test_what_is_used_is_what_is_recorded(release: Callable[[], VllmInstall]) ->
         assert now == recorded, f"record {label} again: python -m tools.seams.record"
 
 
-def test_recording_a_build_keeps_the_others(tmp_path: Path) -> None:
+def test_recording_a_build_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seams = (gate.SEAM, proposer.SEAM)
+    monkeypatch.setattr(record, "all_seams", lambda: seams)
     root = copy_of_used(tmp_path)
     change(root, "vllm.v1.spec_decode.llm_base_proposer", "def dummy_run(", "def dummy_run_2(")
     install = read(root)
@@ -43,9 +45,9 @@ def test_recording_a_build_keeps_the_others(tmp_path: Path) -> None:
     after = record.record(install, before)
     assert list(after) == ["0.1", install.minor]
     assert after["0.1"]["vllm 0.1.0"] == after[install.minor]["vllm old"] == old
-    assert set(after[install.minor][install.label]) == {seam.name for seam in all_seams()}
+    assert set(after[install.minor][install.label]) == {seam.name for seam in seams}
     assert not any("dummy_run " in key for key in after[install.minor][install.label]["proposer"])
-    assert check(root, None, {install.minor: {install.label: after[install.minor][install.label]}}).ok
+    assert check(root, seams, {install.minor: {install.label: after[install.minor][install.label]}}).ok
 
 
 # --------------------------------------------------------------------------------------- the finder
@@ -105,7 +107,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], se
         seams = tmp_path / str(hash(code)) / "peagle_vllm" / "seams"
         seams.mkdir(parents=True)
         (seams / "x.py").write_text(code)
-        monkeypatch.setattr(uses, "OURS", Source(seams.parents[1]))
+        monkeypatch.setattr("tools.seams.code.OURS", Source(seams.parents[1]))
         seam = Seam(name="x", runner="V2", why="", waits_for="", delete_when="", types={"untyped": ()})
         return {each.key.partition(":")[2] for each in uses.uses(seam, vllm)}
 
@@ -152,7 +154,7 @@ def test_a_seam_that_wraps_what_is_not_there_cannot_be_recorded(tmp_path: Path) 
     root = copy_of_used(tmp_path)
     change(root, "vllm.v1.worker.gpu_model_runner", "def _input_fits_in_drafter(", "def _fits(")
     with pytest.raises(LookupError, match=r"drafter-limit wraps .*_input_fits_in_drafter"):
-        record.fingerprints(read(root))
+        uses.uses(drafter_limit.SEAM, Source(root))
 
 
 # ---------------------------------------------------------------- what the finder could not see

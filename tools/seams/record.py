@@ -12,7 +12,8 @@ from peagle_vllm.seams import all_seams
 from peagle_vllm.seams.fingerprint import FINGERPRINTS, Build, Recorded, load_recorded
 from peagle_vllm.seams.source import Source
 from peagle_vllm.seams.version import NotVllmError, VllmInstall, find_vllm, read
-from tools.seams.uses import OURS, uses
+from tools.seams.code import OURS
+from tools.seams.uses import uses
 
 
 def fingerprints(install: VllmInstall) -> Build:

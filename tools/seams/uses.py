@@ -1,11 +1,11 @@
-"""What each seam uses of a vLLM, found in the source of both: the list that ``record`` writes down.
+"""What each seam uses of a vLLM, found by jedi in the source of both: the list that ``record`` writes down.
 
-A seam's code is its own file and every file of ours that it imports. Of vLLM it uses
+A seam's code is its own file and every function, class and constant of ours that it reaches. Of vLLM it uses
 
 * what it wraps: ``wrap(module.Class, "name", make)``;
 * what it imports, but for annotations;
-* each attribute that it reads or sets of an object of vLLM, as far as ``inference`` can tell the object's class,
-  or ``Seam.types`` does;
+* each attribute that it reads or sets of an object of vLLM, as far as jedi can tell the object's class, or
+  ``Seam.types`` does;
 * of the base classes of its own classes: what these override, call or read, what that calls through ``super()`` in
   turn, and the methods that call what is overridden;
 * ``Seam.also``: what vLLM's own code does on our behalf.
@@ -13,15 +13,14 @@ A seam's code is its own file and every file of ours that it imports. Of vLLM it
 
 import ast
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import cache
 
-from peagle_vllm.seams import HOOKS
+from jedi.api.classes import Name
+
 from peagle_vllm.seams.ledger import HOWS, Definition, How, Seam, What
-from peagle_vllm.seams.source import Source
-from tools.seams.inference import Inference
-from tools.seams.types import NOTHING, Class, Instance, Module, Scope
+from peagle_vllm.seams.source import Source, bound
+from tools.seams.code import ABOVE, Code, Place, classes, definitions, of_self, place_of, tree_of
 
-OURS = Source(Path(__file__).parents[2] / "src")
 # What vLLM documents, or cannot take away without every plugin noticing.
 PUBLIC = {("vllm.config.vllm", "VllmConfig"), ("vllm.logger", "init_logger")}
 # How these are called matters, what they do does not: what wraps them passes everything on, or vLLM documents them.
@@ -46,55 +45,120 @@ def uses(seam: Seam, vllm: Source) -> list[Definition]:
     return Finder(seam, vllm).definitions()
 
 
-def code_of(seam: Seam) -> dict[str, list[ast.stmt]]:
-    """The seam's code, by module: its own file, and every function, class and constant of ours that it reaches."""
-    own = f"peagle_vllm.seams.{seam.name.replace('-', '_')}"
-    code: dict[str, list[ast.stmt]] = {own: OURS.tree(own).body}
-    waiting = list(_named_in(own, code[own]))
-    seen = set()
-    while waiting:
-        module, name = place = waiting.pop()
-        if place in seen or not OURS.text(module):
-            continue
-        seen.add(place)
-        found = [node for node in OURS.find(module, name) if isinstance(node, ast.stmt)]
-        reached = [node for node in found if not isinstance(node, ast.ImportFrom)]
-        if module != own:
-            code.setdefault(module, []).extend(reached)
-        waiting += _named_in(module, found)
-    return code
-
-
-def _named_in(module: str, statements: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """(module, name) of what the statements name, in their own module or by importing it."""
-    for node in (node for statement in statements for node in ast.walk(statement)):
-        if isinstance(node, ast.Name):
-            yield module, node.id
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("peagle_vllm.seams"):
-            yield from ((node.module, alias.name) for alias in node.names)
-
-
 class Finder:
     """Walks through the code of one seam."""
 
     def __init__(self, seam: Seam, vllm: Source):
-        self.seam, self.vllm = seam, vllm
-        self.found: dict[tuple[str, str], How] = {}
-        self.inference = Inference({"vllm": vllm, "peagle_vllm": OURS}, seam.types, self._use)
-        for module, statements in code_of(seam).items():
-            self._module(module, ast.Module(statements, []))
+        self.vllm = vllm
+        self.found: dict[Place, How] = {}
+        self.reached: list[Place] = []  # of our code, in other files too
+        code = cache(lambda module: Code(module, seam, vllm))
+        own = code(f"peagle_vllm.seams.{seam.name.replace('-', '_')}")
+        for place in own.wrapped:
+            if not vllm.find(*place):
+                raise LookupError(f"the seam {seam.name} wraps {'.'.join(place)}, which this vLLM does not have")
+            self._use(place, "wrapped")
+        self._walk(own, own.tree)
+        for module, name in self.reached:  # which grows
+            for node in bound(code(module).tree, name):
+                self._walk(code(module), node)
         for module, names in seam.also.items():
             for name in names:
-                self._use(module, name, "called")
+                self._use((module, name), "called")
 
-    def _use(self, module: str, qualname: str, how: How) -> None:
+    # ---------------------------------------------------------------------------------- our code
+
+    def _walk(self, code: Code, tree: ast.AST) -> None:
+        for node in _own_nodes(tree):
+            match node:
+                case ast.Name(id=name) if name.startswith("_of_"):  # a hint
+                    continue
+                case ast.Attribute() | ast.Name():
+                    self._named(code, node)
+                case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
+                    for each in kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]:
+                        self._called(classes(code.script, each), made=False)
+                case ast.Call(func=called) if not (isinstance(called, ast.Name) and called.id.startswith("_of_")):
+                    self._called(classes(code.script, called), made=True)
+                case ast.ClassDef(bases=[base, *_]):
+                    self._base(node, next(map(place_of, definitions(code.script, base)), None))
+
+    def _named(self, code: Code, node: ast.Attribute | ast.Name) -> None:
+        names = definitions(code.script, node)
+        is_set = isinstance(node.ctx, ast.Store) or ast.unparse(node).startswith(f"{ABOVE}.")
+        how: How = "replaced" if is_set else "called"
+        if how == "called" and isinstance(node, ast.Attribute) and not all(map(is_ours, names)):
+            of_ours = any(map(is_ours, classes(code.script, node.value)))
+            how = "inherited" if of_ours or ast.unparse(node.value) == "super()" else how
+        for name in names:
+            if is_ours(name):
+                self._reach(name)
+            elif name.type not in ("class", "module"):
+                self._member(place_of(name), how)
+
+    def _reach(self, name: Name) -> None:
+        outer = name
+        while (parent := outer.parent()) is not None and parent.type != "module":
+            outer = parent
+        place = name.module_name, outer.name
+        if place not in self.reached and not place[0].startswith("peagle_vllm.seams") and name.type != "module":
+            self.reached.append(place)
+
+    def _called(self, names: list[Name], made: bool) -> None:
+        """Classes, with what makes them where they are ``made``, and instances that are called."""
+        for name in names:
+            if is_ours(name) or name.type not in ("class", "instance"):
+                continue
+            if name.type == "class":
+                self._use(place_of(name), "called")
+            method = "__init__" if name.type == "class" else "forward"
+            places = ((module, f"{cls}.{method}") for module, cls in (place_of(name), *self.above(place_of(name))))
+            if made and (owner := next((place for place in places if self.vllm.find(*place)), None)):
+                self._member(owner, "called")
+
+    def _member(self, place: Place, how: How) -> None:
+        """Something, and the methods that it calls through ``super()``."""
+        if not self._use(place, how):
+            return
+        module, name = place[0], place[1].rpartition(".")[2]
+        for node in (inner for outer in self.vllm.find(*place) for inner in ast.walk(outer)):
+            match node:
+                case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=called) if called == name:
+                    for each in definitions(tree_of(self.vllm).script(module), node):
+                        self._member(place_of(each), "inherited")
+
+    def _base(self, cls: ast.ClassDef, base: Place | None) -> None:
+        """The base of a class of ours, and the methods of it that call what is overridden."""
+        overridden = {item.name for item in cls.body if isinstance(item, ast.FunctionDef)}
+        if base is None or not base[0].startswith("vllm."):
+            return
+        self._use(base, "replaced")
+        for module, qualname in (base, *self.above(base)):
+            for method in (item for node in self.vllm.find(module, qualname) for item in ast.iter_child_nodes(node)):
+                is_other = isinstance(method, ast.FunctionDef) and method.name not in overridden
+                if is_other and overridden & of_self(method, ast.Load):
+                    self._use((module, f"{qualname}.{method.name}"), "inherited")
+
+    def above(self, cls: Place) -> Iterator[Place]:
+        """The base classes in vLLM, nearest first."""
+        for base in (base for node in self.vllm.find(*cls) for base in getattr(node, "bases", ())):
+            plain = base.value if isinstance(base, ast.Subscript) else base
+            for place in map(place_of, definitions(tree_of(self.vllm).script(cls[0]), plain)):
+                yield from (place, *self.above(place))
+
+    # ------------------------------------------------------------------------------ what was found
+
+    def _use(self, place: Place, how: How) -> bool:
+        """Note a use of what this vLLM has; whether it is new."""
+        module, qualname = place
         outer = qualname.rpartition(".")[0]
         if any(is_enum(node) for node in self.vllm.find(module, outer) if outer):
             qualname = outer  # one member alone says little: a new one is met by code that lists them
         if (module, qualname) in PUBLIC or not self.vllm.find(module, qualname):
-            return
-        before = self.found.get((module, qualname), HOWS[-1])
-        self.found[module, qualname] = min(how, before, key=HOWS.index)
+            return False
+        before = self.found.get((module, qualname))
+        self.found[module, qualname] = min(how, before or how, key=HOWS.index)
+        return before is None
 
     def definitions(self) -> list[Definition]:
         made = {place: Definition(*place, how, self._compared(*place, how)) for place, how in self.found.items()}
@@ -107,7 +171,7 @@ class Finder:
         is_class = all(isinstance(node, ast.ClassDef) and not is_enum(node) for node in nodes) and how != "replaced"
         return "signature" if qualname in BY_SIGNATURE or is_setting or is_class else "body"
 
-    def _covered(self, definition: Definition, made: Mapping[tuple[str, str], Definition]) -> bool:
+    def _covered(self, definition: Definition, made: Mapping[Place, Definition]) -> bool:
         """Whether others of ``made`` compare all of it: its class, or every method that sets the attribute."""
         module, outer = definition.module, definition.qualname.rpartition(".")[0]
         classes = [node for node in self.vllm.find(module, outer) if isinstance(node, ast.ClassDef)] if outer else []
@@ -115,88 +179,13 @@ class Finder:
         if classes and (module, outer) in whole:
             return True
         nodes = self.vllm.find(module, definition.qualname)
-        methods = [method for node in classes for method in Class(module, node).methods]
+        methods = [item for node in classes for item in node.body if isinstance(item, ast.FunctionDef)]
         setting = [method for node in nodes for method in methods if any(node is inner for inner in ast.walk(method))]
         return bool(setting) and {(module, f"{outer}.{method.name}") for method in setting} <= whole
 
-    # ---------------------------------------------------------------------------------- our code
 
-    def _module(self, module: str, tree: ast.Module) -> None:
-        top = Scope(module, tree)
-        scopes = [top, *self._scopes(top, tree)]
-        functions = {scope.node.name: scope for scope in scopes if isinstance(scope.node, ast.FunctionDef)}
-        for _ in range(2):  # what is passed on was passed before
-            for scope in scopes:
-                for node in _own_nodes(scope.node):
-                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
-                        self._pass_arguments(node, scope, functions[node.func.id])
-                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "wrap":
-                        self._wrap(node, scope, functions)
-        for scope in scopes:
-            for node in _own_nodes(scope.node):
-                if isinstance(node, ast.expr):
-                    self.inference.of(node, scope)
-        for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-            self._bases(Class(module, cls))
-
-    def _scopes(self, outer: Scope, node: ast.AST, owner: Class | None = None) -> Iterator[Scope]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef):
-                yield from self._scopes(outer, child, Class(outer.module, child))
-            elif isinstance(child, ast.FunctionDef):
-                known = dict(Scope.of_method(owner, child).known) if owner and not outer.owner else {}
-                hooked = {
-                    Module(module)
-                    for module, names in HOOKS.items()
-                    if f"{outer.module.rpartition('.')[2]}.{child.name}" in names
-                }
-                if hooked:
-                    known = {child.args.args[0].arg: frozenset(hooked)}
-                scope = Scope(outer.module, child, owner, outer, known)
-                yield scope
-                yield from self._scopes(scope, child, owner)
-            else:
-                yield from self._scopes(outer, child, owner)
-
-    def _pass_arguments(self, call: ast.Call, scope: Scope, function: Scope) -> None:
-        """Type the parameters of a function of the same file, where nothing else does, by what it is called with."""
-        assert isinstance(function.node, ast.FunctionDef)
-        for arg, value in zip(function.node.args.args, call.args, strict=False):
-            types = self.inference.of(value, scope)
-            if types and (arg.arg in function.known or not self.inference.of(ast.Name(arg.arg), function)):
-                function.known[arg.arg] = function.known.get(arg.arg, NOTHING) | types
-
-    def _wrap(self, call: ast.Call, scope: Scope, functions: Mapping[str, Scope]) -> None:
-        owner, name, _ = call.args
-        assert isinstance(name, ast.Constant)
-        for each in self.inference.of(owner, scope):
-            match each:
-                case Module(module):
-                    where, qualname = module, name.value
-                case Class() as cls:
-                    where, qualname = cls.module, f"{cls.node.name}.{name.value}"
-                    wrapper = functions[name.value]
-                    self_name = wrapper.node.args.args[0].arg if wrapper.node.args.args else ""
-                    wrapper.known[self_name] = wrapper.known.get(self_name, NOTHING) | {Instance(cls)}
-                case _:
-                    continue
-            if not self.vllm.find(where, qualname):
-                raise LookupError(f"the seam {self.seam.name} wraps {where}.{qualname}, which this vLLM does not have")
-            self._use(where, qualname, "wrapped")
-
-    def _bases(self, cls: Class) -> None:
-        above = [base for base in self.inference.above(cls) if base.module.startswith("vllm.")]
-        if not above:
-            return
-        self._use(above[0].module, above[0].node.name, "replaced")
-        scope = Scope(cls.module, cls.node)
-        overridden = {method.name for method in cls.methods}
-        for name in overridden | _of_self(cls.node, ast.Store):
-            self.inference.member(Instance(cls, above=True), name, scope, "replaced")
-        for base in above:
-            for method in base.methods:
-                if method.name not in overridden and overridden & _of_self(method, ast.Load):
-                    self._use(base.module, f"{base.node.name}.{method.name}", "inherited")
+def is_ours(name: Name) -> bool:
+    return name.module_name.startswith("peagle_vllm.")
 
 
 def is_enum(node: ast.AST) -> bool:
@@ -204,18 +193,10 @@ def is_enum(node: ast.AST) -> bool:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module, without those of functions in it, annotations and base classes."""
+    """All nodes, ``node`` among them, without annotations."""
+    yield node
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "bases"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield child
-                if not isinstance(child, ast.FunctionDef):
+        if name not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
                     yield from _own_nodes(child)
-
-
-def _of_self(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    """Names of the attributes of ``self`` that are read, or set."""
-    attributes = (item for item in ast.walk(node) if isinstance(item, ast.Attribute) and isinstance(item.ctx, context))
-    return {item.attr for item in attributes if isinstance(item.value, ast.Name) and item.value.id == "self"}

@@ -25,7 +25,8 @@ SEAM = Seam(
             "vllm.v1.worker.gpu.async_utils:AsyncOutput",
             "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput",
         ),
-        "outputs": ("vllm.v1.engine:EngineCoreOutputs",),
+        "each": ("vllm.v1.engine:EngineCoreOutputs",),
+        "stat_logger": ("vllm.v1.metrics.loggers:PerEngineStatLoggerAdapter",),
     },
     also={
         "vllm.v1.metrics.stats": ("SchedulerStats.num_kv_fetch_reqs_by_stage",),  # draft_stats.CARRIER
