@@ -1,13 +1,13 @@
 """One rank of an engine on Model Runner V2, and the collectives of each of its draft steps.
 
     PEAGLE_TEST_ARM=plugin-v2 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... \\
-        python -m tests.features.rank FOLDER data   # or tensor, pipeline
+        python -m tests.features.rank FOLDER data   # or tensor
     # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
 
 This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Under data parallelism the
 ranks exchange before a step who has requests left; one that has none runs a dummy batch beside the others. The target
-must then be a mixture of experts, whose layers exchange rows between ranks: dense models run apart. Tensor and pipeline
-parallel ranks have the same requests; of a pipeline only the last one drafts.
+must then be a mixture of experts, whose layers exchange rows between ranks: dense models run apart. Tensor parallel
+ranks have the same requests.
 """
 
 import json
@@ -96,9 +96,6 @@ def watch_steps(live: Engine, seen: Seen | None) -> Iterator[list[dict[str, Any]
 def serve(live: Engine, requests: Sequence[Request], reference: Reference, seen: Seen | None) -> dict[str, Any]:
     """Run requests with planted drafts; drafts and output must equal the simulation's, which is what DP = 1 drafts."""
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
-    if live.drafter is None:
-        assert {req: done.tokens for req, done in live.run(requests).items()} == right
-        return {"rows": 0}
     with Collectives() as everywhere, record(live, planter(right, VOCAB)) as noted, watch_steps(live, seen) as steps:
         finished = live.run(requests)
     report = compare(noted, finished, reference, k=K, max_model_len=MAX_MODEL_LEN)

@@ -115,9 +115,8 @@ def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
     assert not eager, f"these drafted without their graph: {eager}"
 
 
-@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_v2_ranks_draft_what_one_drafts(kind: str, tmp_path: Path):
+def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
+    """V2; the edge's candidates are those of all ranks."""
     target = tiny_heads.write_target(tmp_path / "target")
-    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(edge=kind == "tensor"))
-    rows = [rank["eager"]["rows"] for rank in reports_of_ranks(tmp_path, kind)]
-    assert rows[-1] > 12 and (rows[0] > 12) == (kind == "tensor")
+    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(edge=True))
+    assert all(rank["eager"]["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))
