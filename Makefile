@@ -34,13 +34,27 @@ bench: env ## sweep every drafter over K and concurrency on the tiny models, and
 	@$(py) -m peagle_vllm.cli bench run benchmarks/suites/tiny-cpu.yaml --results $(BENCH)
 	@$(py) -m peagle_vllm.cli bench report $(BENCH)
 
+# Only its transforms, for targets that read images: the package index has CUDA builds, whose operators a CPU torch
+# refuses. So it stays out of .venv, and the tests that need it have it on their path.
+torchvision := .cache/torchvision
+.PHONY: torchvision
+torchvision: env
+	@test -d $(torchvision) || { rm -rf $(torchvision).part; \
+		$(py) -m pip install --quiet --no-deps --target $(torchvision).part torchvision==0.29.2 && \
+		: > $(torchvision).part/torchvision/_meta_registrations.py && mv $(torchvision).part $(torchvision); }
+
 .PHONY: test
-test: env next-wheel ## lint, types and all tests but the large grids (two processes at a time)
+test: env next-wheel torchvision ## lint, types and all tests but the large grids (two processes at a time)
 	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py $(GROUPS)
 
 .PHONY: test-full
-test-full: env next-wheel ## the same with the large grids
+test-full: env next-wheel torchvision ## the same with the large grids
 	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py --full $(GROUPS)
+
+.PHONY: targets
+targets: env torchvision ## drafts for targets of every architecture, on every arm (minutes); writes the table of docs/features.md
+	@$(py) -m tests.drafts.table
+	@$(py) tools/docs.py
 
 .PHONY: next-wheel
 next-wheel: env # read as source only, so any platform's wheel will do

@@ -82,6 +82,7 @@ class Request:
     arrives: int = 0
     aborted: int | None = None
     sampling: tuple[tuple[str, Any], ...] = ()
+    image: Any = None
 
 
 @dataclass
@@ -95,7 +96,8 @@ class Finished:
 
     @property
     def tokens(self) -> list[int]:
-        return [*self.request.prompt, *self.output]
+        prompt = self.request.prompt if self.raw is None else self.raw.prompt_token_ids  # an image takes many tokens
+        return [*prompt, *self.output]
 
 
 class Engine:
@@ -136,7 +138,10 @@ class Engine:
                 request = waiting.pop(0)
                 sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | dict(request.sampling)
                 params = SamplingParams(max_tokens=request.max_tokens, **sampling)
-                engine.add_request(request.id, TokensPrompt(prompt_token_ids=list(request.prompt)), params)
+                prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
+                if request.image is not None:
+                    prompt["multi_modal_data"] = {"image": request.image}
+                engine.add_request(request.id, prompt, params)
             for request in requests:
                 if request.aborted == step and request.id not in finished and request not in waiting:
                     engine.abort_request([request.id])
@@ -223,5 +228,11 @@ def engine(settings: Settings) -> Engine:
 
     gc.freeze()
     with no_collection():
-        _live = Engine(settings)
+        try:
+            _live = Engine(settings)
+        except Exception:
+            from vllm.distributed import destroy_model_parallel
+
+            destroy_model_parallel()  # groups of an engine that did not start may not suit the next one
+            raise
     return _live

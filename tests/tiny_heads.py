@@ -49,6 +49,7 @@ class HeadSpec:
         norm_before_residual: which tensor the first layer adds back.
         norm_before_fc: one RMSNorm over the concatenated aux hidden states.
         fc_norm: one RMSNorm for each aux hidden state (flat config only in vLLM 0.32).
+        biases: of attention, and of a Llama head's MLP, too.
         own_embeddings: carries embed_tokens of its own instead of the target's.
         own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
         spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
@@ -64,6 +65,7 @@ class HeadSpec:
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
+    biases: bool = False
     own_embeddings: bool = True
     own_lm_head: bool = True
     spread: float = 0.0
@@ -114,6 +116,10 @@ def _head_layer(gen: torch.Generator, prefix: str, spec: HeadSpec, qkv_in: int =
     attention, context = (GENTLE_ATTENTION, GENTLE_CONTEXT) if spec.gentle else (ATTENTION, CONTEXT)
     for name, factor in ((f"q_{kind}", attention), (f"k_{kind}", attention), ("o_proj", context)):
         weights[f"{prefix}.self_attn.{name}.weight"] *= factor
+    if spec.biases:
+        kinds = ("_proj",) if spec.family == "llama" else ("q_proj", "k_proj", "v_proj")
+        modules = [module for name in weights if (module := name.removesuffix(".weight")).endswith(kinds)]
+        weights |= {f"{m}.bias": 0.2 * torch.randn(len(weights[f"{m}.weight"]), generator=gen) for m in modules}
     return weights
 
 
@@ -236,6 +242,7 @@ def _head_config(target: Path, spec: HeadSpec) -> dict:
         "eagle_aux_hidden_state_layer_ids": list(spec.aux_layers),
         "dtype": "float32",
     }
+    layer_config |= {"attention_bias": spec.biases, "mlp_bias": spec.biases and spec.family == "llama"}
     if spec.fmt == "aws":
         name = "LlamaForCausalLMEagle3" if spec.family == "llama" else "Eagle3Qwen3ForCausalLM"
         flat = layer_config | own | {"architectures": [name], "fc_norm": spec.fc_norm}

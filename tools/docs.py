@@ -76,6 +76,26 @@ def sharpen() -> str:
     return between(page, "sharpen", "\n\n".join([table(columns, served), note, data, _where(result, "sharpen")]))
 
 
+def features() -> str:
+    """Targets of every architecture on every arm: exact answers or rows, K = 3, 5 and 7 together, or the error."""
+    result = json.loads((RESULTS / "targets.json").read_text())
+
+    def cell(found: dict[str, str], arm: str) -> str:
+        said = [text for name, text in found.items() if name.startswith(arm)]
+        counted = [re.match(r"(\d+) of (\d+)( rows differ)?", text) for text in said]
+        if not all(counted):
+            return said[0].replace("|", "\\|")
+        exact = sum(int(m[2]) - int(m[1]) if m[3] else int(m[1]) for m in counted if m)
+        return f"{exact} of {sum(int(m[2]) for m in counted if m)}" if counted else ""
+
+    arms = ("alone", "eagle3", "stock-v1", "plugin-v1", "plugin-v2")
+    rows = [(name, *(cell(found, arm) for arm in arms)) for name, found in result["targets"].items()]
+    columns = ("target", "no speculation, answers", "EAGLE-3, answers", "stock P-EAGLE V1, rows")
+    shown = table((*columns, "plugin V1, rows", "plugin V2, rows"), rows)
+    page = (ROOT / "docs/features.md").read_text()
+    return between(page, "targets", f"{shown}\n\n{_where(result, 'targets')}")
+
+
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
@@ -199,6 +219,7 @@ def models() -> str:
 GENERATED = {
     "README.md": readme,
     "docs/benchmarking.md": benchmarking,
+    "docs/features.md": features,
     "docs/heads.md": heads,
     "docs/performance.md": performance,
     "docs/seams.md": seams,

@@ -48,10 +48,17 @@ OWN_PROCESS = (
 )
 INTERPRETER = {"TRITON_INTERPRET": "1"}
 
+TARGETS = "drafts/test_targets.py"  # once more, for the targets that read images
+TORCHVISION = {
+    "PYTHONPATH": os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.environ.get("PYTHONPATH"))))
+}
+
 # The long ones first: they decide when the last one ends.
 GROUPS = {
     "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
     "v1": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}),
+    "images v2": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v2", **TORCHVISION}),
+    "images v1": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v1", **TORCHVISION}),
     "processes": Group(paths=("features/test_processes.py",)),
     "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
     "server": Group(paths=("server",)),

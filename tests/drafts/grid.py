@@ -57,6 +57,7 @@ class Cell:
             norm_before_residual=rich,
             norm_before_fc=rich,
             fc_norm=rich and aws,  # vLLM 0.32 reads fc_norm from a flat config only
+            biases=rich,
             own_embeddings=not rich,
             spread=0.7 if self.dtype == "bfloat16" else 0.0,
             gentle=self.dtype == "bfloat16",

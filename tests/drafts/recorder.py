@@ -207,6 +207,10 @@ TIE_ULPS = {"float32": 256, "float16": 64, "bfloat16": 2}  # float32: the engine
 MAX_TIE_SHARE = {"float32": 0.0001, "float16": 0.01, "bfloat16": 0.002}  # of the tokens compared
 
 
+class DifferentError(AssertionError):
+    """Rows that are not the reference's; the message begins with ``N of M rows differ``."""
+
+
 def compare(
     noted: Recording,
     finished: Mapping[str, Finished],
@@ -255,7 +259,8 @@ def compare(
                 report.ties.append(verdict)
             elif verdict:
                 wrong.append(verdict)
-    assert not wrong, f"{len(wrong)} of {report.rows} rows differ:\n" + "\n".join(wrong[:8])
+    if wrong:
+        raise DifferentError(f"{len(wrong)} of {report.rows} rows differ:\n" + "\n".join(wrong[:8]))
     return report
 
 

@@ -32,26 +32,134 @@ EVERY_LAYER = {
 }
 ALTERNATING = ["sliding_attention", "full_attention"] * (TARGET_LAYERS // 2)
 EXPERTS = {"num_experts_per_tok": 2}
-CONFIGS: dict[str, dict[str, Any]] = {
+GEMMA4 = {
+    "sliding_window": WINDOW,
+    "layer_types": ALTERNATING,
+    "global_head_dim": HEAD_DIM,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+}
+VISION = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": 2,
+    "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_HEADS,
+    "head_dim": HEAD_DIM,
+    "image_size": 32,
+    "patch_size": 8,
+}
+IMAGE_TOKEN, IMAGE_TOKENS = 508, 70  # the fewest that Gemma 4 makes of an image
+NAMES = ("image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token")
+AROUND_IMAGES = {name: IMAGE_TOKEN - i for i, name in enumerate(NAMES)}
+CONFIGS: dict[str, dict[str, Any]] = {  # of text alone
     "mistral": {"sliding_window": WINDOW},
     "gpt_oss": {"sliding_window": WINDOW, "layer_types": ALTERNATING, "num_local_experts": 4} | EXPERTS,
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": INTERMEDIATE, "norm_topk_prob": True} | EXPERTS,
-    "gemma4_text": {
-        "sliding_window": WINDOW,
-        "layer_types": ALTERNATING,
-        "global_head_dim": HEAD_DIM,
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
+    "gemma4_text": GEMMA4,
+    "llama4_text": {
+        "attention_chunk_size": WINDOW,
+        "intermediate_size_mlp": INTERMEDIATE,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+    },
+    # vLLM's CPU build runs it, and no drafter of another attention beside it.
+    "deepseek_v2": {
+        "num_key_value_heads": NUM_HEADS,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 64,
+        "first_k_dense_replace": TARGET_LAYERS,
+    },
+}
+
+
+WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "initializer_range": EVERY_LAYER["initializer_range"],
+        "text_config": EVERY_LAYER | GEMMA4,
+        "vision_config": VISION | {"default_output_length": IMAGE_TOKENS},
+        **{f"{name}_id": token for name, token in AROUND_IMAGES.items()},
+        "eoa_token_index": AROUND_IMAGES["eoa_token"],
+        "video_token_id": VOCAB - 1,
+    },
+    "llava": {
+        "text_config": EVERY_LAYER | {"model_type": "llama"},
+        "vision_config": VISION | {"model_type": "clip_vision_model"},
+        "image_token_index": IMAGE_TOKEN,
     },
 }
 
 
 def write(folder: Path, name: str) -> Path:
-    """The target of one of ``CONFIGS``, with weights of a fixed seed."""
+    """The target of one of ``CONFIGS`` or ``WITH_IMAGES``, with weights of a fixed seed."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **EVERY_LAYER | CONFIGS[name])
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder / name)
+    if name in CONFIGS:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **EVERY_LAYER | CONFIGS[name]))
+    else:
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(name, **WITH_IMAGES[name]))
+    model.float().save_pretrained(folder / name)
+    if name in WITH_IMAGES:
+        _write_processor(folder / name)
     return folder / name
+
+
+def _write_processor(folder: Path) -> None:
+    """A tokenizer that knows the tokens around an image, and what cuts an image into patches. Needs torchvision."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+    from tokenizers import Tokenizer, models
+
+    named = {token: f"<{name}>" for name, token in AROUND_IMAGES.items()} | {VOCAB - 1: "<|video|>"}
+    words = {named.get(i, f"<{i}>"): i for i in range(VOCAB)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, "<0>")),
+        pad_token="<0>",
+        extra_special_tokens={name: named[token] for name, token in AROUND_IMAGES.items()},
+    )
+    if folder.name == "gemma4":
+        parts = (
+            transformers.Gemma4AudioFeatureExtractor(),
+            transformers.Gemma4ImageProcessor(patch_size=VISION["patch_size"], max_soft_tokens=IMAGE_TOKENS),
+        )
+        processor = transformers.Gemma4Processor(*parts, tokenizer, transformers.Gemma4VideoProcessor())
+    else:
+        size = dict.fromkeys(("height", "width"), VISION["image_size"])
+        processor = transformers.LlavaProcessor(
+            transformers.CLIPImageProcessor(size=size, crop_size=size),
+            tokenizer,
+            patch_size=VISION["patch_size"],
+            vision_feature_select_strategy="default",
+            image_token=named[IMAGE_TOKEN],
+            num_additional_image_tokens=1,
+        )
+        file = folder / "model.safetensors"  # vLLM knows the names of older transformers
+        old = "vision_tower.vision_model."
+        save_file({name.replace("vision_tower.", old): w for name, w in load_file(file).items()}, file)
+    processor.save_pretrained(folder)
+
+
+def image() -> Any:
+    """A small random picture."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8))
+
+
+def greedy(target: Path, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The prompt and the answer of ``count`` tokens that transformers gives."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([prompt])
+    answer = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
+    )
+    return answer[0].tolist()

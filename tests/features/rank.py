@@ -1,11 +1,13 @@
-"""One rank of a data-parallel engine on Model Runner V2, and the collectives of each of its draft steps.
+"""One rank of an engine on Model Runner V2, and the collectives of each of its draft steps.
 
     PEAGLE_TEST_ARM=plugin-v2 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... \\
-        python -m tests.features.rank FOLDER      # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
+        python -m tests.features.rank FOLDER data   # or tensor
+    # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
 
-This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Before a step the ranks
-ask each other who has requests left; one that has none runs a dummy batch beside the others. The target must be a
-mixture of experts, whose layers exchange rows between ranks: dense models run apart under data parallelism.
+This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Under data parallelism the
+ranks exchange before a step who has requests left; one that has none runs a dummy batch beside the others. The target
+must then be a mixture of experts, whose layers exchange rows between ranks: dense models run apart. Tensor parallel
+ranks have the same requests.
 """
 
 import json
@@ -26,14 +28,12 @@ from tests.engines import Engine, Request, Settings, engine, shut_down
 from tests.tiny_heads import VOCAB, prompt
 from tests.v2.graphs import Seen, emulate
 
-K, MAX_MODEL_LEN = 4, 96
-RANKS = int(os.environ["WORLD_SIZE"])
+K, MAX_MODEL_LEN, RANKS = 4, 96, 2
 # The first rank decodes while the second is still at the prefill of its long prompt; then the second has nothing left.
 REQUESTS = (
     [Request("decodes", prompt(9), 40)],
     [Request("short", prompt(9, 1), 4), Request("long", prompt(70, 2), 10)],
 )
-EXTERNAL = (("distributed_executor_backend", "external_launcher"), ("data_parallel_size", RANKS))
 
 
 class Collectives(TorchDispatchMode):
@@ -105,14 +105,17 @@ def serve(live: Engine, requests: Sequence[Request], reference: Reference, seen:
 
 
 def main() -> None:
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    folder, kind, rank = Path(sys.argv[1]), sys.argv[2], int(os.environ["RANK"])
     target, head = folder / "target", folder / "head"
-    settings = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=EXTERNAL)
-    live, reference = engine(settings), Reference(target, head)
-    let_ranks_differ_in_rows()
-    result = {"eager": serve(live, REQUESTS[rank], reference, None)}
-    with emulate(live, [1, 2]) as seen:
-        result["graphs"] = serve(live, REQUESTS[rank], reference, seen)
+    external = ("distributed_executor_backend", "external_launcher"), (f"{kind}_parallel_size", RANKS)
+    live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=external))
+    reference, asked = Reference(target, head), REQUESTS[rank] if kind == "data" else [*REQUESTS[0], *REQUESTS[1]]
+    if kind == "data":
+        let_ranks_differ_in_rows()
+    result = {"eager": serve(live, asked, reference, None)}
+    if kind == "data":
+        with emulate(live, [1, 2]) as seen:
+            result["graphs"] = serve(live, asked, reference, seen)
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
     shut_down()
 

@@ -65,11 +65,11 @@ def test_two_ranks_give_the_output_of_one(kind: str):
     assert steps == verified + len(cases)  # one rank reports; a request's last drafts are never verified
 
 
-def reports_of_ranks(folder: Path) -> list[dict[str, Any]]:
+def reports_of_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Run ``tests.features.rank`` on two ranks, on Model Runner V2. Returns what each wrote."""
     common = SHARED_CORES | {"PEAGLE_TEST_ARM": "plugin-v2", "WORLD_SIZE": "2"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "tests.features.rank", str(folder)]
+    command = [sys.executable, "-m", "tests.features.rank", str(folder), kind]
     ranks: list[subprocess.Popen] = []
     deadline = time.monotonic() + START_SECONDS
     try:
@@ -100,7 +100,7 @@ def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
     """
     target = tiny_heads.write_target(tmp_path / "target", "qwen3_moe")
     tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())
-    ranks = reports_of_ranks(tmp_path)
+    ranks = reports_of_ranks(tmp_path, "data")
     for how in ("eager", "graphs"):
         each = [rank[how]["steps"] for rank in ranks]
         in_propose = [sum(step["collectives"] for step in steps) for steps in each]
@@ -113,3 +113,10 @@ def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
         assert in_propose == [0, 0]
     eager = [step["batch"] for steps in each for step in steps if step["batch"] != "prefill" and not step["graph"]]
     assert not eager, f"these drafted without their graph: {eager}"
+
+
+def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
+    """V2; the edge's candidates are those of all ranks."""
+    target = tiny_heads.write_target(tmp_path / "target")
+    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(edge=True))
+    assert all(rank["eager"]["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))

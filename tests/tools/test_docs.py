@@ -1,6 +1,7 @@
 """Generated parts are up to date, links lead somewhere, and what the pages name is there."""
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -20,8 +21,6 @@ def test_generated_parts_are_up_to_date() -> None:
 
 
 def test_demo_result_carries_its_configuration() -> None:
-    import json
-
     result = json.loads(docs.DEMO_RESULT.read_text())
     configuration = result["configuration"]
     assert {"versions", "cpu", "engine", "environment", "prompts", "max_tokens", "repeats"} <= set(configuration)
@@ -36,6 +35,19 @@ def test_demo_result_carries_its_configuration() -> None:
         assert arm["same_output"]
         for samples in arm["samples"].values():
             assert len(samples) == configuration["repeats"]
+
+
+def test_figures_in_the_readmes_sentences() -> None:
+    """Its tables are generated; these three stand in prose."""
+    text = " ".join((ROOT / "README.md").read_text().split())
+    arms = {arm["arm"]: arm for arm in json.loads((docs.RESULTS / "dispatches.json").read_text())["arms"]}
+    eagle3 = arms["EAGLE-3 V2"]["replayed"]["totals"]
+    assert (eagle3["launches"], eagle3["replays"]) == (2, 2) and "EAGLE-3 needs two of each" in text
+    assert eagle3["operations"] == 9 and "nine tensor operations beside" in text
+    assert 28 <= arms["stock V1"]["totals"]["operations"] <= 34 and "some 30 torch operations" in text
+    training = json.loads((ROOT / "models/RESULTS.json").read_text())["training"]
+    cost = {name: training[f"tiny-llama-{name}"]["mflop_an_exchange"] for name in ("peagle", "eagle3")}
+    assert f"with {1 - cost['eagle3'] / cost['peagle']:.0%} fewer" in text
 
 
 def test_committed_sweep_is_the_whole_suite() -> None:

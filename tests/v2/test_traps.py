@@ -1,5 +1,6 @@
 """What can go wrong between a draft batch and a CUDA graph, one test each; docs/draft-step.md has the list."""
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,22 @@ def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch
             hidden_states = torch.zeros(rows, drafter.hidden_size)
             drafter._forward(speculator.DraftBatch(Layout(rows, 1), 0, drafter.staging, hidden_states, None))
     assert contexts == [False, True]
+
+
+def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, monkeypatch: pytest.MonkeyPatch):
+    """No backend of the CPU build has context parallelism; this is what vLLM's runner makes of the speculator's."""
+    live = start(pair)
+    from peagle_vllm.v2.speculator import ParallelEagleSpeculator
+
+    config = copy.copy(live.drafter.vllm_config)
+    config.parallel_config = copy.copy(config.parallel_config)
+    config.parallel_config.decode_context_parallel_size = 2
+    drafter = ParallelEagleSpeculator(config, live.drafter.device)
+    drafter.draft_attn_layer_names = live.drafter.draft_attn_layer_names
+    monkeypatch.setattr(live.runner, "speculator", drafter)
+    monkeypatch.setattr(live.runner, "dcp_size", 2)
+    specs = live.runner.get_kv_cache_spec()
+    assert {name for name, spec in specs.items() if not spec.dcp_sharded} == drafter.draft_attn_layer_names
 
 
 def test_trap_4_slots_are_not_the_targets(pair):
@@ -215,3 +232,29 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         assert said.indices == sum(tensor.nbytes for tensor in held)
         assert said.walk == drafter.walk.scores.nbytes + drafter.walk.cached_ids.nbytes > 0
         assert said.buffers == said.hidden_states + said.staging + said.indices + said.walk
+
+
+def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts(pair):
+    """vLLM has it with FULL graphs only, so its estimator is put in by hand. It divides a sample's row by K."""
+    live = start(pair, speculative=(("num_speculative_tokens_per_batch_size", [(1, 1, K), (2, SEQS, K - 1)]),))
+    from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
+
+    drafter, original, checked = live.drafter, live.drafter.propose, []
+    drafter.acceptance_estimator = OnlineAcceptanceEstimator(drafter.max_num_reqs, K, drafter.device)
+    drafter.draft_token_confidence_probs = torch.zeros(drafter.max_num_reqs, K)
+
+    def propose(batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts, wanted = original(batch, *args, **kwargs), kwargs["num_speculative_tokens"]
+        by_batch = drafter.draft_token_confidence_probs[: batch.num_reqs, :wanted]
+        by_request = drafter.acceptance_estimator.predictions[batch.idx_mapping, :wanted]
+        torch.testing.assert_close(by_batch, by_request)
+        checked.append((batch.num_reqs, wanted))
+        return drafts
+
+    drafter.propose = propose
+    try:
+        live.run([Request(f"adaptive.{i}", prompt(9 + i, i), 4 + 4 * i) for i in range(3)])
+    finally:
+        drafter.acceptance_estimator = None
+        del drafter.propose
+    assert (1, K) in checked and (3, K - 1) in checked

@@ -37,11 +37,7 @@ SEAM = Seam(
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     also={
-        # These are read by name, in loops.
-        "vllm.config.parallel": (
-            "ParallelConfig.prefill_context_parallel_size",
-            "ParallelConfig.decode_context_parallel_size",
-        ),
+        # Read by name, in a loop.
         "vllm.engine.arg_utils": tuple(f"EngineArgs.{flag}" for flag in FLAGS),
         # Reads the aux layers that _complete sets.
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
@@ -169,21 +165,16 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         return
     seams.refuse_if_moved()
     _check_depth(spec.num_speculative_tokens, vllm_config)
-    if spec.enable_adaptive_verification and spec.num_speculative_tokens_per_batch_size:
-        # vLLM's acceptance estimator finds a draft's request by dividing by K, which a smaller K of a step upsets.
-        raise refuse(
-            "enable_adaptive_verification and num_speculative_tokens_per_batch_size do not go together; leave one out"
-        )
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
         raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
-    for name, why in (
-        ("prefill_context_parallel_size", "splits a prompt over ranks and the drafter needs it whole"),
-        ("decode_context_parallel_size", "shards the drafter's KV cache, which is not supported yet"),
-    ):
-        size = getattr(vllm_config.parallel_config, name)
-        if size > 1:
-            raise refuse(f"{name}={size} {why}; set it to 1")
+    parallel = vllm_config.parallel_config
+    if (size := parallel.prefill_context_parallel_size) > 1:
+        why = "splits a prompt over ranks and the drafter needs it whole"
+        raise refuse(f"prefill_context_parallel_size={size} {why}; set it to 1")
+    if (size := parallel.decode_context_parallel_size) > 1 and not vllm_config.use_v2_model_runner:
+        why = "shards the drafter's KV cache on V1; set it to 1, or use Model Runner V2"
+        raise refuse(f"decode_context_parallel_size={size} {why}")
 
 
 def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, replace
 from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -128,6 +128,18 @@ def _padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
     padded = np.full(length, fill, dtype=np.int32)
     padded[: len(values)] = values
     return padded
+
+
+def with_whole_kv(vllm_config: VllmConfig) -> VllmConfig:
+    """The same without decode context parallelism for the drafter, as vLLM's DFlash has it.
+
+    The runner then keeps the drafter's KV cache whole on every rank, so slots are those of one rank.
+    """
+    if vllm_config.parallel_config.decode_context_parallel_size == 1:
+        return vllm_config
+    config = copy.copy(vllm_config)
+    config.parallel_config = replace(vllm_config.parallel_config, decode_context_parallel_size=1)
+    return config
 
 
 def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:

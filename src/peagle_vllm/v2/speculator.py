@@ -41,8 +41,8 @@ from peagle_vllm.draft_stats import DraftStats
 from peagle_vllm.edge import load_edge, num_candidates
 from peagle_vllm.greedy import top_tokens
 from peagle_vllm.serving import check_loaded_head, own_windows
-from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids
-from peagle_vllm.v2.batch import DraftBatch, dummy_batch, first_rows
+from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
+from peagle_vllm.v2.batch import DraftBatch, dummy_batch, first_rows, predicting
 from peagle_vllm.v2.cudagraph import (
     NO_GRAPHS,
     DraftCudaGraphManager,
@@ -57,7 +57,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     """Drafts all K tokens of every request in one drafter forward."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        super().__init__(vllm_config, device)
+        super().__init__(with_whole_kv(vllm_config), device)
         # The runner leaves room for these rows when it sizes its dummy batches.
         self.num_query_per_req = self.num_speculative_steps
         self.num_extra_query_per_req = self.num_speculative_steps - 1
@@ -308,7 +308,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         gather_hidden(batch.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
         hidden_states = self._forward(batch)
         if batch.samples_per_req:
-            self._sample(batch, hidden_states)
+            with predicting(self.acceptance_estimator, batch.samples_per_req):
+                self._sample(batch, hidden_states)
 
     def _forward(self, batch: DraftBatch) -> torch.Tensor:
         """One drafter forward. Returns [num_rows, hidden_size] normed hidden states."""

@@ -170,6 +170,17 @@ def test_context_parallelism(target: Path, head: Path, name: str):
         validation._check_whole(config)
 
 
+def test_decode_context_parallelism_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from vllm.config import VllmConfig
+
+    from peagle_vllm.seams import validation
+
+    config = configure(target, head)
+    config.parallel_config.decode_context_parallel_size = 2
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    validation._check_whole(config)
+
+
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from vllm.config import VllmConfig
 
