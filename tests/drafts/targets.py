@@ -79,7 +79,7 @@ CONFIGS: dict[str, dict[str, Any]] = {  # of text alone
 
 WITH_IMAGES: dict[str, dict[str, Any]] = {
     "gemma4": {
-        "initializer_range": EVERY_LAYER["initializer_range"],
+        **{key: EVERY_LAYER[key] for key in ("initializer_range", "tie_word_embeddings")},
         "text_config": EVERY_LAYER | GEMMA4,
         "vision_config": VISION | {"default_output_length": IMAGE_TOKENS},
         **{f"{name}_id": token for name, token in AROUND_IMAGES.items()},
