@@ -1,0 +1,264 @@
+"""Breaks of what drafts: geometry, kernels, both runners, windows and KV cache groups."""
+
+from tests.mutants.mutation import DECODING, Mutation
+
+GEOMETRY = "kernels/peagle_kernels/geometry.py"
+EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
+KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
+BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
+V1 = "src/peagle_vllm/v1/proposer.py"
+V2 = "src/peagle_vllm/v2/speculator.py"
+GRAPH = "src/peagle_vllm/v2/cudagraph.py"
+LOADED = "src/peagle_vllm/serving.py"
+LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
+ATTENTION = "src/peagle_vllm/v2/attention.py"
+ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
+CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
+END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
+DYNAMIC = "tests/drafts/test_basics.py::test_fewer_drafts_some_steps"
+SEEDED = "tests/drafts/test_basics.py::test_seeded_probabilistic_drafts_belong_to_their_request"
+EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_a_loop_over_requests"
+KERNEL_TEST = "tests/kernels/test_prepare_inputs.py::test_kernel_equals_twin_and_writes_every_element"
+REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
+STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
+MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
+WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
+BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
+MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
+FUZZ = "tests/drafts/test_fuzz.py::test_drafts_and_output"
+REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
+
+DRAFTING = (
+    # The six of the design notes.
+    Mutation(
+        "rejected rows write KV",
+        GEOMETRY,
+        "is_valid = (offset >= 0) & (after_last <= 0)",
+        "is_valid = offset >= 0",
+    ),
+    Mutation("mask_hidden is zero", V1, "return m\n", "return torch.zeros_like(m)\n"),
+    Mutation("seq_lens one too short", EXPAND, "= win.seq_len\n", "= win.seq_len - 1\n"),
+    Mutation(
+        "mask rows one position too far",
+        GEOMETRY,
+        "return Rows(req, position, is_valid, is_mask, offset)",
+        "return Rows(req, position + is_mask, is_valid, is_mask, offset)",
+    ),
+    Mutation(
+        "rejections ignored",
+        GEOMETRY,
+        "num_valid = end - start - num_rejected",
+        "num_valid = end - start",
+    ),
+    Mutation("tokens not shifted", EXPAND, "(staged_row + 1).clamp(", "staged_row.clamp("),
+    # More of the geometry.
+    Mutation(
+        "sampled rows one too far",
+        GEOMETRY,
+        "row = (win.p_last - win.base)[:, None] + i",
+        "row = (win.p_last - win.base)[:, None] + i + 1",
+    ),
+    Mutation(
+        "seq_lens without the min with max_model_len",
+        EXPAND,
+        "= win.seq_len\n",
+        "= lib.maximum(win.seq_len, win.p_last + num_k)\n",
+        END,
+    ),
+    Mutation(
+        "a step without drafts drops the bonus row",
+        GEOMETRY,
+        "max(num_speculative_tokens, 1)\n",
+        "num_speculative_tokens\n",
+        DYNAMIC,
+    ),
+    Mutation("rows before the window write KV", GEOMETRY, "is_valid = (offset >= 0) &", "is_valid = (offset >= -1) &"),
+    Mutation(
+        "slot in the wrong place of its block",
+        GEOMETRY,
+        "slot = position + (block",
+        "slot = (position ^ 1) + (block",
+    ),
+    Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN, "kernels"),
+    Mutation("mask token is 0", V1, "self.parallel_drafting_token_id)", "0)"),
+    Mutation(
+        "bonus token of another request",
+        EXPAND,
+        "torch.where(rows.position == win.p_last[rows.req], bonus[rows.req],",
+        "torch.where(rows.position == win.p_last[rows.req], bonus.roll(1)[rows.req],",
+    ),
+    # V1's own duties.
+    Mutation("last prompt token after a chunk", V1, "if len(partial):", "if False:", CHUNKED),
+    Mutation("no drafts beside a request at its end", LIMIT, "if drafts_on and", "if False and", END),
+    Mutation(
+        "rejections never reach prepare_inputs",
+        V1,
+        "self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu",
+        "self._none_rejected",
+    ),
+    # V2 and the kernels, under the interpreter.
+    Mutation(
+        "static window one row short",
+        GEOMETRY,
+        "return max_speculative_tokens + num_appended",
+        "return max_speculative_tokens - 1 + num_appended",
+        ACCEPTED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "aux hidden states in reverse order",
+        V2,
+        "tuple(aux_hidden_states),",
+        "tuple(reversed(aux_hidden_states)),",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: bonus row takes the shifted token",
+        KERNEL,
+        "is_bonus = is_valid & (position == p_last)",
+        "is_bonus = is_valid & (position == p_last + 1)",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: staging keeps the wrong rows",
+        KERNEL,
+        "source_row = start + j",
+        "source_row = end - 1 - j",
+        DECODING,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: chunk ends take the sampled token",
+        KERNEL,
+        "bonus + prefill + shifted",
+        "bonus + shifted",
+        CHUNKED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "kernel: draws with another request's seed",
+        KERNEL,
+        "idx = tl.load(target.idx_mapping + req, mask=live, other=-1).to(tl.int64)\n    for",
+        "idx = tl.load(target.idx_mapping + num_reqs - 1 - req, mask=live, other=-1).to(tl.int64)\n    for",
+        SEEDED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: mask_hidden's row of staging is not filled",
+        V2,
+        "batch.staging[0].copy_(self.model.mask_hidden.view(-1))",
+        "pass",
+        REPLAYED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: a step without drafts asks for a shape that no graph has",
+        GRAPH,
+        "if captured >= length and",
+        "if captured == length and",
+        WITHOUT,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: the backend's own block table is the one of capture time",
+        V2,
+        "self.attention.map_kernel_block_tables(num_reqs)",
+        "pass",
+        STALE + "[kernel_blocks]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: metadata that a backend cannot refresh is not built anew",
+        V2,
+        "not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update)",
+        "mode != CUDAGraphMode.FULL",
+        STALE + "[rebuilt]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "piecewise: input rows stand elsewhere at every step",
+        V2,
+        "hidden_states=first_rows(self.hidden_states, layout.num_rows),",
+        "hidden_states=self.hidden_states.new_empty(layout.num_rows, self.hidden_size),",
+        MIXED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: padding requests keep a sequence",
+        KERNEL,
+        "tl.where(live, seq_len, 0).to(tl.int32)",
+        "seq_len.to(tl.int32)",
+        KERNEL_TEST,
+        "kernels",
+    ),
+    Mutation(
+        "kernel: padding rows take mask_hidden",
+        BROADCAST,
+        "in_range & (source == MASK_ROW)",
+        "in_range & (source < 0)",
+        BROADCAST_TEST,
+        "kernels",
+    ),
+    # Windows, KV cache groups, block tables, and what an engine must give back.
+    Mutation(
+        "a head gets its target's window",
+        LOADED,
+        "cache_config.sliding_window, None",
+        "cache_config.sliding_window, cache_config.sliding_window",
+        MISTRAL,
+    ),
+    Mutation(
+        "a head's own window is ignored",
+        V1,
+        "        check_loaded_head(self.model, self.vllm_config)\n",
+        "        check_loaded_head(self.model, self.vllm_config)\n"
+        "        for layer in self.model.model.layers:\n"
+        "            layer.self_attn.attn.impl.sliding_window = -1\n",
+        f"{FUZZ}[7]",
+    ),
+    Mutation(
+        "groups: slots from the first group's table",
+        ATTENTION,
+        "tuple(tables.input_block_tables[gid] for gid in self.group_ids)",
+        "tuple(tables.input_block_tables[0] for gid in self.group_ids)",
+        f"{FUZZ}[128]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "groups: every layer reads the first group's slots",
+        ATTENTION,
+        "layer: buffers.slot_mappings[row]\n",
+        "layer: buffers.slot_mappings[0]\n",
+        f"{FUZZ}[128]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: the block table is a copy of capture time's",
+        ATTENTION,
+        "tuple(table[:num_reqs] for table in self.block_tables.input_block_tables)",
+        "tuple(table[:num_reqs].clone() for table in self.block_tables.input_block_tables)",
+        REPLAYED,
+        "plugin-v2",
+    ),
+    Mutation(
+        "an abort is lost",
+        V1,
+        "        refuse_mixed_windows(vllm_config)\n",
+        "        refuse_mixed_windows(vllm_config)\n"
+        "        from vllm.v1.engine.core import EngineCore\n"
+        "        EngineCore.abort_requests = lambda self, request_ids: None\n",
+        f"{FUZZ}[7]",
+    ),
+    Mutation(
+        "a request keeps its last block",
+        V1,
+        "        refuse_mixed_windows(vllm_config)\n",
+        "        refuse_mixed_windows(vllm_config)\n"
+        "        from vllm.v1.core.block_pool import BlockPool\n"
+        "        free = BlockPool.free_blocks\n"
+        "        BlockPool.free_blocks = lambda self, blocks: free(self, list(blocks)[1:])\n",
+        f"{FUZZ}[7]",
+    ),
+)

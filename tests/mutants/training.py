@@ -1,0 +1,110 @@
+"""Breaks of training: the step in parts, a run that goes on, its data, and replay."""
+
+from tests.mutants.mutation import Mutation
+
+PARTITION = "src/peagle_vllm/train/partition.py"
+TRAINED = "src/peagle_vllm/train/head.py"
+TRAINER = "src/peagle_vllm/train/trainer.py"
+SAVED = "src/peagle_vllm/train/checkpoints.py"
+REPLAY = "src/peagle_vllm/train/replay.py"
+PROMPTS = "src/peagle_vllm/train/prompts.py"
+PIPELINE = "src/peagle_vllm/train/pipeline.py"
+REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
+STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
+RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
+REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
+PERSONAL = "tests/train/test_prompts.py::test_planted_personal_data_is_found"
+BEGUN = "tests/train/test_pipeline.py::test_other_settings_are_refused_until_the_step_is_done_again"
+
+TRAINING = (
+    # The training step in parts.
+    Mutation(
+        "partition: keys and values keep the gradients of their first chunk only",
+        PARTITION,
+        "if gradient is not None:",
+        "if gradient is not None and not (so_far.ndim == 4 and so_far.any()):",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: mask rows stop before their anchor",
+        PARTITION,
+        "anchor = torch.cat([real, rows.anchor])",
+        "anchor = torch.cat([real, rows.anchor - (rows.depth > 0).long()])",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: own rows outside the window are not seen",
+        PARTITION,
+        "seen = sees(None, None, key[len(real) :, None], key)",
+        "seen = sees(None, None, key[len(real) :, None], key)\n"
+        "        seen &= (anchor + depth)[len(real) :, None] - (anchor + depth) < (window or len(self.ids))",
+        STEP.format("sliding"),
+    ),
+    Mutation(
+        "partition: the loss is a mean over each chunk",
+        TRAINED,
+        "return loss * share",
+        "return loss",
+        STEP.format("full"),
+    ),
+    Mutation(
+        "partition: the embedding of the mask token gets its gradient twice",
+        TRAINED,
+        "states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]",
+        "states, mask_row = inputs[:, :num_tokens], 2 * inputs[:, num_tokens:] - inputs[:, num_tokens:].detach()",
+        STEP.format("full"),
+    ),
+    # A run that goes on.
+    Mutation(
+        "resume: what a step samples depends on the steps before it",
+        TRAINER,
+        "torch.manual_seed(self.settings.optimizer.seed + step)",
+        "pass",
+        RESUMED,
+    ),
+    Mutation(
+        "resume: weights and optimizer saved in bfloat16",
+        SAVED,
+        "name, torch.float32)",
+        "name, torch.bfloat16)",
+        RESUMED,
+    ),
+    Mutation(
+        "resume: the epoch begins again",
+        TRAINER,
+        'state.get("epoch", 0), state.get("local_step", 0)',
+        'state.get("epoch", 0), 0',
+        RESUMED,
+    ),
+    # Data of a training run, and acceptance without a server.
+    Mutation(
+        "replay: draft ids taken for the target's",
+        REPLAY,
+        "best if head.d2t is None else best + head.d2t[best]",
+        "best",
+        f"{REPLAYED}[reduced-vocabulary]",
+    ),
+    Mutation(
+        "replay: what the text does not tell counts as refused",
+        REPLAY,
+        "(1 if is_whole else num)",
+        "1",
+        f"{REPLAYED}[all-tokens]",
+    ),
+    Mutation(
+        "replay: a round begins one token late",
+        REPLAY,
+        "at += lengths[at] + 1",
+        "at += lengths[at] + 2",
+        f"{REPLAYED}[all-tokens]",
+    ),
+    Mutation("prompts: phone numbers are not looked for", PROMPTS, '"PhoneRecognizer", ', "", PERSONAL),
+    Mutation("prompts: the list of domains is fetched", PROMPTS, "suffix_list_urls=(), ", "", PERSONAL),
+    Mutation(
+        "pipeline: settings are noted at a step's end only",
+        PIPELINE,
+        '"speculators": version("speculators")}\n            _write(stamp, found)',
+        '"speculators": version("speculators")}',
+        BEGUN,
+    ),
+)
