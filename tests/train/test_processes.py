@@ -67,7 +67,7 @@ def by_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
         for rank, rows in enumerate(batches):
             batch = loader.collate_fn([loader.dataset[row] for row in rows])
-            trainer.global_step, trainer.world, trainer.rank = step, 2, rank  # which decide what is sampled
+            trainer.global_step = 2 * step + rank  # which decides what is sampled
             _, loss, _ = head(**batch, **trainer.config.train_call_kwargs)
             (loss / 2).backward()
             supervised.append(int(batch["loss_mask"].sum()))
