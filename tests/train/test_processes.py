@@ -50,7 +50,9 @@ def in_two(file: Path, work: Callable[[Path], object] = train) -> list[int]:
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     both = [in_child(work, file, env={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
     for process in both:
-        process.join(120)
+        process.join(60)
+        process.kill()  # one that waits for the other
+        process.join()
     return [process.exitcode for process in both]
 
 
