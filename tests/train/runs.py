@@ -119,7 +119,7 @@ def result(file: Path) -> dict[str, Any]:
     """What two runs of one config must share: the last checkpoint's bytes, which one is the best, and the log."""
     config: Config = read_config(file)
     folder = config.run / "checkpoints"
-    last = max(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
+    last = max(folder.glob("step-*[0-9]"), key=lambda path: int(path.name.split("-")[1]))
     names = ("model.safetensors", "master.safetensors", "optimizer.pt", "scheduler.pt")
     log = [json.loads(line) for line in (config.run / "log.jsonl").read_text().splitlines()]
     shown = [{key: line[key] for key in ("step", "lr", "loss", "accuracy", "held_out") if key in line} for line in log]

@@ -168,6 +168,8 @@ def test_what_is_cut_off_does_not_open(
         os.truncate(path, 100)
     train(file)
     lines = [line for line in capsys.readouterr().out.splitlines() if "does not open" in line]
+    kept = {path.name for path in checkpoints(file).glob("step-*")}
+    assert kept == {"step-6", "step-9", "step-12", "step-9.broken", "step-10.broken"}
     assert len(lines) == 2 and "step-9 does not open (optimizer.pt has 100 of" in lines[1]
     assert result(file) == undisturbed[1]
 

@@ -46,6 +46,9 @@ class Checkpoints:
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 if get_rank() == 0:
                     print(f"{self.folder(step)} does not open ({one_line(error)}): going on from the one before it")
+                    broken = self.folder(f"step-{step}.broken")  # which is not counted among those that are kept
+                    shutil.rmtree(broken, ignore_errors=True)
+                    self.folder(step).rename(broken)
                 continue
             self.state = self.state or state
             if state["score"] is not None:
@@ -106,7 +109,6 @@ class Checkpoints:
         for file in [*begun.iterdir(), begun]:
             _to_disk(file)
         step = state["step"]
-        shutil.rmtree(self.folder(step), ignore_errors=True)  # one that did not open
         begun.rename(self.folder(step))
         _to_disk(self.path)
         if state["score"] is not None:

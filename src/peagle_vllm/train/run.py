@@ -69,9 +69,8 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
     if trainer.rank == 0:
         print(changed_defaults(options, config))
         (config.run / "run.yaml").write_text(options.dump_yaml())
-        (config.run / "versions.json").write_text(
-            json.dumps({**versions(), "speculators": version("speculators")}, indent=2) + "\n"
-        )
+        used = {**versions(), "speculators": version("speculators")}
+        (config.run / "versions.json").write_text(json.dumps(used, indent=2) + "\n")
     setup_metric_logger(options.logging.logger, options.logging.run_name, options.logging.log_dir)
     trainer.run()
     return trainer
