@@ -418,8 +418,8 @@ MUTATIONS = (
     Mutation(
         "pipeline: settings are noted at a step's end only",
         PIPELINE,
-        '"speculators": version("speculators")}\n            _write(stamp, found)',
-        '"speculators": version("speculators")}',
+        '"versions": used_now}\n            _write(stamp, found)',
+        '"versions": used_now}',
         BEGUN,
     ),
 )
