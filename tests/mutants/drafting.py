@@ -26,7 +26,6 @@ WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
 FUZZ = "tests/drafts/test_fuzz.py::test_drafts_and_output"
-REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
 
 DRAFTING = (
     # The six of the design notes.

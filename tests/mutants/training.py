@@ -9,7 +9,6 @@ SAVED = "src/peagle_vllm/train/checkpoints.py"
 REPLAY = "src/peagle_vllm/train/replay.py"
 PROMPTS = "src/peagle_vllm/train/prompts.py"
 PIPELINE = "src/peagle_vllm/train/pipeline.py"
-REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
 STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
 REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
@@ -103,8 +102,8 @@ TRAINING = (
     Mutation(
         "pipeline: settings are noted at a step's end only",
         PIPELINE,
-        '"speculators": version("speculators")}\n            _write(stamp, found)',
-        '"speculators": version("speculators")}',
+        '"versions": used_now}\n            _write(stamp, found)',
+        '"versions": used_now}',
         BEGUN,
     ),
 )

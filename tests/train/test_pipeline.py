@@ -64,6 +64,15 @@ def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> 
     assert again.ran == STEPS[1:]
 
 
+def test_a_step_that_wrote_nothing_may_get_other_settings(file: Path) -> None:
+    """It refused its settings, such as documents that are longer than a step."""
+    config = read_config(file)
+    assert pipeline(file, config, None, Steps(config, answers=2)) == 2
+    (config.run / "answers.jsonl").unlink()
+    config = read_config(written(file.parent, 16))
+    assert pipeline(file, config, None, Steps(config)) == 0
+
+
 def test_other_prompts_are_refused(file: Path) -> None:
     config = read_config(file)
     assert pipeline(file, config, None, Steps(config)) == 0

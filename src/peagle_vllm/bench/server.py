@@ -82,17 +82,17 @@ class Server:
         check_port(self.port)
         self._url, self._log, self.start_seconds = f"http://{HOST}:{self.port}", log, 0.0
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
-        self._process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
+        self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
 
     def __enter__(self) -> "Server":
         return self
 
     def __exit__(self, *_: object) -> None:
-        processes.end(self._process)
+        processes.end(self.process)
 
     def check(self) -> None:
         """Raises ServerFailed when the server has ended."""
-        if (status := self._process.poll()) is not None:
+        if (status := self.process.poll()) is not None:
             raise self._failed(f"the server ended ({processes.how_it_ended(status)})")
 
     def check_well(self, patience: float = 1, more_patience: float = 15) -> None:

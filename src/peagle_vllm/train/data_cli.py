@@ -26,6 +26,8 @@ def one_line_errors() -> Iterator[None]:
 
     try:
         yield
+    except ModuleNotFoundError as error:
+        fail(f'{error.name} is not installed: pip install "peagle-vllm[train]" (beside vLLM: requirements/train.txt)')
     except TryAgain as error:
         print(f"peagle-vllm: {error}", file=sys.stderr)
         raise typer.Exit(TRY_AGAIN) from None

@@ -24,7 +24,7 @@ WRITES = {  # what each step writes, and --from removes
     "answers": ("answers.jsonl", "answers.errors.jsonl"),
     "data": ("data",),
     "states": ("data/hidden_states", f"data/{STAMP}"),
-    "run": ("checkpoints", "log.jsonl", "al.jsonl", "plots", "logs"),
+    "run": ("checkpoints", "log.jsonl", "al.jsonl", "plots"),
     "check": (),
 }
 
@@ -51,13 +51,15 @@ def pipeline(file: Path, config: Config, begin: str | None, run: Callable[[list[
             inputs = hashlib.sha256((inputs + json.dumps(used[step], sort_keys=True)).encode()).hexdigest()
             stamp = config.run / f"steps/{step}.json"
             found = json.loads(stamp.read_text()) if stamp.exists() else {"inputs": inputs, "finished": False}
-            if found["inputs"] != inputs:
+            left = any((config.run / name).exists() for name in WRITES[step])  # else it was begun in vain
+            if found["inputs"] != inputs and (left or found["finished"]):
                 again = f"`--from {step}` does it and what follows again; or put the settings back"
                 raise TrainError(f"{step} was begun with other settings or data than {file} has now: {again}")
             if found["finished"]:
                 print(f"{step}: finished before", flush=True)
                 continue
-            found["versions"] = {**versions(), "speculators": version("speculators")}
+            used_now = {**versions(), "speculators": version("speculators")}
+            found = {"inputs": inputs, "finished": False, "versions": used_now}
             _write(stamp, found)
             print(f"{step}: begins", flush=True)
             began = time.monotonic()

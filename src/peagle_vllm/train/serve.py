@@ -1,13 +1,17 @@
 """The target's vLLM server: it answers prompts, or writes the hidden states that a head reads."""
 
 import json
+import os
 import shutil
+import signal
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import psutil
 
 from peagle_vllm.bench import BenchError
 from peagle_vllm.bench.server import Server, ServerFailed
@@ -74,9 +78,13 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # the reason of an earlier failure must not be found in it
     shutil.rmtree(partial, ignore_errors=True)
+    left = config.run / "server.json"
+    _end_left(left)
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
         with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
+            process = server.process
+            left.write_text(json.dumps({"pid": process.pid, "began": process.create_time()}))
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True
@@ -88,3 +96,15 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
             raise TrainError(f"{error}; its log: {log}") from None
         raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command goes on") from None
     shutil.rmtree(partial, ignore_errors=True)
+    left.unlink(missing_ok=True)
+
+
+def _end_left(left: Path) -> None:
+    """Kill the server of a step that was killed: while vLLM starts, SIGTERM does not end it."""
+    try:
+        found = json.loads(left.read_text())
+        if psutil.Process(found["pid"]).create_time() == found["began"]:
+            os.killpg(found["pid"], signal.SIGKILL)
+            psutil.wait_procs([psutil.Process(found["pid"])], 20)
+    except (OSError, ValueError, psutil.NoSuchProcess):
+        return
