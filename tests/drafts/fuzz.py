@@ -91,7 +91,9 @@ class Fuzzer:
                 seen.report += compare(noted, finished, reference, k=made.settings.k, max_model_len=MAX_MODEL_LEN)
                 seen.counts["preemptions"] += len(preempted)
                 seen.counts["requests"] += len(wave)
-                seen.counts["aborted requests"] += sum(request.aborted is not None for request in wave)
+                seen.counts["aborted requests"] += sum(
+                    not done.raw or not done.raw.finished for done in finished.values()
+                )
                 seen.counts["cached tokens"] += sum(done.num_cached_tokens for done in finished.values())
         seen.counts["replayed graphs"] += graphs.replayed.total() + graphs.pieces.total() if graphs else 0
         return seen
