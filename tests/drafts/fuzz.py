@@ -125,8 +125,10 @@ def on_v1() -> Iterator[None]:
 
     with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="0"), torch._dynamo.config.patch(disable=True):
         forget()
-        yield
-    forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 @contextmanager

@@ -385,7 +385,7 @@ MUTATIONS = (
         "        refuse_mixed_windows(vllm_config)\n"
         "        from vllm.v1.engine.core import EngineCore\n"
         "        EngineCore.abort_requests = lambda self, request_ids: None\n",
-        f"{FUZZ}[7]",
+        f"{FUZZ}[14]",
     ),
     Mutation(
         "a request keeps its last block",
