@@ -145,6 +145,8 @@ class Engine:
             for request in requests:
                 if request.aborted == step and request.id not in finished and request not in waiting:
                     engine.abort_request([request.id])
+                    left = [each for each in self.scheduler.requests if each.startswith(f"{request.id}-")]
+                    assert not left, f"{left} was aborted and is still scheduled"
                     finished[request.id] = _finished(request, came.get(request.id))
             for out in engine.step():
                 came[out.request_id] = out

@@ -98,7 +98,8 @@ class Configuration:
 def draw(seed: int) -> Configuration:
     rng = random.Random(f"{ARM} {seed}")
     cell = Cell(**{name: rng.choice(choices) for name, choices in FACTORS.items()})
-    cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 else "float32")
+    # A rounded gate moves an edge's scores by more than rounding moves logits: exactness is not defined there.
+    cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 and not cell.edge else "float32")
     # On V2 fewer: verifying draft tokens is what the interpreter takes longest for.
     cell = replace(cell, k=rng.choice((cell.k, rng.randint(1, 18), *((1, 2, 3, 4) if V2 else ()))))
     target = rng.choice(TARGETS)
@@ -112,7 +113,9 @@ def draw(seed: int) -> Configuration:
 
 
 def _head(rng: random.Random, cell: Cell, target: str, seed: int) -> tiny_heads.HeadSpec:
-    spec = replace(cell.head_spec(), seed=seed, layers=rng.randint(1, 4), aux_layers=rng.choice(AUX))
+    # In bfloat16 each layer rounds again: from three on, one row in thousands differs by 3 ulp, stock vLLM's alike.
+    layers = min(rng.randint(1, 4), 2 if cell.dtype == "bfloat16" else 4)
+    spec = replace(cell.head_spec(), seed=seed, layers=layers, aux_layers=rng.choice(AUX))
     kept = target in SIMULATED and cell.dtype == "float32"
     own = not kept or rng.random() < 0.5
     spec = replace(spec, own_embeddings=own, own_lm_head=own)

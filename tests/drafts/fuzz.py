@@ -91,7 +91,9 @@ class Fuzzer:
                 seen.report += compare(noted, finished, reference, k=made.settings.k, max_model_len=MAX_MODEL_LEN)
                 seen.counts["preemptions"] += len(preempted)
                 seen.counts["requests"] += len(wave)
-                seen.counts["aborted requests"] += sum(request.aborted is not None for request in wave)
+                seen.counts["aborted requests"] += sum(
+                    not done.raw or not done.raw.finished for done in finished.values()
+                )
                 seen.counts["cached tokens"] += sum(done.num_cached_tokens for done in finished.values())
         seen.counts["replayed graphs"] += graphs.replayed.total() + graphs.pieces.total() if graphs else 0
         return seen
@@ -123,8 +125,10 @@ def on_v1() -> Iterator[None]:
 
     with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="0"), torch._dynamo.config.patch(disable=True):
         forget()
-        yield
-    forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 @contextmanager

@@ -215,7 +215,7 @@ DRAFTING = (
         "        check_loaded_head(self.model, self.vllm_config)\n"
         "        for layer in self.model.model.layers:\n"
         "            layer.self_attn.attn.impl.sliding_window = -1\n",
-        f"{FUZZ}[7]",
+        f"{FUZZ}[14]",
     ),
     Mutation(
         "groups: slots from the first group's table",
@@ -248,7 +248,7 @@ DRAFTING = (
         "        refuse_mixed_windows(vllm_config)\n"
         "        from vllm.v1.engine.core import EngineCore\n"
         "        EngineCore.abort_requests = lambda self, request_ids: None\n",
-        f"{FUZZ}[7]",
+        f"{FUZZ}[14]",
     ),
     Mutation(
         "a request keeps its last block",
@@ -258,6 +258,6 @@ DRAFTING = (
         "        from vllm.v1.core.block_pool import BlockPool\n"
         "        free = BlockPool.free_blocks\n"
         "        BlockPool.free_blocks = lambda self, blocks: free(self, list(blocks)[1:])\n",
-        f"{FUZZ}[7]",
+        f"{FUZZ}[14]",
     ),
 )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from peagle_vllm.bench.cli import fail
+from peagle_vllm.train.data_cli import COMMANDS
 
 app = typer.Typer(
     name="train",
@@ -44,10 +45,11 @@ def run(file: ConfigArgument) -> None:
 
     try:
         config = read_config(file)
+        from peagle_vllm.train.replay import by_replay
         from peagle_vllm.train.run import train
         from peagle_vllm.train.trainer import Stopped
 
-        trainer = train(config)
+        trainer = train(config, by_replay)
     except (TrainError, HeadError) as error:
         fail(str(error).rpartition("TrainError: ")[2])  # torch puts its traceback before one of a loader's process
     except Stopped as stopped:
@@ -56,3 +58,7 @@ def run(file: ConfigArgument) -> None:
     if trainer.rank == 0:
         best, last = trainer.checkpointer.path / "best", trainer.checkpointer.steps()[-1]
         print(f"trained for {last} steps. The best head: {best}, {best.readlink()}; `peagle-vllm inspect {best}`")
+
+
+for command in COMMANDS:
+    app.command()(command)
