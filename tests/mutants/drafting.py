@@ -215,7 +215,7 @@ DRAFTING = (
         "        check_loaded_head(self.model, self.vllm_config)\n"
         "        for layer in self.model.model.layers:\n"
         "            layer.self_attn.attn.impl.sliding_window = -1\n",
-        f"{FUZZ}[14]",
+        f"{FUZZ}[7]",
     ),
     Mutation(
         "groups: slots from the first group's table",
@@ -258,6 +258,6 @@ DRAFTING = (
         "        from vllm.v1.core.block_pool import BlockPool\n"
         "        free = BlockPool.free_blocks\n"
         "        BlockPool.free_blocks = lambda self, blocks: free(self, list(blocks)[1:])\n",
-        f"{FUZZ}[14]",
+        f"{FUZZ}[7]",
     ),
 )
