@@ -22,7 +22,17 @@ def run(arm: str, path: str, report: Path) -> dict[str, dict[str, str]]:
     Raises:
         SystemExit: a test failed.
     """
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "junit_family=xunit1",
+        f"--junitxml={report}",
+    )
     python_path = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PEAGLE_TEST_ARM": arm, "PYTHONPATH": python_path}
     if subprocess.run([*command, "tests/drafts/test_targets.py"], cwd=ROOT, env=environment).returncode:
