@@ -22,10 +22,21 @@ def run(arm: str, path: str, report: Path) -> dict[str, dict[str, str]]:
     Raises:
         SystemExit: a test failed.
     """
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "junit_family=xunit1",
+        f"--junitxml={report}",
+    )
     python_path = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PEAGLE_TEST_ARM": arm, "PYTHONPATH": python_path}
-    if subprocess.run([*command, "tests/drafts/test_targets.py"], cwd=ROOT, env=environment).returncode:
+    command += [f"--junitxml={report}", "tests/drafts/test_targets.py"]
+    if subprocess.run(command, cwd=ROOT, env=environment).returncode:
         raise SystemExit(f"{arm}: a test failed, no table is written")
     found: dict[str, dict[str, str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
