@@ -226,6 +226,10 @@ def main() -> int:
                 add(args.results, seed, {}, "the process ended")  # stays if it does
             try:
                 seen, error = fuzzer.run(seed), None
+            except KeyboardInterrupt:
+                if counts:
+                    mine = add(args.results, seed, {}, None)  # without its rows
+                break
             except Exception as problem:
                 seen, error = Seen(), f"{type(problem).__name__}: {problem}".splitlines()[0]
                 traceback.print_exc(limit=-3)

@@ -12,9 +12,3 @@ def test_a_minute_of_everything_at_once():
     assert not report["wrong"], "\n".join(report["wrong"][:20])
     assert report["answers compared"] > 50 and report["preemptions"] > 10
     assert min(report["faults"].values()) > 0
-
-
-def test_a_little_on_v2():
-    report = run(seconds=30, runner="V2", clients=8, questions=16)
-    assert not report["wrong"], "\n".join(report["wrong"][:20])
-    assert report["answers compared"] > 0

@@ -69,13 +69,13 @@ async def answers(url: str, asks: list[Ask]) -> dict[int, Answer]:
 
 
 async def soak(
-    server: Server, known: list[Ask], right: dict[int, Answer], seconds: float, clients: int
+    server: Server, known: list[Ask], right: dict[int, Answer], seconds: float, clients: int, filtered: bool
 ) -> tuple[Tally, list[dict[str, float]]]:
     """Clients at once, and a sample of the server's memory every so often."""
     tally, prompts, curve, began = Tally(), heldout(), [], time.monotonic()
     until = asyncio.get_running_loop().time() + seconds
     jobs = [
-        asyncio.create_task(client(server.url, Traffic(seed, known, prompts), right, tally, until))
+        asyncio.create_task(client(server.url, Traffic(seed, known, prompts, filtered), right, tally, until))
         for seed in range(clients)
     ]
     while not all(job.done() for job in jobs):
@@ -116,7 +116,7 @@ def run(seconds: float, runner: str, clients: int = 64, questions: int = 120) ->
     with serving(runner, port) as server:
         first = asyncio.run(answers(server.url, known[:8]))  # and warm
         before = watching.counters(server)
-        tally, curve = asyncio.run(soak(server, known, right, seconds, clients))
+        tally, curve = asyncio.run(soak(server, known, right, seconds, clients, filtered=runner == "V1"))
         after = watching.counters(server)
         wrong = [*tally.wrong, *watching.add_up(after, before, tally), *watching.grown(curve)]
         killed, more = asyncio.run(kill_the_engine(server, port, known))

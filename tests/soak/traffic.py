@@ -81,10 +81,16 @@ def greedy_questions(count: int) -> list[Ask]:
 
 
 class Traffic:
-    """An endless mixture for one client, decided by its seed."""
+    """An endless mixture for one client, decided by its seed.
 
-    def __init__(self, seed: int, known: list[Ask], prompts: list[str]):
+    Args:
+        filtered: some requests ask for top_p or top_k; Triton's interpreter cannot run vLLM's kernel for them.
+    """
+
+    def __init__(self, seed: int, known: list[Ask], prompts: list[str], filtered: bool = True):
         self.rng, self.known, self.prompts = random.Random(seed), known, prompts
+        self.sampling: list[dict[str, Any]] = [{}, {"logprobs": 2}, {"presence_penalty": 1.0}]
+        self.sampling += [{"top_p": 0.8}, {"top_k": 5}] if filtered else []
 
     def __iter__(self) -> Iterator[Ask]:
         while True:
@@ -106,7 +112,7 @@ class Traffic:
         body: dict[str, Any] = {"model": MODEL, "prompt": rng.choice(self.prompts), "max_tokens": rng.randint(1, 64)}
         body |= {"temperature": rng.choice((0.2, 0.7, 1.0, 1.5))}
         # No seeds: on V1 without a GPU a seeded prompt in chunks ends the engine, "CPU Generator does not use offset".
-        body |= rng.choice(({}, {"top_p": 0.8}, {"top_k": 5}, {"logprobs": 2}, {"presence_penalty": 1.0}))
+        body |= rng.choice(self.sampling)
         if rng.random() < 0.4:
             return Ask("several choices", COMPLETIONS, body | {"n": rng.randint(2, 4)})
         return Ask("sampled", COMPLETIONS, body)

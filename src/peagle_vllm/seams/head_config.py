@@ -19,6 +19,7 @@ SEAM = Seam(
     waits_for="vLLM reading these dialects",
     delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
     also={  # how vLLM reads a head's config, which heads/config.py repeats
+        "vllm.config.model": ("ModelConfig.trust_remote_code",),
         "vllm.transformers_utils.configs.eagle": ("EAGLEConfig.__init__",),
         "vllm.transformers_utils.configs.speculators.algos": ("update_eagle3", "update_peagle"),
         "vllm.transformers_utils.configs.speculators.base": (
