@@ -204,7 +204,7 @@ def test_hidden_states_of_another_document_are_refused(tmp_path: Path, monkeypat
     with pytest.raises(TrainError, match=r"^row 5 of the data: ") as refused:
         train(file)
 
-    def in_worker(_: object) -> None:  # what torch makes of it there
+    def in_worker(*_: object) -> None:  # what torch makes of it there
         raise TrainError(
             f"Caught TrainError in DataLoader worker process 0.\n  ...\n{refused.typename}: {refused.value}"
         )
