@@ -9,6 +9,7 @@ may be stuck. Exit status 1 if anything is wrong; the report says what was done.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -158,6 +159,7 @@ def main() -> int:
     parser.add_argument("--questions", type=int, default=120, help="greedy questions whose answers are compared")
     parser.add_argument("--report", type=Path, help=f"JSON; for the one in the repository {REPORT.relative_to(ROOT)}")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends, too
     report = run(args.seconds, args.runner, args.clients, args.questions)
     if args.report:
         args.report.write_text(json.dumps(report, indent=1) + "\n")
