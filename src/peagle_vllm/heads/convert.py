@@ -226,11 +226,11 @@ def new_folder(out: Path) -> Iterator[Path]:
             work.mkdir()
             yield work
             for path in (*work.rglob("*"), work):
-                _sync(path)
+                sync(path)
             if os.path.lexists(out):
                 raise HeadError(f"{out} has appeared meanwhile; nothing is overwritten")
             work.rename(out)
-            _sync(out.parent)
+            sync(out.parent)
     except OSError as error:
         reason = one_line(error.strerror or error)
         raise HeadError(f"{out} cannot be written ({reason}); nothing is left of it") from None
@@ -247,7 +247,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,7 +6,6 @@ gets its name only when everything in it is on the disk. A checkpoint holds ``mo
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from speculators.train.checkpointer import DistributedCheckpointer, SingleGPUCheckpointer
 from speculators.train.distributed import get_rank
 
+from peagle_vllm.heads.convert import sync
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.train import TrainError
 
@@ -107,10 +107,10 @@ class Checkpoints:
         files = {file.name: file.stat().st_size for file in begun.iterdir()}
         (begun / STATE).write_text(json.dumps({**state, "files": files}, indent=2) + "\n")
         for file in [*begun.iterdir(), begun]:
-            _to_disk(file)
+            sync(file)
         step = state["step"]
         begun.rename(self.folder(step))
-        _to_disk(self.path)
+        sync(self.path)
         if state["score"] is not None:
             self.scores[step] = state["score"]
         steps, best = self.steps(), self.best
@@ -143,11 +143,3 @@ def _open(folder: Path) -> dict[str, Any]:
         if (found := (folder / name).stat().st_size) != size:
             raise OSError(f"{name} has {found} of {size} bytes")
     return state
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
