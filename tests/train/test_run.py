@@ -115,14 +115,14 @@ def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str) -> 
     file = toy_run(tmp_path / "run")
 
     def killed() -> None:
-        original = module._to_disk
+        original = module.sync
 
         def watched(path: Path) -> None:
             if str(path).endswith(place) and (place != "checkpoints" or (path / "step-6").exists()):
                 os.kill(os.getpid(), signal.SIGKILL)
             original(path)
 
-        module._to_disk = watched
+        module.sync = watched
         train(file)
 
     assert in_child(killed, seconds=60).exitcode == -signal.SIGKILL
