@@ -56,6 +56,7 @@ TORCHVISION = {
 # The long ones first: they decide when the last one ends.
 GROUPS = {
     "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
+    "plain": Group(without=OWN_PROCESS, marks="not arm"),
     "v1": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}),
     "images v2": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v2", **TORCHVISION}),
     "images v1": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v1", **TORCHVISION}),
@@ -65,7 +66,6 @@ GROUPS = {
     "benchmarks": Group(paths=("benchmarks",)),
     "examples": Group(paths=("examples",)),
     "bench": Group(paths=("bench/test_real.py",)),
-    "plain": Group(without=OWN_PROCESS, marks="not arm"),
     "packaging": Group(paths=("packaging",)),
     "kernels": Group(paths=("kernels",), without=("kernels/test_aot.py",), env=INTERPRETER),
     "compile": Group(paths=("kernels/test_aot.py",)),
