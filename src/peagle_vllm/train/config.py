@@ -3,6 +3,7 @@
 ``options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -197,6 +198,19 @@ class Config(Strict):
         """What hidden states are of. Who makes them writes it to ``data_folder / STAMP``; ``train run`` compares."""
         name, dtype = Path(self.target).name, self.step.dtype
         return {"target": name, "aux_layers": self.aux_layers, "dtype": dtype, "backend": self.data.backend}
+
+    def longer_than_a_step(self, lengths: Iterable[int]) -> list[int]:
+        """Those of ``lengths``, of documents, that ``step.tokens`` is too small for.
+
+        Raises:
+            TrainError: there are some, and ``data.long`` does not say that they be split.
+        """
+        lengths, tokens = list(lengths), self.step.tokens
+        longer = [length for length in lengths if length > tokens]
+        if longer and self.data.long == "refuse":
+            which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({tokens}) tokens"
+            raise TrainError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
+        return longer
 
     @property
     def ks(self) -> list[int]:

@@ -17,7 +17,7 @@ def setup() -> bool:
         checkpointer.get_current_device = lambda: "cpu"
         warnings.filterwarnings("ignore", "(?s).*(pin_memory|CPU autocast)")  # it always pins and always autocasts
         if "LOCAL_RANK" in os.environ and not dist.is_initialized():
-            # Its setup raises where there is no accelerator. The trainer asks these variables.
+            # Its setup raises where there is no accelerator. The trainer reads these variables.
             dist.init_process_group("gloo")
             distributed._is_distributed = True
             distributed._rank, distributed._world_size = dist.get_rank(), dist.get_world_size()

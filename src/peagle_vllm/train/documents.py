@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from peagle_vllm.train import TrainError
 from peagle_vllm.train.config import STAMP, Config
 
-UNSUPERVISED = 2  # tokens at the begin of a document: the head has no state before the first, which drafts the second
+UNSUPERVISED = 2  # first tokens of a document: the head has no state before the first, which drafts the second
 LISTED = 8  # rows that a message names
 
 
@@ -98,7 +98,7 @@ def loaders(
 
 def read_rows(config: Config) -> Dataset:
     """The documents, checked without their hidden states."""
-    folder, tokens = config.data_folder, config.step.tokens
+    folder = config.data_folder
     try:
         rows = load_from_disk(str(folder))
     except (OSError, ValueError) as error:
@@ -109,12 +109,7 @@ def read_rows(config: Config) -> Dataset:
         raise TrainError(
             f"{all_rows}, and data.held_out keeps {config.data.held_out} of them; add prompts, or keep fewer"
         )
-    lengths = rows.with_format(None)["seq_len"]
-    if (longer := [length for length in lengths if length > tokens]) and config.data.long == "refuse":
-        which = f"{len(longer)} of {len(rows)} documents have more than step.tokens ({tokens}) tokens"
-        raise TrainError(
-            f"{which}, the longest {max(longer)}: raise step.tokens, or cut them with `long: split` in data"
-        )
+    config.longer_than_a_step(rows.with_format(None)["seq_len"])
     supervised: list[int] = []
     for number, batch in enumerate(rows.with_format("arrow").select_columns("loss_mask").iter(1000)):
         begins = pc.list_slice(batch["loss_mask"].combine_chunks(), 0, UNSUPERVISED).to_pylist()

@@ -34,8 +34,8 @@ def replay(
 ) -> list[Acceptance]:
     """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
 
-    Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, nobody knows what the target would
-    have said next, so rounds with such drafts are left out.
+    Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, what the target would have said
+    next is not known, so rounds with such drafts are left out.
 
     Args:
         documents: greedy answers as ``shift_batch`` leaves them: input_ids [N], loss_mask [N] and hidden_states

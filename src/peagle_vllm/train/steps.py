@@ -1,4 +1,4 @@
-"""The steps between prompts and training: speculators' commands, called and looked after."""
+"""The steps between prompts and training: speculators' commands, run and checked."""
 
 import json
 import os
@@ -171,10 +171,7 @@ def data(config: Config) -> str:
         raise TrainError(f"{file}: {which}; add prompts, or lower held_out in data")
     kept = held | learn
     lengths = [facts[number][1] for number in kept]
-    longer = [length for length in lengths if length > config.step.tokens]
-    if longer and config.data.long == "refuse":
-        which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({config.step.tokens}) tokens"
-        raise TrainError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
+    longer = config.longer_than_a_step(lengths)
     with new_folder(config.data_folder) as folder:
         tokens, shuffled = folder / "tokens.jsonl", folder / "shuffled"
         rows = (row for number, row in enumerate(read_lines(file)) if number in kept)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from peagle_vllm.bench.cells import write_whole
 from peagle_vllm.heads.files import one_line
-from peagle_vllm.train import TrainError
+from peagle_vllm.train import TrainError, TryAgain
 from peagle_vllm.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
 from peagle_vllm.train.config import Config
 from peagle_vllm.train.documents import listed
@@ -29,7 +29,7 @@ from peagle_vllm.train.head import PEagleDraftModel
 Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
 
 
-class Stopped(Exception):
+class Stopped(TryAgain):
     """The run was stopped, by a signal or for want of hidden states; the same command goes on."""
 
 
