@@ -23,7 +23,7 @@ from peagle_vllm.bench.processes import failure_reason
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
-TIMEOUT = 900  # seconds for one process of ``run_each``
+TIMEOUT = 3600  # seconds for one process of ``run_each``
 NOT_A_GPU = "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
 
 # The same for every arm, whatever the caller's own environment says.
