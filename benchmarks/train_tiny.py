@@ -1,0 +1,63 @@
+"""A head for tiny-llama from prompts to a server, by the commands that users run: ``make train-tiny``.
+
+``peagle-vllm train pipeline`` (personal data out, the target's answers, hidden states, training, the check that vLLM
+and replay agree), ``peagle-vllm inspect``, and AL as both model runners serve it.
+"""
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import arms
+from benchmarks.compare_heads import ARMS, BASE, KS, MODELS, PROMPTS, measure, write_config, write_prompts
+from peagle_vllm.provenance import provenance
+
+TARGET = "tiny-llama"
+
+
+def published(result: dict[str, Any]) -> arms.Published:
+    """A row for each K: AL by replay, as the pipeline's check counted it in vLLM, and on both runners."""
+    columns = ("K", "replay", "vLLM", "V1", "V2")
+    rows = [
+        (k, *(f"{result['check'][how][str(k)]:.3f}" for how in ("replay", "vllm")), *(f"{al:.3f}" for al in runners))
+        for k, runners in zip(KS, zip(result["V1"], result["V2"], strict=True), strict=True)
+    ]
+    return columns, rows, f"{result['steps']} steps, {result['minutes']} minutes from prompts to the last column"
+
+
+def main() -> int:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--work", type=Path, default=MODELS / ".build/train-tiny")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--prompts", type=int, default=1200, help="that the head learns from")
+    args = parser.parse_args()
+    began, command = time.time(), [sys.executable, "-m", "peagle_vllm.cli"]
+    shutil.rmtree(args.work, ignore_errors=True)
+    file = write_config(TARGET, args.work, ARMS[BASE], 0, args.steps)
+    write_prompts(args.work, args.prompts)
+    subprocess.run([*command, "train", "pipeline", str(file)], check=True)
+    head = args.work / "run/checkpoints/best"
+    subprocess.run([*command, "inspect", str(head.resolve()), "--target", str(MODELS / TARGET)], check=True)
+    served = {
+        runner: [
+            statistics.mean(arms.run(measure, env, target=TARGET, head=str(head), num_k=k, parallel=True)) for k in KS
+        ]
+        for runner, env in (("V1", arms.V1), ("V2", arms.V2))
+    }
+    check: dict[str, dict[str, float]] = {"replay": {}, "vllm": {}}
+    for line in map(json.loads, (args.work / "run/al.jsonl").read_text().splitlines()):
+        check[line["how"]][str(line["K"])] = line["al"]
+    report = {"target": TARGET, "steps": args.steps, "prompts": args.prompts, "held_out": PROMPTS, "check": check}
+    report |= {**served, "minutes": round((time.time() - began) / 60, 1), **provenance()}
+    arms.write_result(args.out, __doc__, report)
+    print(arms.table(*published(report)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
