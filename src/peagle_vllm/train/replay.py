@@ -5,6 +5,7 @@ tells every draft that a server could make of it, and the rounds for each K foll
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset
 
 from peagle_vllm.acceptance import Acceptance
 from peagle_vllm.bench.cells import write_whole
+from peagle_vllm.sharpen.run import sum_of
 from peagle_vllm.train.config import Config
 from peagle_vllm.train.head import PEagleDraftModel
 from peagle_vllm.train.partition import Documents, Rows
@@ -31,8 +33,11 @@ def replay(
     num_k: int,
     max_tokens: int,
     chunk_rows: int = 1024,
-) -> list[Acceptance]:
-    """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
+) -> list[dict[int, Acceptance]]:
+    """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order, by context length.
+
+    A round whose draft begins after n tokens, of prompt and answer, counts for the smallest power of two that is not
+    below n.
 
     Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, what the target would have said
     next is not known, so rounds with such drafts are left out.
@@ -44,7 +49,8 @@ def replay(
         max_tokens: to which the answers were limited.
         chunk_rows: rows computed at once.
     """
-    rounds: list[list[int]] = [[] for _ in range(num_k)]  # accepted tokens of each round, for each K
+    # Accepted tokens of each round, for each K and context length.
+    rounds: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(num_k)]
     for document in documents:
         anchors = document["loss_mask"].nonzero()[:, 0]
         if not len(anchors):
@@ -58,9 +64,12 @@ def replay(
             lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
             is_whole = len(lengths) < max_tokens
             while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
-                accepted.append(lengths[at])
+                accepted[1 << (first + at + 1).bit_length()].append(lengths[at])
                 at += lengths[at] + 1
-    return [_counts(accepted, num) for num, accepted in enumerate(rounds, start=1)]
+    return [
+        {context: _counts(lengths, num) for context, lengths in sorted(accepted.items())}
+        for num, accepted in enumerate(rounds, start=1)
+    ]
 
 
 def _drafts(
@@ -90,8 +99,11 @@ def _counts(accepted: list[int], num_k: int) -> Acceptance:
     return Acceptance(len(accepted), num_k * len(accepted), sum(accepted), positions)
 
 
-def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptance]]) -> None:
-    """Put a line for each (K, acceptance) into ``file``, al.jsonl: {step, K, al, acceptance, how}.
+def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, dict[int, Acceptance]]]) -> None:
+    """Put a line for each (K, acceptance by context length) into ``file``, al.jsonl.
+
+    A line is {step, K, al, acceptance, by_context, how}; ``by_context`` has AL by context length, and is left out where
+    ``found`` does not tell these apart.
 
     Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
 
@@ -100,9 +112,12 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptan
     """
     lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     lines = [line for line in lines if line["how"] != how or line["step"] < step]
-    for num_k, one in found:
+    for num_k, by_context in found:
+        one = sum_of([*by_context.values()])
         shares = [round(share, 4) for share in one.shares]
         lines.append({"step": step, "K": num_k, "al": round(one.length, 4), "acceptance": shares, "how": how})
+        if any(by_context):
+            lines[-1]["by_context"] = {context: round(part.length, 3) for context, part in by_context.items()}
     write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -126,6 +141,6 @@ def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, 
             head.reshard()
         if get_rank() == 0:
             note_al(config.run / "al.jsonl", step, "replay", enumerate(found, start=1))
-        return found[max(config.ks) - 1].length
+        return sum_of([*found[max(config.ks) - 1].values()]).length
 
     return measure
