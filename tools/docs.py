@@ -96,6 +96,10 @@ def features() -> str:
     return between(page, "targets", f"{shown}\n\n{_where(result, 'targets')}")
 
 
+def training() -> str:
+    return generated((ROOT / "docs/training.md").read_text(), "partition", "compare_heads", "train_tiny")
+
+
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
@@ -224,6 +228,7 @@ GENERATED = {
     "docs/performance.md": performance,
     "docs/seams.md": seams,
     "docs/sharpen.md": sharpen,
+    "docs/training.md": training,
     "models/README.md": models,
 }
 
