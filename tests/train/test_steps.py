@@ -99,6 +99,30 @@ def test_answers_are_the_targets_own(config: Config, server: Server, target: Any
         assert logits.argmax(-1).tolist() == row["input_ids"][start:]
 
 
+def test_a_prompt_answered_with_nothing_is_left_out(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second try would not change a greedy answer without a token. Data are made of finished answers only."""
+    own = config.model_copy(update={"folder": str(tmp_path)})
+    made = [json.loads(line) for line in answers_of(config).read_text().splitlines()]
+    row = {key: made[0][key] for key in ("input_ids", "loss_mask", "text")}
+    row["metadata"] = {"sampling_params": {"temperature": 0}, "finish_reason": "length"}
+    errors = [{"id": "99", "metadata": {"error": "ValueError('empty assistant generation (sample 0)')"}}]
+
+    def answer(*_: object) -> None:
+        steps.write_lines(answers_of(own), [row | {"id": f"{key}_gen0", "primary_id": key} for key in keys[:-1]])
+        steps.write_lines(tmp_path / "answers.errors.jsonl", errors)
+        with pytest.raises(TrainError, match="is not finished; `peagle-vllm train answers`"):
+            steps.data(own)
+
+    keys = [f"{number:02}" for number in range(HELD_OUT + 1)] + ["99"]
+    steps.write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": []} for key in keys))
+    monkeypatch.setattr(steps, "speculators", answer)
+    assert "1 prompts refused or answered with nothing, see answers.errors.jsonl" in steps.answers(own)
+    with pytest.raises(TrainError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
+        steps.states(own)
+
+
 def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
     """The last documents are those of the first prompts, answered greedily; speculators shuffles the others."""
     from datasets import load_from_disk

@@ -21,7 +21,8 @@ from peagle_vllm.heads.target import read_target
 from peagle_vllm.train import TrainError, TryAgain, serve
 from peagle_vllm.train.config import STAMP, Config
 
-REFUSED = "InvalidResponseError"  # speculators' name for an answer that a second try would not change
+# In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
+FINAL = ("InvalidResponseError", "empty assistant generation")
 BYTES = {"bfloat16": 2, "float32": 4}
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
@@ -106,7 +107,8 @@ def answers(config: Config) -> str:
         speculators([*command, "--sampling-params", sampling], log, server)
         answered = {row["primary_id"] for row in (read_lines(file) if file.exists() else ())}
         failures = {row["id"]: row["metadata"]["error"] for row in (read_lines(errors) if errors.exists() else ())}
-        refused = {key: error for key, error in failures.items() if REFUSED in error and key not in answered}
+        final = {key for key, error in failures.items() if any(words in error for words in FINAL)}
+        refused = {key: failures[key] for key in final - answered}
         if missing := [key for key in order if key not in answered and key not in refused]:
             if server:
                 server.check_well()
@@ -114,11 +116,13 @@ def answers(config: Config) -> str:
             which = f"{len(missing)} of {len(order)} prompts have no answer yet"
             raise TryAgain(f"{which} ({reason}); the same command goes on")
     if not answered:
-        raise TrainError(f"the server refused all {len(order)} prompts ({one_line(next(iter(refused.values())), 300)})")
+        raise TrainError(f"none of {len(order)} prompts has an answer ({one_line(next(iter(refused.values())), 300)})")
     write_lines(file, _in_order(file, order))
     ends = Counter(row["finish_reason"] for row in read_lines(file))
     counts = f"{ends.total()} answers to {len(answered)} prompts, {ends['length']} of them ended by max_tokens"
-    return f"{counts}; {len(refused)} prompts refused by the server{f', see {errors.name}' if refused else ''}"
+    return (
+        f"{counts}; {len(refused)} prompts refused or answered with nothing{f', see {errors.name}' if refused else ''}"
+    )
 
 
 def _in_order(file: Path, order: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -157,6 +161,8 @@ def data(config: Config) -> str:
     if config.data_folder.exists():
         return f"{config.data_folder} is there and kept; remove it to make it again, or `train pipeline --from data`"
     file, num_held = config.run / "answers.jsonl", config.data.held_out
+    if any("temperature" not in row for row in read_lines(file)):
+        raise TrainError(f"{file}: is not finished; `peagle-vllm train answers` goes on with it")
     # Of each answer: its conversation, tokens (0 where it is empty), temperature.
     facts = [
         (row["primary_id"], len(row["input_ids"]) if any(row["loss_mask"]) else 0, row["temperature"])
@@ -203,9 +209,9 @@ def states(config: Config) -> str:
         TrainError: the disk is too small; the server's states are of another dtype.
         TryAgain: states of some documents are not there yet.
     """
-    from datasets import load_from_disk
+    from peagle_vllm.train.documents import read_rows
 
-    folder, rows = config.data_folder / "hidden_states", load_from_disk(str(config.data_folder)).with_format(None)
+    folder, rows = config.data_folder / "hidden_states", read_rows(config).with_format(None)
     stamp = config.data_folder / STAMP
     if stamp.exists() and json.loads(stamp.read_text()) != config.stamp:
         raise TrainError(f"{stamp}: is not {json.dumps(config.stamp)}; `train pipeline --from states` makes them again")
