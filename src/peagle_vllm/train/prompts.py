@@ -81,6 +81,7 @@ def write_prompts(data: list[str], out: Path, pii: str, action: str, ner: str | 
     }
     if not kept:
         raise TrainError(f"no prompt is left of {', '.join(data)}: {json.dumps(report['rows'])}")
+    out.parent.mkdir(parents=True, exist_ok=True)
     for file, some in ((out.with_suffix(".dropped.jsonl"), dropped), (out, kept)):
         write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))
     write_whole(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
