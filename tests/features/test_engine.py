@@ -38,11 +38,11 @@ def write_lora(folder: Path) -> Path:
 
 
 def test_lora_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1)))
+    base = [tokens(output) for output in outputs(replace(settings, head=None), CASES)]
     from vllm.lora.request import LoRARequest
 
-    settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1)))
     adapter = LoRARequest("random", 1, str(write_lora(tmp_path)))
-    base = [tokens(output) for output in outputs(replace(settings, head=None), CASES)]
     if V2:
         # vLLM's V2 (gpu/lora_utils.py, make_lora_inputs) names an adapter for one row of a request where K+1 are
         # verified: under any drafter its CPU build raises at the logits, of which this adapter changes nothing.
