@@ -14,7 +14,7 @@ from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts.recorder import compare, record
 from tests.drafts.reference import Reference
-from tests.engines import Engine, Request, Settings, engine
+from tests.engines import Engine, Request, Settings, engine, shut_down
 from tests.tiny_heads import prompt
 
 pytestmark = pytest.mark.arm("stock-v1", "plugin-v1")
@@ -127,3 +127,15 @@ def test_seeds_are_ignored_in_probabilistic_drafts(pair: tuple[Path, Path]):
 
     once, twice = first_drafts("once"), first_drafts("twice")
     assert (once[0] == twice[0]) is not STOCK
+
+
+def test_top_k_alone_ends_the_engine_where_no_draft_is_verified(pair: tuple[Path, Path]):
+    """The largest top-k of no rows: vLLM's CPU build raises at the prompt, and with any batch that has no drafts."""
+    live = start(pair)
+    try:
+        finished = live.run([Request("a", prompt(20), 12, sampling=(("temperature", 1.0), ("top_k", 5)))])
+    except RuntimeError as error:
+        shut_down()  # an engine that raised is not used again
+        assert STOCK and "numel() == 0" in str(error)
+    else:
+        assert not STOCK and len(finished["a"].output) == 12

@@ -22,6 +22,7 @@ class Case:
 
 def outputs(settings: Settings, cases: Sequence[Case]) -> list[Any]:
     """vLLM's RequestOutput for each case, all submitted together. Greedy, and past the end of text, unless told."""
+    live = engine(settings)  # before vLLM is imported: on V2 it must find Triton's interpreter
     from vllm import SamplingParams, TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=prompt_token_ids()[case.prompt]) for case in cases]
@@ -29,7 +30,7 @@ def outputs(settings: Settings, cases: Sequence[Case]) -> list[Any]:
         SamplingParams(max_tokens=case.max_tokens, **({"temperature": 0.0, "ignore_eos": True} | dict(case.sampling)))
         for case in cases
     ]
-    return engine(settings).llm.generate(prompts, params, use_tqdm=False)
+    return live.llm.generate(prompts, params, use_tqdm=False)
 
 
 def both(settings: Settings, cases: Sequence[Case]) -> list[tuple[Any, Any]]:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.conftest import ARM
 from tests.engines import Settings, engine
 from tests.features.comparing import SETTINGS, Case, outputs, tokens
 from tests.models import TARGET, prompt_token_ids
 
-pytestmark = pytest.mark.arm("plugin-v1")
+pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
-CASES = [Case(i, 24) for i in range(4)]
+V2 = ARM == "plugin-v2"
+CASES = [Case(i, 8 if V2 else 24) for i in range(2 if V2 else 4)]  # V2 runs under Triton's interpreter
 
 
 def write_lora(folder: Path) -> Path:
@@ -35,12 +37,17 @@ def write_lora(folder: Path) -> Path:
     return folder
 
 
-def test_lora_target(tmp_path: Path):
+def test_lora_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1)))
+    base = [tokens(output) for output in outputs(replace(settings, head=None), CASES)]
     from vllm.lora.request import LoRARequest
 
-    settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1)))
     adapter = LoRARequest("random", 1, str(write_lora(tmp_path)))
-    base = [tokens(output) for output in outputs(replace(settings, head=None), CASES)]
+    if V2:
+        # vLLM's V2 (gpu/lora_utils.py, make_lora_inputs) names an adapter for one row of a request where K+1 are
+        # verified: under any drafter its CPU build raises at the logits, of which this adapter changes nothing.
+        wrapper = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+        monkeypatch.setattr(f"{wrapper}.add_lora_logits", lambda *args, **kwargs: None)
     plain, speculated = (with_lora(chosen, adapter) for chosen in (replace(settings, head=None), settings))
     assert plain != base, "the adapter must change something"
     assert speculated == plain
@@ -50,7 +57,7 @@ def with_lora(settings: Settings, adapter: object) -> list[list[list[int]]]:
     from vllm import SamplingParams, TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=prompt_token_ids()[case.prompt]) for case in CASES]
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=CASES[0].max_tokens, ignore_eos=True)
     return [
         tokens(output)
         for output in engine(settings).llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
@@ -63,6 +70,7 @@ def test_target_weights_reloaded_in_place():
     assert [tokens(output) for output in outputs(SETTINGS, CASES)] == before
 
 
+@pytest.mark.arm("plugin-v1")  # V2 has no copy of it
 def test_the_projected_mask_follows_a_reload_of_the_head():
     drafter = engine(SETTINGS).drafter
     with torch.inference_mode():

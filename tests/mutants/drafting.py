@@ -234,6 +234,12 @@ DRAFTING = (
         "plugin-v2",
     ),
     Mutation(
+        "slots from the first step's table",
+        V1,
+        "KVGroups((cad.block_table_tensor,), (self.block_size,))",
+        'KVGroups((self.__dict__.setdefault("table", cad.block_table_tensor.clone()),), (self.block_size,))',
+    ),
+    Mutation(
         "graph: the block table is a copy of capture time's",
         ATTENTION,
         "tuple(table[:num_reqs] for table in self.block_tables.input_block_tables)",
@@ -259,5 +265,12 @@ DRAFTING = (
         "        free = BlockPool.free_blocks\n"
         "        BlockPool.free_blocks = lambda self, blocks: free(self, list(blocks)[1:])\n",
         f"{FUZZ}[7]",
+    ),
+    Mutation(
+        "top_k alone ends the engine",
+        "src/peagle_vllm/seams/cpu_sampling.py",
+        "if seams.serving_peagle and not len(logits):",
+        "if False:",
+        "tests/drafts/test_stock_defects.py::test_top_k_alone_ends_the_engine_where_no_draft_is_verified",
     ),
 )

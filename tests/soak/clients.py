@@ -12,6 +12,7 @@ import aiohttp
 from tests.soak.traffic import Ask
 
 PATIENCE = 180  # seconds without a byte from the server; a request that waits longer is stuck
+PATIENT = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE)
 Answer = tuple[str | None, str | None, int]  # text, why it finished, output tokens
 
 
@@ -92,8 +93,7 @@ async def _streamed(response: aiohttp.ClientResponse, ask: Ask) -> tuple[str, li
 
 async def client(url: str, asks: Iterable[Ask], right: Mapping[int, Answer], tally: Tally, until: float) -> None:
     """One client: a request after the other, until the loop's clock says ``until``."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE)
-    async with aiohttp.ClientSession(url, timeout=timeout) as session:
+    async with aiohttp.ClientSession(url, timeout=PATIENT) as session:
         for ask in asks:
             if asyncio.get_running_loop().time() > until:
                 return

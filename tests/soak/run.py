@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import aiohttp
 
 from tests.serving import ROOT, Server, environment, free_port, running
 from tests.soak import watching
-from tests.soak.clients import Answer, Tally, ask_one, client
+from tests.soak.clients import PATIENT, Answer, Tally, ask_one, client
 from tests.soak.traffic import MAX_MODEL_LEN, Ask, Traffic, greedy_questions, heldout
 
 REPORT = ROOT / "benchmarks" / "results" / "soak.json"
@@ -33,6 +34,8 @@ NO_SPECULATION = ["--model", "models/tiny-llama", "--served-model-name", "tiny-l
 NO_SPECULATION += ["--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20)]
 SECONDS_TO_END = 60  # after the engine was killed
 TELLING = 16  # requests in flight when it is
+LEAVING = 4  # requests of clients that leave after the first token
+DRAFTS = "vllm:spec_decode_num_drafts_total"
 
 
 @contextmanager
@@ -83,19 +86,38 @@ async def soak(
         curve.append(await asyncio.to_thread(watching.sample, server, began))
         await asyncio.wait(jobs, timeout=max(1, seconds / 120))
     await asyncio.gather(*jobs)
-    deadline = time.monotonic() + 30  # for the server to notice the last clients that went away
-    while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
-        await asyncio.sleep(0.2)
+    await asyncio.to_thread(watching.wait_until_idle, server)  # it may not have noticed the last that went away
     return tally, curve
+
+
+def longest(known: list[Ask], count: int, **changes: Any) -> list[Ask]:
+    """Requests that take the engine a few seconds, ``changes`` of their JSON with them."""
+    those = [ask for ask in known if ask.kind in ("completion", "chat")][:count]
+    changes |= {"max_tokens": 400, "ignore_eos": True}
+    return [Ask(ask.kind, ask.path, ask.body | changes, stream="stream" in changes) for ask in those]  # type: ignore[operator]
+
+
+async def leave(server: Server, known: list[Ask]) -> list[str]:
+    """Clients leave after the first token: the engine must not draft on as if they had stayed."""
+    asks = longest(known, LEAVING, stream=True, stream_options={"include_usage": True})
+    drafts = []
+    async with aiohttp.ClientSession(server.url, timeout=PATIENT) as session:
+        for leaves, ends in ((None, "answered"), (1, "left")):
+            before = server.metric(DRAFTS)
+            jobs = (ask_one(session, replace(ask, leaves=leaves)) for ask in asks)
+            for ended in await asyncio.gather(*jobs, return_exceptions=True):
+                if isinstance(ended, BaseException) or ended[0] != ends:
+                    return [f"a long request ended with {ended!r}, and not {ends}"]
+            await asyncio.to_thread(watching.wait_until_idle, server)
+            drafts.append(server.metric(DRAFTS) - before)
+    return [] if drafts[1] < drafts[0] / 2 else [f"{drafts[1]} drafts for clients that left, {drafts[0]} if they stay"]
 
 
 async def kill_the_engine(server: Server, port: int, known: list[Ask]) -> tuple[dict[str, Any], list[str]]:
     """Kill the engine's process under requests: clients get an error at once, the server says why and ends."""
     those = watching.processes(server)
-    longest = [ask for ask in known if ask.kind in ("completion", "chat")][:TELLING]
-    many = [Ask(a.kind, a.path, a.body | {"max_tokens": 400, "ignore_eos": True}) for a in longest]  # type: ignore[operator]
     async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=SECONDS_TO_END)) as session:
-        jobs = [asyncio.create_task(ask_one(session, ask)) for ask in many]
+        jobs = [asyncio.create_task(ask_one(session, ask)) for ask in longest(known, TELLING)]
         await asyncio.sleep(1)
         watching.engine_core(server).kill()
         told = await asyncio.gather(*jobs, return_exceptions=True)
@@ -120,6 +142,7 @@ def run(seconds: float, runner: str, clients: int = 64, questions: int = 120) ->
         tally, curve = asyncio.run(soak(server, known, right, seconds, clients, filtered=runner == "V1"))
         after = watching.counters(server)
         wrong = [*tally.wrong, *watching.add_up(after, before, tally), *watching.grown(curve)]
+        wrong += asyncio.run(leave(server, known))
         killed, more = asyncio.run(kill_the_engine(server, port, known))
     began = time.monotonic()
     with serving(runner, port) as server:

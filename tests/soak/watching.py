@@ -96,6 +96,13 @@ def add_up(now: dict[str, float], before: dict[str, float], tally: Tally) -> lis
     ]
 
 
+def wait_until_idle(server: Server, seconds: float = 60) -> None:
+    """Until no request runs, or the time is over: what still runs then is for ``add_up`` to tell."""
+    deadline = time.monotonic() + seconds
+    while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -35,6 +35,7 @@ HOOKS = {
     "vllm.v1.core.sched.scheduler": ("draft_metrics.install_scheduler",),
     "vllm.v1.metrics.loggers": ("draft_metrics.install_front_end",),
     "vllm.utils.cpu_triton_utils": ("cpu_sampling.install",),
+    "vllm.v1.sample.ops.topk_topp_sampler": ("cpu_sampling.install_top_k",),
 }
 
 serving_peagle = False
