@@ -17,13 +17,16 @@ import torch
 
 from benchmarks import arms
 from benchmarks.arms import Published
+from benchmarks.shapes import NUM_AUX, Model
 from peagle_vllm.bench import plots
 from peagle_vllm.provenance import provenance
 
 TOKENS = (512, 1024, 2048, 4096, 8192, 16_384)
 DEPTHS = (4, 8, 16)
 RATIOS = {"all depths": (1.0, 1.0), "COD": (0.7, 0.2)}  # COD: drop-token sampling at speculators' defaults
-HIDDEN, LAYERS, HEADS, VOCAB, NUM_AUX, SEGMENTS = 128, 4, 4, 512, 3, 8
+SHAPE = Model(hidden=128, intermediate=384, heads=4, kv_heads=4, head_dim=32, layers=4, vocab=512)
+SEGMENTS = 8
+DTYPE = torch.bfloat16 if arms.HAS_GPU else torch.float32
 
 
 def num_rows(tokens: int, depths: int, sampling: str) -> int:
@@ -38,40 +41,43 @@ def masked_rows(arm: str, tokens: int, depths: int, sampling: str) -> int:
     return {"partition": 0, "sdpa": rows, "prefix reruns": tokens + (rows - tokens) // SEGMENTS}[arm]
 
 
-def new_head(in_parts: bool) -> torch.nn.Module:
-    """A Llama head with random weights, speculators' own or ours."""
+def new_head(in_parts: bool, shape: Model = SHAPE, attention: str = "sdpa", dtype: torch.dtype = DTYPE) -> Any:
+    """A Llama head of ``shape`` with random weights on the device, speculators' own with ``attention`` or ours."""
     from speculators.models import peagle
     from transformers import LlamaConfig
 
     from peagle_vllm.train.head import PEagleDraftModel
 
     layer = LlamaConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=3 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        vocab_size=VOCAB,
-        attn_implementation="sdpa",
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        attn_implementation=attention,
     )
     config = peagle.PEagleSpeculatorConfig(
         transformer_layer_config=layer,
-        draft_vocab_size=VOCAB,
+        draft_vocab_size=shape.vocab,
         eagle_aux_hidden_state_layer_ids=list(range(NUM_AUX)),
         mask_token_id=1,
     )
     head = (PEagleDraftModel if in_parts else peagle.PEagleDraftModel)(config)
     for matrix in (head.embed_tokens, head.lm_head, head.verifier_lm_head):
         torch.nn.init.normal_(matrix.weight, std=0.02)
-    return head.to("cuda" if arms.HAS_GPU else "cpu", torch.bfloat16 if arms.HAS_GPU else torch.float32)
+    return head.to("cuda" if arms.HAS_GPU else "cpu", dtype)
 
 
-def new_batch(tokens: int, like: torch.Tensor) -> dict[str, torch.Tensor]:
+def new_batch(tokens: int, head: Any) -> dict[str, torch.Tensor]:
     """One document of random tokens and states, supervised from its second position."""
-    ids = torch.randint(VOCAB, (1, tokens), device=like.device)
+    shape, like = head.config.transformer_layer_config, head.fc.weight
+    ids = torch.randint(shape.vocab_size, (1, tokens), device=like.device)
     return {
         "input_ids": ids,
-        "hidden_states": torch.randn(1, tokens, NUM_AUX * HIDDEN).to(like),
-        "verifier_last_hidden_states": torch.randn(1, tokens, HIDDEN).to(like),
+        "hidden_states": torch.randn(1, tokens, NUM_AUX * shape.hidden_size).to(like),
+        "verifier_last_hidden_states": torch.randn(1, tokens, shape.hidden_size).to(like),
         "document_ids": torch.zeros_like(ids),
         "loss_mask": (torch.arange(tokens, device=like.device) > 0).float()[None],
     }
@@ -118,9 +124,8 @@ def measure(arm: str, tokens: int, depths: int, sampling: str, chunk_rows: int) 
     torch.manual_seed(0)
     head, step = new_head(in_parts=arm == "partition"), STEPS[arm]
     options = options_of(depths, sampling) | ({"chunk_rows": chunk_rows} if arm == "partition" else {})
-    weight = head.fc.weight
-    step(head, new_batch(64, weight), options)  # what is loaded and allocated once
-    batch = new_batch(tokens, weight)
+    step(head, new_batch(64, head), options)  # what is loaded and allocated once
+    batch = new_batch(tokens, head)
     resting = _memory(reset=True)
     began = _now()
     step(head, batch, options)
@@ -188,7 +193,7 @@ def main() -> None:
     grid = product(args.tokens, args.depths, RATIOS, ARMS)
     cells = (dict(zip(("tokens", "depths", "sampling", "arm"), cell, strict=True)) for cell in grid)
     jobs = [cell for cell in cells if masked_rows(**cell) <= args.rows]
-    shape = f"width {HIDDEN}, {LAYERS} layers, vocabulary {VOCAB}"
+    shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
     report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, "arms": ARMS, **provenance()}
     for found, failed in arms.run_each(measure, jobs, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):

@@ -97,7 +97,26 @@ def features() -> str:
 
 
 def training() -> str:
-    return generated((ROOT / "docs/training.md").read_text(), "partition", "compare_heads", "train_tiny")
+    """What training costs by arithmetic; accuracy and AL of the tiny heads, and AL as others published it."""
+    from benchmarks.training_cost import published
+
+    columns, rows, notes = published()
+    page = generated((ROOT / "docs/training.md").read_text(), "partition", "compare_heads", "train_tiny")
+    page = between(page, "cost", f"{table(columns, rows)}\n\n{notes}.")
+    results = json.loads((ROOT / "models/RESULTS.json").read_text())
+    lengths: dict[str, dict[str, float]] = {}
+    for arm in results["arms"]:
+        lengths.setdefault(arm["head"], {})[str(arm["k"])] = arm["al"]
+    marks = []
+    for name, head in results["training"].items():
+        if head.get("kind") == "peagle" and "begin_with" not in head:
+            shares = " ".join(f"{share:.2f}" for share in head["training_accuracy"])
+            marks.append((f"`{name}`, {head['steps']:,} steps, `models/RESULTS.json`", shares, lengths[name]))
+    for one in json.loads((ROOT / "src/peagle_vllm/bench/published.json").read_text()):
+        if found := one.get("acceptance_length", {}).get("P-EAGLE"):
+            marks.append((f"{one['target']}, {one['dataset']}, {one['source']}", "", found))
+    cells = [(what, shares, *(f"{al[k]:.2f}" if k in al else "" for k in "357")) for what, shares, al in marks]
+    return between(page, "marks", table(("head", "accuracy by depth at the end", "AL, K=3", "K=5", "K=7"), cells))
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks import draft_step, engine, kernels
+from benchmarks import draft_step, engine, kernels, training
 from benchmarks.arms import HAS_GPU, table
 from benchmarks.gpu_day.parts import Kind, Part
 
@@ -23,12 +23,14 @@ def page(parts: list[Part], known: dict[str, Entry]) -> str:
     moving = [c for c in cells_of(entries, "bandwidth") if c["kind"] == "prefill" or c["reqs"] in DECODES]
     steps = draft_step.with_floor(cells_of(entries, "draft step"), host.get("bandwidth") if HAS_GPU else None)
     speeds = engine.summed_up(cells_of(entries, "engine"))
+    trained = cells_of(entries, "training")
     not_done = (": ".join([name, e["state"], *([e["error"]] if "error" in e else [])]) for name, e in rest.items())
     sections = {
         "DRAFTS AND KERNELS, EXACT": exactness(entries),
         "KERNELS": moving and kernels.page(moving),
         "DRAFT STEP": steps and draft_step.page(steps),
         "ENGINE": speeds and engine.page(speeds),
+        "TRAINING": trained and training.page(trained),
         "NOT DONE": "\n".join(not_done),
     }
     lines = [

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from benchmarks import draft_step, engine
+import torch
+
+from benchmarks import draft_step, engine, training
 from benchmarks.arms import HAS_GPU, call
 
-Kind = Literal["host", "kernels", "drafts", "bandwidth", "draft step", "engine"]
+Kind = Literal["host", "kernels", "drafts", "bandwidth", "draft step", "engine", "training"]
 JSON, JUNIT = "OUT.json", "OUT.xml"  # in a command: the file that it writes its result to
 PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", f"--junitxml={JUNIT}")
 
@@ -19,6 +21,14 @@ ENGINE_ARMS = (engine.OURS, "stock P-EAGLE K=7, V1", "EAGLE-3 K=3", "none", "EAG
 # (attention backend, how the engine runs it), as tests/gpu names them
 FIRST_DRAFTS = [("FLASH_ATTN", "eager"), ("FLASH_ATTN", "full"), ("TRITON_ATTN", "eager"), ("TRITON_ATTN", "full")]
 FIRST_DRAFTS = [*FIRST_DRAFTS, ("FLASH_ATTN", "compiled")] if HAS_GPU else [("CPU_ATTN", "eager")]
+# (arm, tokens, rows sampled): flat forms have the logits of all rows at once, so that 20K tokens are too many for them
+TRAINED = [
+    ("partition", 20_480, "all depths"),
+    ("partition", 4096, "COD"),
+    ("flex", 4096, "COD"),
+    ("sdpa", 2048, "COD"),
+]
+TRAINED = TRAINED if HAS_GPU else [(arm, 128, sampling) for arm, _, sampling in TRAINED]
 LAST_DRAFTS = [("TRITON_ATTN", "compiled")] if HAS_GPU else []
 
 
@@ -67,6 +77,14 @@ def all_parts(llm: dict[str, Any] | None = None) -> list[Part]:
     engines = [
         (f"engine, {arm}", call(engine.run_arm, JSON, arm=arm, **served), engine.ARMS[arm].env) for arm in ENGINE_ARMS
     ]
+    trains = [("training, parity", call(training.parity, JSON))]
+    trains += [
+        (f"training, {arm}, {tokens} tokens, {rows}", call(training.step, JSON, arm=arm, tokens=tokens, sampling=rows))
+        for arm, tokens, rows in TRAINED
+    ]
+    if not HAS_GPU or torch.cuda.device_count() > 1:
+        torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        trains.append(("training, two processes", (*torchrun, "-m", "benchmarks.training", JSON)))
     return [
         Part("host", "host", call(draft_step.bandwidth, JSON), 90, needs=()),
         Part("kernels", "kernels", (*PYTEST, *twins), 240, interpreted, ("pytest", "hypothesis", "triton")),
@@ -74,5 +92,6 @@ def all_parts(llm: dict[str, Any] | None = None) -> list[Part]:
         Part("bandwidth", "bandwidth", ("benchmarks.kernels", "--out", JSON, *widths), 240),
         *(Part("draft step", name, command, 240, env) for name, command, env in steps),
         *(Part("engine", name, command, 360, env) for name, command, env in engines),
+        *(Part("training", name, command, 240, needs=("speculators",)) for name, command in trains),
         *(drafts(*which) for which in LAST_DRAFTS),
     ]

@@ -196,15 +196,16 @@ def test_what_a_gpu_would_run():
     found = json.loads(as_on_a_gpu(LIST))
     parts: list[dict[str, Any]] = found["parts"]
     kinds = list(dict.fromkeys(one["kind"] for one in parts))
-    assert kinds == ["host", "kernels", "drafts", "bandwidth", "draft step", "engine"]
+    assert kinds == ["host", "kernels", "drafts", "bandwidth", "draft step", "engine", "training"]
     assert len({one["name"] for one in parts}) == len(parts)
     assert all(one["limit"] <= 480 for one in parts)  # some hosts cut a command off after 600 s
-    calls = {kind: [json.loads(one["command"][3]) for one in parts if one["kind"] == kind] for kind in kinds[-2:]}
+    calls = {kind: [json.loads(one["command"][3]) for one in parts if one["kind"] == kind] for kind in kinds[-3:]}
     steps = calls["draft step"]
     assert {(step["head"], step["k"]) for step in steps} == {("gpt-oss-20b", 5), ("gpt-oss-20b", 7)}
     assert {step["arm"] for step in steps} == {"plugin V2 graph", "stock V1", "EAGLE-3 V2"} <= set(found["arms"])
     served = {one["arm"] for one in calls["engine"]}
     assert {"none", "EAGLE-3 K=3", "stock P-EAGLE K=7, V1", engine.OURS} <= served <= set(engine.ARMS)
+    assert {"arm": "partition", "tokens": 20_480, "sampling": "all depths"} in calls["training"]
     collected = as_on_a_gpu(COLLECT)
     for one in (one for one in parts if one["kind"] == "drafts"):
         backend, mode = one["command"][-1].split(" and ")

@@ -12,7 +12,7 @@ def test_the_three_ways_have_the_same_gradients() -> None:
     for arm in partition.ARMS:
         torch.manual_seed(0)
         head = partition.new_head(in_parts=arm == "partition")
-        batch = partition.new_batch(90, head.fc.weight)
+        batch = partition.new_batch(90, head)
         partition.STEPS[arm](head, batch, partition.options_of(4, "COD"))
         gradients[arm] = {name: weight.grad for name, weight in head.named_parameters() if weight.grad is not None}
     for arm in partition.ARMS[1:]:

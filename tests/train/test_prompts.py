@@ -60,6 +60,42 @@ def test_masked_prompts_hold_no_personal_data(tmp_path: Path) -> None:
     assert all(line["pii"] for line in lines)
 
 
+def test_a_model_for_token_classification_finds_names_and_places(tmp_path: Path) -> None:
+    """One in a folder, made to see a name in alice and a place in paris, and nothing else."""
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
+
+    words = {"[UNK]": 0, "[PAD]": 1, "alice": 2, "paris": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(tmp_path)
+    config = BertConfig(
+        vocab_size=4,
+        hidden_size=4,
+        num_attention_heads=1,
+        num_hidden_layers=0,
+        id2label={0: "O", 1: "B-PER", 2: "B-LOC"},
+    )
+    model = BertForTokenClassification(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.bert.embeddings.LayerNorm.weight.fill_(1)
+        model.bert.embeddings.word_embeddings.weight.copy_(torch.eye(4))
+        model.classifier.weight[1, words["alice"]] = model.classifier.weight[2, words["paris"]] = 10
+    model.save_pretrained(tmp_path)
+    rows = [{"prompt": text} for text in ("Where does Alice live?", "Is Paris large?", "What is a hash table?")]
+    lines, report = written(tmp_path, rows, action="mask", ner=str(tmp_path))
+    texts = {line["messages"][0]["content"]: line["pii"] for line in lines}
+    assert texts == {
+        "Where does <PERSON> live?": {"PERSON": 1},
+        "Is <LOCATION> large?": {"LOCATION": 1},
+        "What is a hash table?": {},
+    }
+    assert report["NOT looked for"] == []
+
+
 def test_a_clean_corpus_is_kept(tmp_path: Path) -> None:
     """Python source, and questions of many kinds: 98 of 100 at least."""
     source = [json.loads(line) for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]

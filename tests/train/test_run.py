@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hs_connectors.fp8_utils import SCALES_KEY, dequantize_fp8_tensor, quantize_tensor_to_fp8
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -30,6 +31,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
     file = toy_run(tmp_path_factory.mktemp("undisturbed"))
     finish(file)
     return file, result(file)
+
+
+@pytest.fixture(autouse=True)
+def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training here; the run of ``undisturbed``, which is made before this, does draw."""
+    monkeypatch.setattr("peagle_vllm.train.trainer.write_plots", lambda run: None)
 
 
 def checkpoints(file: Path) -> Path:
@@ -61,6 +68,9 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     weights, master = (load_file(folder / "step-12" / name) for name in ("model.safetensors", "master.safetensors"))
     assert {tensor.dtype for tensor in master.values()} == {torch.float32}
     assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in master.items())
+    plots = {file.name: file.read_text() for file in (file.parent / "run/plots").iterdir()}
+    assert set(plots) == {"loss.svg", "accuracy.svg"}  # AL was not measured
+    assert all(name in plots["accuracy.svg"] for name in (">depth 2<", ">held out, depth 0<"))
     shown = CliRunner().invoke(app, ["inspect", str(folder / "step-12"), "--target", str(file.parent / "target")])
     assert shown.exit_code == 0, shown.output
 
@@ -212,6 +222,24 @@ def test_hidden_states_of_another_document_are_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr("peagle_vllm.train.run.train", in_worker)
     shown = CliRunner().invoke(app, ["train", "run", str(file)])
     assert shown.exit_code == 2 and shown.stderr == f"peagle-vllm: {refused.value}\n"
+
+
+def test_hidden_states_in_fp8_are_read(tmp_path: Path) -> None:
+    """As speculators' connector writes them, and as what they stand for in bfloat16 trains."""
+    found = {}
+    for backend in ("fp8", "file"):
+        changes = {"data": {"backend": backend}, "step": {"dtype": "bfloat16"}, "optimizer": {"steps": 4}}
+        file = toy_run(tmp_path / backend, **changes)
+        for states in (read_config(file).data_folder / "hidden_states").iterdir():
+            tensors = load_file(states)
+            fp8, scales = quantize_tensor_to_fp8(tensors["hidden_states"])
+            if backend == "fp8":
+                save_file({**tensors, "hidden_states": fp8, SCALES_KEY: scales}, states)
+            else:
+                save_file({**tensors, "hidden_states": dequantize_fp8_tensor(fp8, scales)}, states)
+        train(file)
+        found[backend] = result(file)
+    assert found["fp8"] == found["file"]
 
 
 def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from peagle_vllm.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
 from peagle_vllm.train.config import Config
 from peagle_vllm.train.documents import listed
 from peagle_vllm.train.head import PEagleDraftModel
+from peagle_vllm.train.plots import write_plots
 
 Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
 
@@ -154,6 +155,8 @@ class Trainer(library.Trainer):
         if last or stopping or self.global_step % every.checkpoint == 0:
             measured = last or self.global_step % every.replay == 0
             self._save(self._measure() if measured else None)
+            if measured and self.rank == 0:
+                write_plots(self.settings.run)
         if stopping and not last:
             raise Stopped(f"stopped after step {self.global_step}, which is saved; the same command goes on")
 
