@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save, save_file
 
 from peagle_vllm.bench.server import Server
 from peagle_vllm.train import TrainError, TryAgain, serve, steps
-from peagle_vllm.train.config import STAMP, Config, Data, Head, Step
+from peagle_vllm.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step
+from peagle_vllm.train.replay import by_replay
+from peagle_vllm.train.run import train
 from tests.models import MODELS, TARGET
 from tests.serving import NOT_FOR_SERVERS, free_port
 
@@ -180,3 +182,45 @@ def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     with pytest.raises(TrainError, match="not enough room"):
         steps.states(config)
+
+
+def test_online_it_trains_the_same_head(config: Config, server: Server, tmp_path: Path) -> None:
+    """From the server's hidden states as from files: loss of every step, AL by replay, and weights."""
+    steps.states(config)  # a test before this one took a file away
+    short = {"head": Head(layers=2, depths=3, aux_layers=LAYERS), "optimizer": Optimizer(steps=4, lr=0.01)}
+    short |= {"every": Every(checkpoint=4, replay=4, log=1), "speculators": {"num_workers": 0}}
+    from_files = config.model_copy(update=short)
+    online = changed(from_files, "data", online=True).model_copy(update={"folder": str(tmp_path)})
+    shutil.copytree(config.data_folder, online.data_folder, ignore=shutil.ignore_patterns("hidden_states"))
+    found = []
+    for each in (from_files, online):
+        train(each, by_replay)
+        log = list(steps.read_lines(each.run / "log.jsonl"))
+        losses = [(line["loss"], line["accuracy"]) for line in log if "loss" in line]
+        weights = (each.run / "checkpoints/step-4/master.safetensors").read_bytes()
+        found.append((losses, log[-1]["held_out"], (each.run / "al.jsonl").read_text(), weights))
+    assert len(found[0][0]) == 4 and found[0][0][3] < found[0][0][0]
+    assert found[1] == found[0]
+    assert not (online.data_folder / "hidden_states").exists()
+    assert "K=3" in (online.run / "plots/acceptance_length.svg").read_text()
+
+
+def test_documents_of_a_spoiled_shard_are_made_again(
+    config: Config, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the server, and only these; the shard is the same."""
+    from peagle_vllm.train import shards
+
+    monkeypatch.setattr(shards, "SHARD_BYTES", 400_000)
+    packed = changed(config, "data", backend="shards").model_copy(update={"folder": str(tmp_path)})
+    shutil.copytree(config.data_folder, packed.data_folder, ignore=shutil.ignore_patterns(STAMP))
+    folder = packed.data_folder / "hidden_states"
+    steps.states(packed)
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert len(whole) > 2 and all(name.startswith("rows-") for name in whole)
+    spoiled = folder / sorted(whole)[1]
+    lost = int(spoiled.stem.split("-")[2]) - int(spoiled.stem.split("-")[1]) + 1
+    spoiled.write_bytes(whole[spoiled.name][:-7])
+    assert f"those of {PROMPTS - lost} were there" in steps.states(packed)
+    assert f"Processing {lost} samples" in (packed.run / "logs/states.log").read_text()
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole

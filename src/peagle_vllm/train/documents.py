@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from peagle_vllm.train import TrainError
 from peagle_vllm.train.config import STAMP, Config
+from peagle_vllm.train.shards import Shards
 
 UNSUPERVISED = 2  # first tokens of a document: the head has no state before the first, which drafts the second
 LISTED = 8  # rows that a message names
@@ -137,7 +138,8 @@ def check_states(config: Config, transfer: HiddenStatesTransfer, rows: int, num_
         raise TrainError(f"{stamp}: the hidden states have {what}{again}")
     if isinstance(folder := getattr(transfer, "hidden_states_path", None), Path):
         there = get_existing_hidden_state_indices(folder)
-        missing = sorted(set(range(rows)) - set(there))
+        stored = transfer.whole() if isinstance(transfer, Shards) else set()
+        missing = set(range(rows)) - set(there) - stored
         if broken := sorted({*missing, *find_corrupt_hidden_state_indices(folder, there)}):
             which = f"{len(broken)} of {rows} files of hidden states are missing or cut off"
             raise TrainError(f"{folder}: {which}, {listed(broken)}{again}")

@@ -30,15 +30,16 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
     """
     words: dict[str, Any] = {"model": config.target, "dtype": config.step.dtype, **config.engine}
     if hidden_states:
-        from hs_connectors import HiddenStatesBackend
         from vllm.platforms import current_platform
+
+        from peagle_vllm.train.shards import HiddenStatesBackend  # which has ours, too
 
         layers = [*config.aux_layers, read_target(config.target).num_layers]
         backend = HiddenStatesBackend.registry[config.data.backend]
         transfer = backend.build_kv_transfer_config(Namespace(hidden_states_path=str(hidden_states)))
         if current_platform.is_cpu():
-            if config.data.backend != "file":
-                raise TrainError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file`")
+            if config.data.backend not in ("file", "shards"):
+                raise TrainError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file` or `shards`")
             transfer |= {"kv_connector": "CpuHiddenStates", "kv_connector_module_path": "peagle_vllm.train.cpu_states"}
         words["speculative_config"] = {
             "method": "extract_hidden_states",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from peagle_vllm.bench import processes
 from peagle_vllm.bench.cells import write_whole
@@ -18,7 +19,7 @@ from peagle_vllm.bench.server import Server
 from peagle_vllm.heads.convert import new_folder
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import read_target
-from peagle_vllm.train import TrainError, TryAgain, serve
+from peagle_vllm.train import TrainError, TryAgain, serve, shards
 from peagle_vllm.train.config import STAMP, Config
 
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
@@ -218,7 +219,7 @@ def states(config: Config) -> str:
     write_whole(stamp, json.dumps(config.stamp, indent=2) + "\n")
     if config.data.online:
         return "hidden states come from the server while training (data.online); nothing is stored"
-    if config.data.backend not in ("file", "fp8"):
+    if config.data.backend not in ("file", "fp8", "shards"):
         raise TrainError(f"data.backend: {config.data.backend} stores no files; set `online: true` or `backend: file`")
     folder.mkdir(exist_ok=True)
     missing = _wrong(config, rows)
@@ -231,12 +232,16 @@ def states(config: Config) -> str:
         raise TrainError(f"{folder}: not enough room; use `backend: fp8` or `online: true` in data, or another disk")
     if missing:
         _extract(config, rows)
+    if config.data.backend == "shards":
+        shards.pack(folder, (length * layers * hidden * size for length in rows["seq_len"]))
     return f"hidden states of {len(rows)} documents; those of {len(rows) - len(missing)} were there"
 
 
 def _extract(config: Config, rows: Any) -> None:
     """Let the server write the hidden states that are not there."""
-    log = config.run / "logs/states.log"
+    log, folder = config.run / "logs/states.log", config.data_folder / "hidden_states"
+    for row in shards.Shards(folder).whole():
+        save_file({}, shards.own_file(folder, row))  # speculators makes what has no file; ``pack`` removes it again
     with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
         words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
         speculators([*words, "--preprocessed-data", str(config.data_folder)], log, server)
@@ -248,18 +253,20 @@ def _extract(config: Config, rows: Any) -> None:
 
 
 def _wrong(config: Config, rows: Any) -> list[int]:
-    """The documents without a file of hidden states; one that is cut off, or another document's, is removed."""
+    """The documents without hidden states; a file that is cut off, or of other documents, is removed."""
     shape = [len(config.aux_layers) + 1, read_target(config.target).hidden_size]
-    found = []
+    stored = shards.Shards(config.data_folder / "hidden_states")
+    found: set[int] = set()
     for number, row in enumerate(rows.select_columns("input_ids")):
-        file = config.data_folder / f"hidden_states/hs_{number}.safetensors"
+        shard = stored.shard_of.get(number)
+        file, end = (shard, f".{number}") if shard else (shards.own_file(stored.hidden_states_path, number), "")
         try:
             with safe_open(file, "pt") as opened:
-                same = opened.get_tensor("token_ids").tolist() == row["input_ids"]
-                fits = same and opened.get_slice("hidden_states").get_shape()[1:] == shape
+                same = opened.get_tensor(f"token_ids{end}").tolist() == row["input_ids"]
+                fits = same and opened.get_slice(f"hidden_states{end}").get_shape()[1:] == shape
         except (OSError, SafetensorError):
             fits = False
         if not fits:
             file.unlink(missing_ok=True)
-            found.append(number)
-    return found
+            found.update(stored.rows[shard] if shard else [number])
+    return sorted(found)
