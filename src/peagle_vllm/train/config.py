@@ -33,7 +33,7 @@ class Data(Strict):
         endpoint: of the vLLM server that gives answers and hidden states.
         serve: start that server where a step needs it; false: it is there.
         online: take hidden states from the server while training, in place of files.
-        backend: how speculators reads hidden states: file, fp8, mooncake, or one that is registered.
+        backend: how speculators reads hidden states: file, fp8, mooncake, or our shards, of about a gigabyte each.
     """
 
     prompts: list[str] = Field(default_factory=list)
