@@ -234,12 +234,6 @@ DRAFTING = (
         "plugin-v2",
     ),
     Mutation(
-        "slots from the first step's table",
-        V1,
-        "KVGroups((cad.block_table_tensor,), (self.block_size,))",
-        'KVGroups((self.__dict__.setdefault("table", cad.block_table_tensor.clone()),), (self.block_size,))',
-    ),
-    Mutation(
         "graph: the block table is a copy of capture time's",
         ATTENTION,
         "tuple(table[:num_reqs] for table in self.block_tables.input_block_tables)",
