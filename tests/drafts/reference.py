@@ -59,7 +59,8 @@ class Draft:
         """What each column must choose given the tokens that were drafted before it: its own head's edge decides.
 
         Args:
-            tolerance: logits as close as this to the last candidate's may be candidates, too.
+            tolerance: logits as close as this to the last candidate's, or to the first one's that is none, may be
+                candidates or not.
         """
         return self if self.walk is None else self.walk.draft(self, [bonus, *drafted], tolerance)
 
@@ -84,8 +85,8 @@ class Walk:
             before = F.pad(before, (0, 0, 0, len(at) - len(before)))
         edges = (before * self.gates) @ self.weights["successor_codebook"].T
         scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * edges
-        worst = plain.logits.topk(self.num_candidates).values[:, -1:]
-        sure = scores.masked_fill(plain.logits < worst, -math.inf)
+        worst, next_one = plain.logits.topk(self.num_candidates + 1).values[:, -2:].split(1, dim=1)
+        sure = scores.masked_fill(plain.logits - next_one <= tolerance, -math.inf)
         tokens = tuple(plain.target_ids[sure.argmax(-1)].tolist())
         return Draft(tokens, scores.masked_fill(plain.logits < worst - tolerance, -math.inf), plain.target_ids)
 
