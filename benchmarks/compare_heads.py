@@ -52,12 +52,13 @@ class Arm:
 
 
 BASE = "P-EAGLE"
+AS_SHIPPED = Arm('{"kl_div": 0.5, "ce": 0.5}')  # the loss of the heads in models/
 ARMS = {
     BASE: Arm(),
     "P-EAGLE, speculators' trainer": Arm(by="speculators"),
     "EAGLE-3, speculators' trainer": Arm(by="speculators", kind="eagle3", layers=1, muon_lr=0.04),
     "P-EAGLE, the loop that made the heads of models/": Arm(by="recipe"),
-    "kl_div and ce, half each": Arm('{"kl_div": 0.5, "ce": 0.5}'),
+    "kl_div and ce, half each": AS_SHIPPED,
     "tv": Arm("tv"),
     "nla": Arm("nla"),
     "lk_hybrid": Arm("lk_hybrid"),
@@ -280,7 +281,7 @@ def published(result: dict[str, Any]) -> arms.Published:
 def main() -> int:
     parser = arms.parser(__doc__)
     parser.add_argument("--work", type=Path, default=MODELS / ".build/compare")
-    parser.add_argument("--steps", type=int, default=200, help="of each head")
+    parser.add_argument("--steps", type=int, default=150, help="of each head")
     parser.add_argument("--prompts", type=int, default=2000, help="that the heads learn from")
     args = parser.parse_args()
     report: dict[str, Any] = {"steps": args.steps, "prompts": args.prompts, "rows": []}

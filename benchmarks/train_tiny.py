@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.compare_heads import ARMS, BASE, KS, MODELS, PROMPTS, measure, write_config, write_prompts
+from benchmarks.compare_heads import AS_SHIPPED, KS, MODELS, PROMPTS, measure, write_config, write_prompts
 from peagle_vllm.provenance import provenance
 
 TARGET = "tiny-llama"
@@ -33,12 +33,12 @@ def published(result: dict[str, Any]) -> arms.Published:
 def main() -> int:
     parser = arms.parser(__doc__)
     parser.add_argument("--work", type=Path, default=MODELS / ".build/train-tiny")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--prompts", type=int, default=1200, help="that the head learns from")
     args = parser.parse_args()
     began, command = time.time(), [sys.executable, "-m", "peagle_vllm.cli"]
     shutil.rmtree(args.work, ignore_errors=True)
-    file = write_config(TARGET, args.work, ARMS[BASE], 0, args.steps)
+    file = write_config(TARGET, args.work, AS_SHIPPED, 0, args.steps)
     write_prompts(args.work, args.prompts)
     subprocess.run([*command, "train", "pipeline", str(file)], check=True)
     head = args.work / "run/checkpoints/best"
