@@ -224,8 +224,8 @@ def train_as_recipe(config: Any, target: str) -> Path:
     return config.run / "head"
 
 
-def measure(target: str, head: str, num_k: int, parallel: bool) -> list[float]:
-    """AL of each group of held-out prompts, greedy, in this process."""
+def measure(target: str, head: str, num_k: int, parallel: bool, count: int = PROMPTS) -> list[float]:
+    """AL of each group of the first ``count`` held-out prompts, greedy, in this process."""
     prepare_process()
     from vllm import LLM, SamplingParams
 
@@ -234,7 +234,7 @@ def measure(target: str, head: str, num_k: int, parallel: bool) -> list[float]:
     arguments |= {"max_model_len": 1024, "max_num_seqs": GROUP, "disable_log_stats": False}
     llm, found = LLM(**arguments | {"speculative_config": speculative}), []
     prompts = read_prompts(llm, MODELS / "prompts/heldout.jsonl", PROMPTS)
-    for at in range(0, PROMPTS, GROUP):
+    for at in range(0, count, GROUP):
         before = read_engine(llm)
         llm.generate(prompts[at : at + GROUP], SamplingParams(temperature=0, max_tokens=MAX_TOKENS), use_tqdm=False)
         found.append(round(read_engine(llm).since(before).length, 4))

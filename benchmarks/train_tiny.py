@@ -14,19 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.compare_heads import AS_SHIPPED, KS, MODELS, PROMPTS, measure, write_config, write_prompts
+from benchmarks.compare_heads import AS_SHIPPED, GROUP, KS, MODELS, PROMPTS, measure, write_config, write_prompts
 from peagle_vllm.provenance import provenance
 
 TARGET = "tiny-llama"
+# Prompts that each runner serves; V2 runs in Triton's interpreter where there is no GPU.
+SERVED = {"V1": (arms.V1, PROMPTS), "V2": (arms.V2, PROMPTS if arms.HAS_GPU else 8)}
 
 
 def published(result: dict[str, Any]) -> arms.Published:
-    """A row for each K: AL by replay, as the pipeline's check counted it in vLLM, and on both runners."""
-    columns = ("K", "replay", "vLLM", "V1", "V2")
-    rows = [
-        (k, *(f"{result['check'][how][str(k)]:.3f}" for how in ("replay", "vllm")), *(f"{al:.3f}" for al in runners))
-        for k, runners in zip(KS, zip(result["V1"], result["V2"], strict=True), strict=True)
-    ]
+    """A row for each K: AL by replay, as the pipeline's check counted it in vLLM, and of each runner's own prompts."""
+    count = GROUP * len(result["V2"][0])
+    columns = ("K", "replay", "vLLM", "V1", f"V1, first {count} prompts", f"V2, first {count} prompts")
+    rows = []
+    for k, v1, v2 in zip(KS, result["V1"], result["V2"], strict=True):
+        lengths = [*(result["check"][how][str(k)] for how in ("replay", "vllm")), statistics.mean(v1)]
+        lengths += [statistics.mean(groups[: len(v2)]) for groups in (v1, v2)]
+        rows.append((k, *(f"{length:.3f}" for length in lengths)))
     return columns, rows, f"{result['steps']} steps, {result['minutes']} minutes from prompts to the last column"
 
 
@@ -44,10 +48,8 @@ def main() -> int:
     head = args.work / "run/checkpoints/best"
     subprocess.run([*command, "inspect", str(head.resolve()), "--target", str(MODELS / TARGET)], check=True)
     served = {
-        runner: [
-            statistics.mean(arms.run(measure, env, target=TARGET, head=str(head), num_k=k, parallel=True)) for k in KS
-        ]
-        for runner, env in (("V1", arms.V1), ("V2", arms.V2))
+        runner: [arms.run(measure, env, target=TARGET, head=str(head), num_k=k, parallel=True, count=count) for k in KS]
+        for runner, (env, count) in SERVED.items()
     }
     check: dict[str, dict[str, float]] = {"replay": {}, "vllm": {}}
     for line in map(json.loads, (args.work / "run/al.jsonl").read_text().splitlines()):
