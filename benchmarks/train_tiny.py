@@ -5,6 +5,7 @@ and replay agree), ``peagle-vllm inspect``, and AL as both model runners serve i
 """
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -41,12 +42,13 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=1200, help="that the head learns from")
     args = parser.parse_args()
     began, command = time.time(), [sys.executable, "-m", "peagle_vllm.cli"]
+    env = os.environ | ({} if arms.HAS_GPU else arms.ON_CPU)
     shutil.rmtree(args.work, ignore_errors=True)
     file = write_config(TARGET, args.work, AS_SHIPPED, 0, args.steps)
     write_prompts(args.work, args.prompts)
-    subprocess.run([*command, "train", "pipeline", str(file)], check=True)
+    subprocess.run([*command, "train", "pipeline", str(file)], env=env, check=True)
     head = args.work / "run/checkpoints/best"
-    subprocess.run([*command, "inspect", str(head.resolve()), "--target", str(MODELS / TARGET)], check=True)
+    subprocess.run([*command, "inspect", str(head.resolve()), "--target", str(MODELS / TARGET)], env=env, check=True)
     served = {
         runner: [arms.run(measure, env, target=TARGET, head=str(head), num_k=k, parallel=True, count=count) for k in KS]
         for runner, (env, count) in SERVED.items()
