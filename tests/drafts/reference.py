@@ -86,8 +86,13 @@ class Walk:
         edges = (before * self.gates) @ self.weights["successor_codebook"].T
         scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * edges
         worst, next_one = plain.logits.topk(self.num_candidates + 1).values[:, -2:].split(1, dim=1)
-        sure = scores.masked_fill(plain.logits - next_one <= tolerance, -math.inf)
-        tokens = tuple(plain.target_ids[sure.argmax(-1)].tolist())
+        # What the candidates choose, and the sure ones alone: where these differ, rounding decides.
+        likely, sure = (
+            plain.target_ids[scores.masked_fill(out, -math.inf).argmax(-1)].tolist()
+            for out in (plain.logits < worst, plain.logits - next_one <= tolerance)
+        )
+        drafted = list(previous[1:])
+        tokens = tuple(a if [a] == drafted[i : i + 1] else b for i, (a, b) in enumerate(zip(likely, sure, strict=True)))
         return Draft(tokens, scores.masked_fill(plain.logits < worst - tolerance, -math.inf), plain.target_ids)
 
 
