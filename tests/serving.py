@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from peagle_vllm.bench.server import free_port as free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 400
 # What tests/conftest.py sets for engines inside the test process; a server runs as it would anywhere.
@@ -24,12 +25,6 @@ NOT_FOR_SERVERS = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER",
 def environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SERVERS}
     return inherited | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @dataclass(frozen=True)

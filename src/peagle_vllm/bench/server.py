@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from random import SystemRandom
 
 import psutil
 
@@ -40,9 +41,12 @@ class ServerFailed(CellFailed):
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind((HOST, 0))
-        return int(s.getsockname()[1])
+    """A free port, below those that systems take for connections of others before a server begins to listen."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind((HOST, port))
+            return port
 
 
 def check_port(port: int) -> None:
