@@ -56,6 +56,17 @@ class Acceptance:
         )
 
 
+def sum_of(groups: list[Acceptance]) -> Acceptance:
+    """The counts of several groups together."""
+    positions = zip(*(group.accepted_per_position for group in groups), strict=True)
+    return Acceptance(
+        sum(group.num_drafts for group in groups),
+        sum(group.num_draft_tokens for group in groups),
+        sum(group.num_accepted for group in groups),
+        tuple(map(sum, positions)),
+    )
+
+
 def read_engine(llm: Any) -> Acceptance:
     """Counts since this engine started; zero where it does not speculate.
 

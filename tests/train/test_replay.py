@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.sharpen.run import sum_of
+from peagle_vllm.acceptance import Acceptance, sum_of
 from peagle_vllm.train.head import PEagleDraftModel
 from peagle_vllm.train.replay import note_al, replay
 from tests.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 
 from peagle_kernels import Edge
-from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.acceptance import Acceptance, sum_of
 from peagle_vllm.heads import edge as files
 from peagle_vllm.heads.convert import new_folder, write_json
 from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
@@ -227,17 +227,6 @@ def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, pr
         shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
         found.append(Measured(k, before, after, Gain(after.length - before.length, error), *shares))
     return found
-
-
-def sum_of(groups: list[Acceptance]) -> Acceptance:
-    """The counts of several groups together."""
-    positions = zip(*(group.accepted_per_position for group in groups), strict=True)
-    return Acceptance(
-        sum(group.num_drafts for group in groups),
-        sum(group.num_draft_tokens for group in groups),
-        sum(group.num_accepted for group in groups),
-        tuple(map(sum, positions)),
-    )
 
 
 def _offsets(head: Head) -> torch.Tensor | None:

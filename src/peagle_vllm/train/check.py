@@ -2,11 +2,11 @@
 
 import json
 
+from peagle_vllm.acceptance import sum_of
 from peagle_vllm.heads.checks import check as problems_of
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import read_target
 from peagle_vllm.sharpen import engines
-from peagle_vllm.sharpen.run import sum_of
 from peagle_vllm.train import TrainError
 from peagle_vllm.train.config import Config
 from peagle_vllm.train.replay import note_al

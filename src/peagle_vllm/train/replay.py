@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Dataset
 
-from peagle_vllm.acceptance import Acceptance
+from peagle_vllm.acceptance import Acceptance, sum_of
 from peagle_vllm.bench.cells import write_whole
-from peagle_vllm.sharpen.run import sum_of
 from peagle_vllm.train.config import Config
 from peagle_vllm.train.head import PEagleDraftModel
 from peagle_vllm.train.partition import Documents, Rows
