@@ -75,7 +75,7 @@ soak: env ## 64 clients, faults and a killed engine: ten minutes; SOAK="--second
 	@$(py) -m tests.soak.run $(SOAK)
 
 .PHONY: models
-models: env ## train the tiny models and heads again (about an hour and a half on 2 cores)
+models: env ## train the tiny models and heads again, by the commands that users run (about an hour on 2 cores)
 	@$(py) models/recipe/build.py --out models
 	@$(py) tools/docs.py
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.compare_heads import AS_SHIPPED, GROUP, KS, MODELS, PROMPTS, measure, write_config, write_prompts
+from benchmarks.compare_heads import GROUP, KS, measure
+from benchmarks.tiny_heads import AS_SHIPPED, MODELS, PROMPTS, write_config, write_prompts
 from peagle_vllm.provenance import provenance
 
 TARGET = "tiny-llama"

@@ -109,8 +109,8 @@ def training() -> str:
         lengths.setdefault(arm["head"], {})[str(arm["k"])] = arm["al"]
     marks = []
     for name, head in results["training"].items():
-        if head.get("kind") == "peagle" and "begin_with" not in head:
-            shares = " ".join(f"{share:.2f}" for share in head["training_accuracy"])
+        if head.get("kind") == "peagle" and "init" not in head:
+            shares = " ".join(f"{share:.2f}" for share in head["accuracy"])
             marks.append((f"`{name}`, {head['steps']:,} steps, `models/RESULTS.json`", shares, lengths[name]))
     for one in json.loads((ROOT / "src/peagle_vllm/bench/published.json").read_text()):
         if found := one.get("acceptance_length", {}).get("P-EAGLE"):
@@ -223,13 +223,12 @@ def models() -> str:
     setting = f"{of['prompts']} held-out chat prompts, at most {of['max_tokens']} tokens each, greedy, {of['dtype']}, "
     trained = []
     for name, head in results["training"].items():
-        if "mflop_an_exchange" in head:
-            counts = (f"{head['parameters']:,}", f"{head['exchanges_seen']:,}")
-            tflop = f"{head['exchanges_seen'] * head['mflop_an_exchange'] / 1e6:.1f}"
-            trained.append((name, head["layers"], head["trained_depth"], *counts, tflop, head.get("muon_lr", 0.01)))
+        if "tflop" in head:
+            counts = (f"{head['parameters']:,}", head["seen"], f"{head['tflop']:.1f}")
+            trained.append((name, head["layers"], head["trained_depth"], *counts, head.get("muon_lr", 0.01)))
     sizes = {file.parent.name: file.stat().st_size for file in sorted(ROOT.glob("models/tiny-*/model.safetensors"))}
     sizes["all"] = sum(sizes.values())
-    training = ("head", "layers", "trained depth", "parameters", "exchanges seen", "TFLOP", "learning rate")
+    training = ("head", "layers", "trained depth", "parameters", "has seen", "TFLOP", "learning rate")
     parts = [
         table(("target", "head", "K", "AL", "acceptance per position"), arms),
         f"{setting}one thread; {versions}.",

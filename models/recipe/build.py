@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from plan import STAGES, run_stage
+from plan import ASKED_FOR, STAGES, run_stage
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
@@ -82,7 +82,7 @@ def main() -> None:
         (work / f"{args.stage}.json").write_text(json.dumps(run_stage(args.stage, work)))
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    build(args.only or list(STAGES), work, args.out.resolve(), args.jobs)
+    build(args.only or [name for name in STAGES if name not in ASKED_FOR], work, args.out.resolve(), args.jobs)
     if not args.only:
         evaluate = [sys.executable, str(HERE / "evaluate.py"), "--models", str(args.out), "--work", str(work)]
         subprocess.run(evaluate, check=True)

@@ -8,6 +8,7 @@ import argparse
 import json
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -67,10 +68,10 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
 
 def training_figures(work: Path, old: dict) -> dict:
     """The figures that each stage of the recipe reported; stages not rebuilt keep their old ones."""
-    figures = dict(old.get("training", {}))
-    for name, stage in STAGES.items():
-        if (work / f"{name}.json").exists():
-            figures[name] = {**stage.options, **json.loads((work / f"{name}.json").read_text())}
+    figures = {name: found for name, found in old.get("training", {}).items() if name in STAGES}
+    for name in STAGES:
+        if (file := work / f"{name}.json").exists():
+            figures[name] = json.loads(file.read_text())
     return figures
 
 
@@ -101,15 +102,20 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--work", type=Path, help="the recipe's work folder (default: MODELS/.build)")
     parser.add_argument("--only", help="measure only arms whose head (or bare target) has this name")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
     args = parser.parse_args()
     results_file = args.models / "RESULTS.json"
     write_prompts(args.models / "tiny-llama", args.models / "prompts/heldout.jsonl")
     old = json.loads(results_file.read_text()) if results_file.exists() else {}
     rows = {(row["head"] or row["target"], row["k"]): row for row in old.get("arms", [])}
     training = training_figures(args.work or args.models / ".build", old)
-    for arm in tqdm([arm for arm in ARMS if args.only in (None, arm[1] or arm[0])], unit="arm"):
-        rows[arm[1] or arm[0], arm[2]] = run_arm(*arm, args.models)
-        save(rows, training, args.models)
+    there = [arm for arm in ARMS if (args.models / (arm[1] or arm[0])).is_dir()]
+    wanted = [arm for arm in there if args.only in (None, arm[1] or arm[0])]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = pool.map(lambda arm: run_arm(*arm, args.models), wanted)
+        for (target, head, k), row in tqdm(zip(wanted, found, strict=True), total=len(wanted), unit="arm"):
+            rows[head or target, k] = row
+            save(rows, training, args.models)
 
 
 if __name__ == "__main__":

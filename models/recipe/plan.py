@@ -20,31 +20,37 @@ def _target(kind: str, steps: int) -> Stage:
     return Stage("target", {"kind": kind, "steps": steps}, ("tokenizer",))
 
 
-def _selfgen(kind: str, prompts: int) -> Stage:
-    return Stage("selfgen", {"target": f"tiny-{kind}", "prompts": prompts}, (f"tiny-{kind}",))
+def _answers(target: str, port: int) -> Stage:
+    return Stage("answers", {"target": target, "prompts": 4000, "port": port}, (target,))
 
 
-def _head(target: str, kind: str, **options: Any) -> Stage:
-    selfgen, first = f"selfgen-{target.removeprefix('tiny-')}", options.get("begin_with")
-    return Stage("head", {"target": target, "kind": kind, **options}, (selfgen, first) if first else (selfgen,))
+def _head(target: str, steps: int, *needs: str, **how: Any) -> Stage:
+    return Stage("head", {"target": target, "steps": steps, **how}, (f"{target}-answers", *needs))
 
 
+def _sharp(target: str) -> Stage:
+    return Stage("sharpen", {"target": target, "prompts": 4000}, (f"{target}-peagle",))
+
+
+EAGLE3 = {"by": "speculators", "kind": "eagle3"}
+# Of two stages that can begin, the first in this order does: the longest way to the end comes first.
 STAGES = {
     "tokenizer": Stage("tokenizer", {}),
     "tiny-llama": _target("llama", steps=1000),
     "tiny-qwen3": _target("qwen3", steps=700),
-    "selfgen-llama": _selfgen("llama", prompts=6000),
-    "selfgen-qwen3": _selfgen("qwen3", prompts=5000),
-    "tiny-llama-peagle": _head("tiny-llama", "peagle", layers=4, depth=8, steps=1400),
-    "tiny-qwen3-peagle": _head("tiny-qwen3", "peagle", layers=4, depth=8, steps=500),
-    # As many exchanges as the P-EAGLE head has seen; 5% fewer and 8% more operations (RESULTS.json counts them). The
-    # learning rates are the best after 200 steps: of 0.01, 0.02 and 0.04 with one layer, 0.02 and 0.04 with four.
-    "tiny-llama-eagle3": _head("tiny-llama", "eagle3", layers=1, depth=8, steps=1400, muon_lr=0.04),
-    "tiny-llama-eagle3-4l": _head("tiny-llama", "eagle3", layers=4, depth=3, steps=1400, muon_lr=0.02),
-    "tiny-llama-peagle-d2t": _head(
-        "tiny-llama", "peagle", layers=4, depth=8, steps=40, draft_vocab=256, begin_with="tiny-llama-peagle"
-    ),
+    "tiny-llama-answers": _answers("tiny-llama", port=8377),
+    "tiny-qwen3-answers": _answers("tiny-qwen3", port=8378),
+    # EAGLE-3 sees as many tokens as P-EAGLE; RESULTS.json counts the operations. The learning rates are the best after
+    # 200 steps: of 0.01, 0.02 and 0.04 with one layer, 0.02 and 0.04 with four.
+    "tiny-llama-eagle3": _head("tiny-llama", 800, layers=1, muon_lr=0.04, **EAGLE3),
+    "tiny-llama-peagle": _head("tiny-llama", 800),
+    "tiny-qwen3-peagle": _head("tiny-qwen3", 800),
+    "tiny-llama-peagle-d2t": _head("tiny-llama", 40, "tiny-llama-peagle", draft_vocab=256, init="tiny-llama-peagle"),
+    "tiny-llama-peagle-sharp": _sharp("tiny-llama"),
+    "tiny-qwen3-peagle-sharp": _sharp("tiny-qwen3"),
+    "tiny-llama-eagle3-4l": _head("tiny-llama", 800, layers=4, depths=3, muon_lr=0.02, **EAGLE3),
 }
+ASKED_FOR = ("tiny-llama-eagle3-4l",)  # stages that are built where --only names them
 
 
 def run_stage(name: str, work: Path) -> dict:
@@ -58,15 +64,22 @@ def run_stage(name: str, work: Path) -> dict:
     import torch
 
     torch.set_num_threads(1)
+    options = dict(stage.options)
     if stage.does == "target":
         from target import train_target
 
-        return train_target(stage.options["kind"], work / "tokenizer-files", place, stage.options["steps"], SEED)
-    if stage.does == "selfgen":
-        from selfgen import generate
+        return train_target(options["kind"], work / "tokenizer-files", place, options["steps"], SEED)
+    target = work / options.pop("target")
+    if stage.does == "sharpen":
+        from sharpen import sharpen
 
-        return generate(work / stage.options["target"], work / f"{name}.pt", stage.options["prompts"], SEED)
-    from heads import HeadPlan, train_head
+        found = sharpen(target, work / stage.needs[0], place, **options)
+        return {**stage.options, **{name: found[name] for name in ("chosen", "drafts")}}
+    from heads import answers, train_head
 
-    plan = HeadPlan(name=name, **stage.options)
-    return train_head(plan, work / plan.target, work / f"{stage.needs[0]}.pt", place, SEED)
+    data = work / f"{target.name}-answers-run"
+    if stage.does == "answers":
+        return {**answers(target, data, **options), "seed": SEED}
+    if "init" in options:
+        options["init"] = str(work / options["init"])
+    return {**train_head(target, data, place, seed=SEED, **options), "seed": SEED}

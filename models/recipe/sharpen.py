@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +28,37 @@ LEARN = 6000  # prompts
 ENGINE = {"dtype": "float32", "max_num_seqs": 128, "kv_cache_memory_bytes": 512 << 20}
 
 
-def start(target: str, head: str, models: Path, work: Path, files: list[str]) -> subprocess.Popen[str]:
-    """``peagle-vllm sharpen`` of one pair, which goes on from where it was stopped."""
-    places = [str(models / head), str(work / f"{head}-sharp"), "--target", str(models / target)]
-    options = [*files, "--max-tokens", str(MAX_TOKENS), "--engine", json.dumps(ENGINE), "--json"]
-    command = [sys.executable, "-m", "peagle_vllm.cli", "sharpen", *places, *options]
-    return subprocess.Popen(command, env=arms.environment({}), stdout=subprocess.PIPE, text=True)
+def sharpen(target: Path, head: Path, place: Path, prompts: int) -> dict[str, Any]:
+    """``peagle-vllm sharpen`` of one pair into ``place``, which goes on from where it was stopped; its figures."""
+    learn, held_out = (place.with_name(f"{place.name}.{name}.jsonl") for name in ("learn", "held-out"))
+    texts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False, seed=SEED)[:prompts]]
+    learn.write_text("\n".join(texts))
+    held_out.write_text("\n".join((arms.ROOT / "models/prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]))
+    shutil.rmtree(place, ignore_errors=True)
+    options = ["--target", str(target), "--prompts", str(learn), "--held-out", str(held_out)]
+    options += ["--max-tokens", str(MAX_TOKENS), "--engine", json.dumps(ENGINE), "--json"]
+    command = [sys.executable, "-m", "peagle_vllm.cli", "sharpen", str(head), str(place), *options]
+    done = subprocess.run(command, env=arms.environment({}), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"sharpen {head.name} ended with exit status {done.returncode}")
+    return json.loads(done.stdout)
 
 
 def main() -> int:
     parser = arms.parser(__doc__)
     parser.add_argument("--models", type=Path, default=Path(__file__).resolve().parent.parent)
-    args = parser.parse_args()
-    work: Path = args.models.resolve() / ".build/sharpen"
+    models: Path = (args := parser.parse_args()).models.resolve()
+    work, began = models / ".build/sharpen", time.time()
     work.mkdir(parents=True, exist_ok=True)
-    learn, held_out = work / "prompts.jsonl", work / "held-out.jsonl"
-    prompts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False, seed=SEED)[:LEARN]]
-    learn.write_text("\n".join(prompts))
-    held_out.write_text("\n".join((args.models / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]))
-    files, began = ["--prompts", str(learn), "--held-out", str(held_out)], time.time()
-    for head in PAIRS.values():
-        shutil.rmtree(work / f"{head}-sharp", ignore_errors=True)
-    running = {head: start(target, head, args.models.resolve(), work, files) for target, head in PAIRS.items()}
-    heads: dict[str, Any] = {}
-    for head, process in running.items():
-        output, _ = process.communicate()
-        if process.returncode:
-            raise SystemExit(f"sharpen {head} ended with exit status {process.returncode}")
-        heads[head] = json.loads(output)
-        publish(work / f"{head}-sharp", args.models / f"{head}-sharp")
+
+    def one(pair: tuple[str, str]) -> dict[str, Any]:
+        target, head = pair
+        found = sharpen(models / target, models / head, work / f"{head}-sharp", LEARN)
+        publish(work / f"{head}-sharp", models / f"{head}-sharp")
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        heads = dict(zip(PAIRS.values(), pool.map(one, PAIRS.items()), strict=True))
     counts = {"prompts": LEARN, "held_out": PROMPTS, "max_tokens": MAX_TOKENS, "dtype": ENGINE["dtype"]}
     report = {**counts, "minutes": round((time.time() - began) / 60, 1), "heads": heads}
     arms.write_result(args.out, __doc__, report | provenance())

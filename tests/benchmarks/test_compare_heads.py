@@ -1,11 +1,12 @@
-"""benchmarks/compare_heads.py: its own two losses, and the table."""
+"""benchmarks/compare_heads.py and tiny_heads.py: the losses that speculators has not, and the table."""
 
 import pytest
 import torch
 from speculators.losses import resolve_loss_config
 
 from benchmarks import compare_heads
-from benchmarks.compare_heads import ARMS, BASE, GAMMA, KS, SEEDS, TOP, Arm
+from benchmarks.compare_heads import ARMS, BASE, KS, SEEDS
+from benchmarks.tiny_heads import GAMMA, TOP, Arm, loss_of
 from peagle_vllm.train import head
 
 ROWS, VOCAB = 6, 2 * TOP
@@ -17,7 +18,7 @@ def test_losses_are_those_that_the_table_names(arm: Arm) -> None:
     logits, targets = (torch.randn(1, ROWS, VOCAB, generator=generator) for _ in range(2))
     depth = torch.tensor([0, 1, 2, 0, 1, 2])
     anchor = torch.tensor([1, 1, 1, 2, 2, 2])
-    with compare_heads.loss_of(arm):
+    with loss_of(arm):
         losses = resolve_loss_config("kl_div", "eager")
         loss, metrics = head.compute_metrics(logits, targets, torch.ones(1, 8), anchor, depth, 3, losses)
     said = targets.softmax(-1)

@@ -46,7 +46,7 @@ def test_figures_in_the_readmes_sentences() -> None:
     assert eagle3["operations"] == 9 and "nine tensor operations beside" in text
     assert 28 <= arms["stock V1"]["totals"]["operations"] <= 34 and "some 30 torch operations" in text
     training = json.loads((ROOT / "models/RESULTS.json").read_text())["training"]
-    cost = {name: training[f"tiny-llama-{name}"]["mflop_an_exchange"] for name in ("peagle", "eagle3")}
+    cost = {name: training[f"tiny-llama-{name}"]["tflop"] for name in ("peagle", "eagle3")}
     assert f"with {1 - cost['eagle3'] / cost['peagle']:.0%} fewer" in text
 
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from peagle_vllm.train import TrainError
 from peagle_vllm.train.config import read_config
 from peagle_vllm.train.run import make_trainer, to_options
-from tests.train.runs import toy_run
+from tests.train.runs import VOCAB, toy_run
 
 
 def made(file: Path) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -41,6 +41,27 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
         made(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
     with pytest.raises(TrainError, match=r"head.aux_layers: is \[1, 2, 3\], and that of head.init is \[2, 4, 5\]; "):
         made(toy_run(tmp_path / "other", head={"aux_layers": [1, 2, 3], "init": init}))
+
+
+def test_a_smaller_draft_vocabulary_drafts_the_same_among_its_tokens(tmp_path: Path) -> None:
+    first, _ = made(toy_run(tmp_path / "first"))
+    first.lm_head.weight.data.add_(1)  # no longer its target's
+    first.save_pretrained(tmp_path / "head")
+    file = toy_run(tmp_path / "fewer", head={"init": str(tmp_path / "head"), "draft_vocab": 8})
+    with pytest.raises(TrainError, match=r"head.draft_vocab: .*token_freq.pt is not there"):
+        made(file)
+    counts = {token: token for token in range(VOCAB)}
+    torch.save(counts, read_config(file).data_folder / "token_freq.pt")
+    head, _ = made(file)
+    assert head.t2d.nonzero().flatten().tolist() == (torch.arange(8) + head.d2t).tolist() == list(range(24, 32))
+    wanted = first.state_dict() | {"lm_head.weight": first.lm_head.weight[head.t2d]}
+    for name in ("lm_head.weight", "fc.weight", "layers.1.mlp.up_proj.weight", "mask_hidden"):
+        torch.testing.assert_close(head.state_dict()[name], wanted[name], msg=name)
+    head.save_pretrained(tmp_path / "reduced")
+    file = toy_run(tmp_path / "again", head={"init": str(tmp_path / "reduced"), "draft_vocab": 6})
+    torch.save(counts, read_config(file).data_folder / "token_freq.pt")
+    with pytest.raises(TrainError, match=r"head.draft_vocab: is 6, and that of head.init is 8; set it to that"):
+        made(file)
 
 
 def test_an_eagle3_head_is_the_first_depth(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ SMALL = 0.1  # of what is left beside the identity where the head begins as the 
 def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     """The head of ``args`` with layers, norms, vocabulary and weights of the head that ``head.init`` names.
 
-    Layers beyond that head's begin as the identity, so that it drafts the same.
+    Layers beyond that head's begin as the identity, so that it drafts the same; of a whole vocabulary, ``draft_vocab``
+    keeps the tokens that the target says most.
 
     Raises:
         TrainError: that head cannot become the one of peagle.yaml.
@@ -42,7 +43,6 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
         raise TrainError(f"head.init: {init} is no head as speculators writes it{mend}")
     other = {
         "aux_layers": (list(head.aux_layer_ids or ()), config.aux_layers),
-        "draft_vocab": (head.draft_vocab_size, wanted.draft_vocab or head.draft_vocab_size),
         "mask_token": (head.mask_token_id, head.mask_token_id if wanted.mask_token is None else wanted.mask_token),
     }
     if head.kind == "eagle3":
@@ -50,6 +50,10 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     for key, (theirs, ours) in other.items():
         if theirs != ours:
             raise TrainError(f"head.{key}: is {ours}, and that of head.init is {theirs}; set it to that")
+    vocab_size, draft_vocab = read_target(config.target).vocab_size, wanted.draft_vocab or head.draft_vocab_size
+    if draft_vocab != head.draft_vocab_size and not draft_vocab < head.draft_vocab_size == vocab_size:
+        theirs = f"that of head.init is {head.draft_vocab_size}"
+        raise TrainError(f"head.draft_vocab: is {draft_vocab}, and {theirs}; set it to that")
     if head.num_layers > wanted.layers:
         raise TrainError(
             f"head.layers: is {wanted.layers}, and head.init has {head.num_layers}; set it to that or more"
@@ -61,7 +65,11 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     if wanted.window:
         layer.layer_types, layer.sliding_window = ["sliding_attention"] * wanted.layers, wanted.window
     weights = load_file(folder / "model.safetensors")
-    shape = {name: head.config.get(name, False) for name in NORMS} | {"draft_vocab_size": head.draft_vocab_size}
+    if draft_vocab < head.draft_vocab_size:
+        weights["d2t"], weights["t2d"], _ = cli.parse_vocab_mappings(args)
+        if "lm_head.weight" in weights:
+            weights["lm_head.weight"] = weights["lm_head.weight"][weights["t2d"]]
+    shape = {name: head.config.get(name, False) for name in NORMS} | {"draft_vocab_size": draft_vocab}
     if head.kind == "peagle":
         shape["mask_token_id"] = head.mask_token_id
     options = {**vars(args), **shape}
