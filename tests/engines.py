@@ -207,7 +207,7 @@ def shut_down() -> None:
     _live = None
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """What must happen once, before the first engine of this process."""
     if ARM == "plugin-v2" and not HAS_GPU:
         from benchmarks.interpreter import enable
@@ -225,7 +225,7 @@ def engine(settings: Settings) -> Engine:
     if _live is not None and _live.settings == settings:
         return _live
     shut_down()
-    _prepare_process()
+    prepare_process()
     import vllm  # noqa: F401  (before the freeze, so that its objects are never scanned again)
 
     gc.freeze()

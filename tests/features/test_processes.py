@@ -1,4 +1,4 @@
-"""Engines of several processes, tensor and data parallel: output and drafts are those of one."""
+"""Engines of several processes, tensor, data and pipeline parallel: output and drafts are those of one."""
 
 import json
 import subprocess
@@ -65,30 +65,40 @@ def test_two_ranks_give_the_output_of_one(kind: str):
     assert steps == verified + len(cases)  # one rank reports; a request's last drafts are never verified
 
 
-def reports_of_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Run ``tests.features.rank`` on two ranks, on Model Runner V2. Returns what each wrote."""
-    common = SHARED_CORES | {"PEAGLE_TEST_ARM": "plugin-v2", "WORLD_SIZE": "2"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "tests.features.rank", str(folder), kind]
-    ranks: list[subprocess.Popen] = []
+def run_together(folder: Path, module: str, arguments: list[str], each: list[dict[str, str]]) -> None:
+    """Run a module of this folder on Model Runner V2 to its end: a process for each environment in ``each``."""
+    command = [sys.executable, "-m", f"tests.features.{module}", str(folder), *arguments]
+    common = environment() | SHARED_CORES | {"PEAGLE_TEST_ARM": "plugin-v2"}
+    processes: list[subprocess.Popen] = []
+    logs = [folder / f"{module}{i}.log" for i in range(len(each))]
     deadline = time.monotonic() + START_SECONDS
     try:
-        for rank in range(2):
-            env = environment() | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with (folder / f"rank{rank}.log").open("w") as log:
-                ranks.append(
+        for path, own in zip(logs, each, strict=True):
+            with path.open("w") as log:
+                processes.append(
                     subprocess.Popen(
-                        command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                        command,
+                        cwd=ROOT,
+                        env=common | own,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
                     )
                 )
-        # One that failed is the end of both: the other would wait for it.
-        while None in (ended := [rank.poll() for rank in ranks]) and not any(ended) and time.monotonic() < deadline:
+        # One that failed is the end of all: the others would wait for it.
+        while None in (ended := [one.poll() for one in processes]) and not any(ended) and time.monotonic() < deadline:
             time.sleep(0.2)
     finally:
-        for process in ranks:
+        for process in processes:
             end(process)
-    wrote = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(2)]
-    assert ended == [0, 0], "\n".join([f"exit codes {ended} (None: ended by this test); the ranks wrote:", *wrote])
+    wrote = [path.read_text()[-3000:] for path in logs]
+    assert set(ended) == {0}, "\n".join([f"exit codes {ended} (None: ended by this test)", *wrote])
+
+
+def reports_of_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Run ``tests.features.rank`` on two ranks. Returns what each wrote."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run_together(folder, "rank", [kind], [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)])
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -120,3 +130,10 @@ def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
     target = tiny_heads.write_target(tmp_path / "target")
     tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(edge=True))
     assert all(rank["eager"]["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))
+
+
+def test_the_last_pipeline_stage_drafts_what_one_process_drafts(tmp_path: Path):
+    """V2; the first stage sends two of three aux hidden states; embeddings and lm_head are the target's."""
+    target = tiny_heads.write_target(tmp_path / "target")
+    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(own_embeddings=False, own_lm_head=False))
+    run_together(tmp_path, "stages", [], [{}])

@@ -50,6 +50,18 @@ def test_figures_in_the_readmes_sentences() -> None:
     assert f"with {1 - cost['eagle3'] / cost['peagle']:.0%} fewer" in text
 
 
+@pytest.mark.parametrize(("name", "runner"), [("soak", "V1")])
+def test_figures_of_the_soaks(name: str, runner: str) -> None:
+    """They stand in the feature table."""
+    page = (ROOT / "docs/features.md").read_text().splitlines()
+    row = next(line for line in page if line.startswith("| 64 clients at once")).split(" | ")
+    cell, result = row[int(runner[1])], json.loads((docs.RESULTS / f"{name}.json").read_text())
+    asked, compared = sum(result["requests"].values()), result["answers compared"]
+    assert result["runner"] == runner and not result["wrong"]
+    assert f"{result['seconds'] / 60:.0f} minutes" in cell and f"results/{name}.json" in cell
+    assert f"{asked:,} requests, {compared:,} answers compared, none different" in cell
+
+
 def test_committed_sweep_is_the_whole_suite() -> None:
     """Every cell of benchmarks/suites/tiny-cpu.yaml, whole, with where it comes from, and no path of a machine."""
     from peagle_vllm.bench.cells import grid, read_results
