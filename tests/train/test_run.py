@@ -277,11 +277,11 @@ def test_a_mix_of_what_is_there_takes_every_document_once() -> None:
     assert sorted(epoch) == [*range(len(LENGTHS))]
 
 
-def test_a_mixed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("optimizer", [{"epochs": 3, "steps": None}, {"steps": 11}], ids=["epochs", "steps"])
+def test_a_mixed_run_goes_on_bit_for_bit(optimizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its second epoch; pieces of a document that is cut count as documents; other shares are refused."""
     documents = [(150, 10), *[(30, 5)] * 4, *[(20, 4)] * 4, (30, 4), (30, 4)]
     data = {"held_out": 2, "long": "split", "mix": {25: 0.75, 64: 0.25}}
-    optimizer = {"epochs": 3, "steps": None}
     files = [toy_run(tmp_path / name, documents, data=data, optimizer=optimizer) for name in ("undisturbed", "stopped")]
     loader, epochs = make_trainer(read_config(files[0]), to_options(read_config(files[0]))).train_loader, []
     for number in range(3):
@@ -302,7 +302,7 @@ def test_a_mixed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Stopped):
         train(files[1])
     train(files[1])
-    assert trained == [batch for epoch in epochs for batch in epoch]
+    assert trained == [batch for epoch in epochs for batch in epoch][: optimizer["steps"]]
     assert result(files[1]) == result(files[0])
     files[1].write_text(files[1].read_text().replace("0.75", "0.5").replace("0.25", "0.5"))
     with pytest.raises(TrainError, match=r"data.mix was .*0.75.* and is .*0.5"):

@@ -96,6 +96,7 @@ def loaders(
             seed=config.optimizer.seed if split == "train" else 0,
         )
         found.append(loader)
+    set_epoch(found[0], 0, config)  # the sampler keeps the batches that its length is first asked of
     return found[0], found[1]
 
 
