@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hs_connectors.fp8_utils import SCALES_KEY, dequantize_fp8_tensor, quantize_tensor_to_fp8
@@ -20,6 +21,7 @@ from peagle_vllm.cli import app
 from peagle_vllm.train import TrainError
 from peagle_vllm.train import checkpoints as module
 from peagle_vllm.train.config import STAMP, read_config
+from peagle_vllm.train.documents import mixed, set_epoch
 from peagle_vllm.train.run import make_trainer, to_options
 from peagle_vllm.train.trainer import Stopped, Trainer
 from tests.train.runs import MASK, finish, in_child, result, toy_run, train
@@ -253,6 +255,63 @@ def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:
     train(file)
 
 
+LENGTHS = np.array([*range(20, 30)] * 4 + [*range(200, 300, 20)])  # 980 tokens and 1,200
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
+def test_a_mix_has_its_shares_in_every_epoch(share: float) -> None:
+    """Within a document, too few of them repeated; each is used as often as the others of its range, but for once."""
+    used = np.zeros(len(LENGTHS), int)
+    epochs = [mixed(LENGTHS, {29: share, 512: 1 - share}, 3, epoch) for epoch in range(7)]
+    for rows in epochs:
+        np.add.at(used, rows, 1)
+        for is_short, of_tokens in ((True, share), (False, 1 - share)):
+            of_range = LENGTHS[rows[(rows < 40) == is_short]]
+            assert abs(of_range.sum() - of_tokens * LENGTHS.sum()) < (29 if is_short else 280)
+    assert np.ptp(used[:40]) <= 1 and np.ptp(used[40:]) <= 1
+    assert not np.array_equal(np.sort(epochs[0]), np.sort(epochs[1])) and len(np.unique(epochs[0])) < len(LENGTHS)
+
+
+def test_a_mix_of_what_is_there_takes_every_document_once() -> None:
+    epoch = mixed(LENGTHS, {29: 980 / 2180, 512: 1200 / 2180}, 3, 4)
+    assert sorted(epoch) == [*range(len(LENGTHS))]
+
+
+@pytest.mark.parametrize("optimizer", [{"epochs": 3, "steps": None}, {"steps": 11}], ids=["epochs", "steps"])
+def test_a_mixed_run_goes_on_bit_for_bit(optimizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in its second epoch; pieces of a document that is cut count as documents; other shares are refused."""
+    documents = [(150, 10), *[(30, 5)] * 4, *[(20, 4)] * 4, (30, 4), (30, 4)]
+    data = {"held_out": 2, "long": "split", "mix": {25: 0.75, 64: 0.25}}
+    files = [toy_run(tmp_path / name, documents, data=data, optimizer=optimizer) for name in ("undisturbed", "stopped")]
+    loader, epochs = make_trainer(read_config(files[0]), to_options(read_config(files[0]))).train_loader, []
+    for number in range(3):
+        set_epoch(loader, number, read_config(files[0]))
+        epochs.append([batch.tolist() for batch in loader.batch_sampler])
+        pieces = [loader.dataset.pieces[piece] for batch in epochs[-1] for piece in batch]
+        lengths = np.array([stop - start for _, start, stop in pieces])
+        assert abs(lengths[lengths <= 25].sum() - 0.75 * (150 + 4 * 30 + 4 * 20)) < 25
+    finish(files[0])
+    original, trained = Trainer._optimizers_step, []
+
+    def noted(self: Trainer) -> None:
+        trained.append(self.batches[self.local_step].tolist())
+        original(self)
+
+    monkeypatch.setattr(Trainer, "_optimizers_step", noted)
+    at_step(monkeypatch, len(epochs[0]) + 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped):
+        train(files[1])
+    train(files[1])
+    assert trained == [batch for epoch in epochs for batch in epoch][: optimizer["steps"]]
+    assert result(files[1]) == result(files[0])
+    files[1].write_text(files[1].read_text().replace("0.75", "0.5").replace("0.25", "0.5"))
+    with pytest.raises(TrainError, match=r"data.mix was .*0.75.* and is .*0.5"):
+        train(files[1])
+    files[1].write_text(files[1].read_text().replace("0.5", "0.6"))
+    with pytest.raises(TrainError, match=r":\d+: data.mix: the shares sum to 1.2; they must sum to 1$"):
+        train(files[1])
+
+
 def change_stamp(file: Path) -> None:
     stamp = read_config(file).data_folder / STAMP
     stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "aux_layers": [1, 4, 6], "dtype": "bfloat16"}))
@@ -290,6 +349,16 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
         r"a token's hidden states are \(3, 16\), float32, and the head reads \(4, 16\)",
     ),
     "all held out": ({"data": {"held_out": 24}}, None, "has 24 documents, and data.held_out keeps 24 of them"),
+    "a mix without long documents": (
+        {"data": {"mix": {30: 1.0}}},
+        None,
+        r"data.mix: 3 of 20 documents have more than 30 tokens, the longest 39: add a range",
+    ),
+    "a mix of what is not there": (
+        {"data": {"mix": {10: 0.5, 64: 0.5}}},
+        None,
+        "data.mix: no document has 1 to 10 tokens: give their share to others",
+    ),
     "an option of speculators": (
         {"speculators": {"draft_arc": "llama"}},
         None,

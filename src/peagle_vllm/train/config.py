@@ -30,6 +30,8 @@ class Data(Strict):
         temperature: of the answers; those of the ``held_out`` prompts are always greedy.
         held_out: documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
         long: what to do with a document of more than ``step.tokens`` tokens.
+        mix: the share of an epoch's tokens that documents of a range of lengths give, by the most tokens of the range:
+            {512: 0.5, 8192: 0.5}. Pieces of a split document count as documents. null is as the data are.
         endpoint: of the vLLM server that gives answers and hidden states.
         serve: start that server where a step needs it; false: it is there.
         online: take hidden states from the server while training, in place of files.
@@ -44,10 +46,18 @@ class Data(Strict):
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
     held_out: Positive = 48
     long: Literal["refuse", "split"] = "refuse"
+    mix: dict[Positive, Share] | None = None
     endpoint: str = "http://localhost:8000/v1"
     serve: bool = True
     online: bool = False
     backend: str = "file"
+
+    @field_validator("mix")
+    @classmethod
+    def _all_of_an_epoch(cls, value: dict[int, float] | None) -> dict[int, float] | None:
+        if value is not None and abs(sum(value.values()) - 1) > 1e-6:
+            raise ValueError(f"the shares sum to {sum(value.values()):g}; they must sum to 1")
+        return value
 
 
 class Head(Strict):

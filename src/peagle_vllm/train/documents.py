@@ -2,9 +2,11 @@
 
 import json
 from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, load_from_disk
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
@@ -94,7 +96,50 @@ def loaders(
             seed=config.optimizer.seed if split == "train" else 0,
         )
         found.append(loader)
+    set_epoch(found[0], 0, config)  # the sampler keeps the batches that its length is first asked of
     return found[0], found[1]
+
+
+def set_epoch(loader: DataLoader, epoch: int, config: Config) -> None:
+    """Let ``loader`` give the batches of ``epoch``, the same in every process and after every stop.
+
+    Raises:
+        TrainError: the documents do not allow ``data.mix``.
+    """
+    sampler: Any = loader.batch_sampler
+    sampler.set_epoch(epoch)
+    if config.data.mix:
+        sampler.valid_indices = mixed(sampler.lengths, config.data.mix, config.optimizer.seed, epoch)
+
+
+def mixed(lengths: np.ndarray, mix: dict[int, float], seed: int, epoch: int) -> np.ndarray:
+    """Numbers of the documents that an epoch takes, some of them repeatedly, as ``data.mix`` wants it.
+
+    An epoch has as many tokens as all documents together. The documents of a range stand in a line without an end,
+    round after round, each round in an order of its own. An epoch takes those that end in its part of the line: so a
+    share is met but for less than a document, and over the epochs all documents of a range are used equally often.
+
+    Args:
+        lengths: tokens of each document, [documents].
+
+    Raises:
+        TrainError: a document is longer than every range, or a range that has a share has no document.
+    """
+    if len(longer := lengths[lengths > max(mix)]):
+        which = f"{len(longer)} of {len(lengths)} documents have more than {max(mix)} tokens"
+        raise TrainError(f"data.mix: {which}, the longest {max(longer)}: add a range for them, its share may be 0")
+    found = []
+    for below, bound in pairwise([0, *sorted(mix)]):
+        rows, part = np.flatnonzero((lengths > below) & (lengths <= bound)), mix[bound] * lengths.sum()
+        if part and not len(rows):
+            raise TrainError(f"data.mix: no document has {below + 1} to {bound} tokens: give their share to others")
+        if part:
+            begin, end, a_round = epoch * part, (epoch + 1) * part, lengths[rows].sum()
+            rounds = range(int(begin // a_round), int(end // a_round) + 1)
+            line = np.concatenate([np.random.default_rng([seed, bound, number]).permutation(rows) for number in rounds])
+            ends = rounds[0] * a_round + lengths[line].cumsum()
+            found.append(line[(ends > begin) & (ends <= end)])
+    return np.concatenate(found)
 
 
 def read_rows(config: Config) -> Dataset:

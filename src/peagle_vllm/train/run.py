@@ -24,7 +24,7 @@ from peagle_vllm.heads.target import find_token, read_target, read_tokens, speci
 from peagle_vllm.provenance import versions
 from peagle_vllm.train import TrainError, cpu, warm_start
 from peagle_vllm.train.config import Config
-from peagle_vllm.train.documents import loaders
+from peagle_vllm.train.documents import loaders, set_epoch
 from peagle_vllm.train.head import PEagleDraftModel
 from peagle_vllm.train.trainer import Measure, Trainer
 
@@ -86,7 +86,7 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     head = make_head(config, args)
     num_aux, hidden_size = len(head.target_layer_ids), head.config.transformer_layer_config.hidden_size
     found = loaders(config, args, num_aux, hidden_size, dtype)
-    total = config.optimizer.steps or sum(batches(found[0], epoch) for epoch in range(args.epochs))
+    total = config.optimizer.steps or sum(batches(found[0], epoch, config) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.step.anchors, "chunk_rows": config.step.chunk_rows}
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
@@ -95,9 +95,9 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     return Trainer(config, head, library.TrainerConfig(**fields), found, total)
 
 
-def batches(loader: DataLoader, epoch: int) -> int:
+def batches(loader: DataLoader, epoch: int, config: Config) -> int:
     """Steps of an epoch, which depend on how its order of documents packs."""
-    loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+    set_epoch(loader, epoch, config)
     return len(loader)
 
 

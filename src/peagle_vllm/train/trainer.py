@@ -23,7 +23,7 @@ from peagle_vllm.heads.files import one_line
 from peagle_vllm.train import TrainError, TryAgain
 from peagle_vllm.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
 from peagle_vllm.train.config import Config
-from peagle_vllm.train.documents import listed
+from peagle_vllm.train.documents import listed, set_epoch
 from peagle_vllm.train.head import PEagleDraftModel
 from peagle_vllm.train.plots import write_plots
 
@@ -123,7 +123,7 @@ class Trainer(library.Trainer):
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         self.epoch = epoch
-        self.train_loader.batch_sampler.set_epoch(epoch)
+        set_epoch(self.train_loader, epoch, self.settings)
         self.batches = list(self.train_loader.batch_sampler)
         super().train_epoch(epoch, step_callback=step_callback)
 
@@ -185,10 +185,12 @@ class Trainer(library.Trainer):
 
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run, by its key in peagle.yaml."""
-        parts = self.settings.model_dump(mode="json", include={"head", "step", "optimizer"})
+        parts = self.settings.model_dump(
+            mode="json", include={"data": {"held_out", "mix"}, "head": True, "step": True, "optimizer": True}
+        )
         found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
-        found |= {"data.held_out": self.settings.data.held_out, "speculators": self.settings.speculators}
-        return {**found, "documents": len(self.train_loader.dataset), "processes": self.world}
+        found |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
+        return {**found, "processes": self.world}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
