@@ -37,7 +37,7 @@ OF_EVERY_SEED = tuple(ARMS)[:3]
 
 
 def measure(target: str, head: str, num_k: int, parallel: bool, count: int = PROMPTS) -> list[float]:
-    """AL of each group of the first ``count`` held-out prompts, greedy, in this process."""
+    """AL of each group of ``count`` held-out prompts that RESULTS.json does not use, greedy, in this process."""
     prepare_process()
     from vllm import LLM, SamplingParams
 
@@ -45,7 +45,7 @@ def measure(target: str, head: str, num_k: int, parallel: bool, count: int = PRO
     speculative = {"method": "eagle3", "model": head, "num_speculative_tokens": num_k, "parallel_drafting": parallel}
     arguments |= {"max_model_len": 1024, "max_num_seqs": GROUP, "disable_log_stats": False}
     llm, found = LLM(**arguments | {"speculative_config": speculative}), []
-    prompts = read_prompts(llm, MODELS / "prompts/heldout.jsonl", PROMPTS)
+    prompts = read_prompts(llm, MODELS / "prompts/heldout.jsonl", 2 * PROMPTS)[PROMPTS:]
     for at in range(0, count, GROUP):
         before = read_engine(llm)
         llm.generate(prompts[at : at + GROUP], SamplingParams(temperature=0, max_tokens=MAX_TOKENS), use_tqdm=False)

@@ -19,7 +19,7 @@ import yaml
 from benchmarks import arms
 
 MODELS = arms.ROOT / "models"
-PROMPTS = 48  # held out
+PROMPTS = 48  # that AL is measured on, and documents that are held out of training
 STEP_TOKENS = 1024
 GAMMA, TOP = 0.8, 32
 
@@ -89,16 +89,14 @@ def write_config(target: str, folder: Path, arm: Arm, seed: int, steps: int, por
 
 
 def write_prompts(folder: Path, count: int) -> Path:
-    """The held-out prompts, then ``count`` of those that the tiny models have always been trained on."""
+    """``count`` of the prompts that the tiny models have always been trained on; AL is measured on other ones."""
     sys.path.append(str(MODELS / "recipe"))
     from corpus import pieces
     from plan import SEED
 
-    held = (MODELS / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
-    texts = [json.loads(line)["prompt"] for line in held]
-    texts += [piece.prompt for piece in pieces(held_out=False, seed=SEED)[:count]]
+    found = pieces(held_out=False, seed=SEED)[:count]
     file = folder / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    file.write_text("".join(json.dumps({"text": piece.prompt}) + "\n" for piece in found))
     return file
 
 
@@ -120,8 +118,8 @@ def train(target: str, arm: dict[str, Any], seed: int, steps: int, data: str, fo
     """Train a head in this process.
 
     Returns:
-        ``head``: its folder; ``parameters`` that are trained; ``tflop``: of all steps, if each has as many operations
-        as the first, forward and backward, as torch counts them; ``seconds`` of the processor.
+        ``head``: its folder; ``seconds`` of the processor; of a run that was not finished before, ``parameters`` that
+        are trained, and ``tflop`` of all steps, if each has as many operations as its first, as torch counts them.
     """
     import torch
 
@@ -135,26 +133,24 @@ def train(target: str, arm: dict[str, Any], seed: int, steps: int, data: str, fo
     if not (link := file.parent / "run/data").exists():
         link.symlink_to(data)
     config, began = read_config(file), time.process_time()
-    with loss_of(how), counted() as found:
+    with loss_of(how), counted(steps) as found:
         head = train_ours(config).checkpointer.path / "best" if how.by == "ours" else train_theirs(config, how)
-    tflop = round(steps * found["operations"] / 1e12, 1)
-    seconds = round(time.process_time() - began)
-    return {"head": str(head), "parameters": found["parameters"], "tflop": tflop, "seconds": seconds}
+    return {"head": str(head), "seconds": round(time.process_time() - began), **found}
 
 
 @contextmanager
-def counted() -> Iterator[dict[str, int]]:
-    """Count the trained parameters, and the operations of the first step, of either trainer."""
+def counted(steps: int) -> Iterator[dict[str, Any]]:
+    """Count the trained parameters, and the operations of either trainer's first step, times ``steps``."""
     from speculators.train.trainer import Trainer
     from torch.utils.flop_counter import FlopCounterMode
 
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     counter = FlopCounterMode(display=False)
 
     def step(trainer: Any) -> None:
         if not found:
             counter.__exit__(None, None, None)
-            found["operations"] = counter.get_total_flops()
+            found["tflop"] = round(steps * counter.get_total_flops() / 1e12, 1)
             found["parameters"] = sum(w.numel() for w in trainer.model.parameters() if w.requires_grad)
         theirs(trainer)
 

@@ -110,7 +110,8 @@ def training() -> str:
     marks = []
     for name, head in results["training"].items():
         if head.get("kind") == "peagle" and "init" not in head:
-            shares = " ".join(f"{share:.2f}" for share in head["accuracy"])
+            of = "accuracy" if "accuracy" in head else "training_accuracy"
+            shares = " ".join(f"{share:.2f}" for share in head[of]) + (", in training" if of != "accuracy" else "")
             marks.append((f"`{name}`, {head['steps']:,} steps, `models/RESULTS.json`", shares, lengths[name]))
     for one in json.loads((ROOT / "src/peagle_vllm/bench/published.json").read_text()):
         if found := one.get("acceptance_length", {}).get("P-EAGLE"):

@@ -38,4 +38,4 @@ def train_head(target: Path, data: Path, place: Path, steps: int, seed: int, **h
         held_out = json.loads((run / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
         found["accuracy"] = held_out["accuracy"]
     shape = {"kind": arm.kind, "layers": arm.layers, "trained_depth": arm.depths, "muon_lr": arm.muon_lr}
-    return shape | {"draft_vocab": arm.draft_vocab, "steps": steps, "seen": f"{steps * STEP_TOKENS:,} tokens"} | found
+    return shape | {"draft_vocab": arm.draft_vocab, "seen": f"{steps:,} steps of {STEP_TOKENS:,} tokens"} | found

@@ -29,7 +29,7 @@ def _head(target: str, steps: int, *needs: str, **how: Any) -> Stage:
 
 
 def _sharp(target: str) -> Stage:
-    return Stage("sharpen", {"target": target, "prompts": 4000}, (f"{target}-peagle",))
+    return Stage("sharpen", {"target": target}, (f"{target}-peagle",))
 
 
 EAGLE3 = {"by": "speculators", "kind": "eagle3"}
@@ -73,7 +73,7 @@ def run_stage(name: str, work: Path) -> dict:
     if stage.does == "sharpen":
         from sharpen import sharpen
 
-        found = sharpen(target, work / stage.needs[0], place, **options)
+        found = sharpen(target, work / stage.needs[0], place)
         return {**stage.options, **{name: found[name] for name in ("chosen", "drafts")}}
     from heads import answers, train_head
 
@@ -82,4 +82,4 @@ def run_stage(name: str, work: Path) -> dict:
         return {**answers(target, data, **options), "seed": SEED}
     if "init" in options:
         options["init"] = str(work / options["init"])
-    return {**train_head(target, data, place, seed=SEED, **options), "seed": SEED}
+    return {**stage.options, **train_head(target, data, place, seed=SEED, **options), "seed": SEED}

@@ -28,10 +28,13 @@ LEARN = 6000  # prompts
 ENGINE = {"dtype": "float32", "max_num_seqs": 128, "kv_cache_memory_bytes": 512 << 20}
 
 
-def sharpen(target: Path, head: Path, place: Path, prompts: int) -> dict[str, Any]:
-    """``peagle-vllm sharpen`` of one pair into ``place``, which goes on from where it was stopped; its figures."""
+def sharpen(target: Path, head: Path, place: Path) -> dict[str, Any]:
+    """``peagle-vllm sharpen`` of one pair into ``place``, unless the edge is no better; its figures.
+
+    It goes on from where it was stopped.
+    """
     learn, held_out = (place.with_name(f"{place.name}.{name}.jsonl") for name in ("learn", "held-out"))
-    texts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False, seed=SEED)[:prompts]]
+    texts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False, seed=SEED)[:LEARN]]
     learn.write_text("\n".join(texts))
     held_out.write_text("\n".join((arms.ROOT / "models/prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]))
     shutil.rmtree(place, ignore_errors=True)
@@ -39,7 +42,7 @@ def sharpen(target: Path, head: Path, place: Path, prompts: int) -> dict[str, An
     options += ["--max-tokens", str(MAX_TOKENS), "--engine", json.dumps(ENGINE), "--json"]
     command = [sys.executable, "-m", "peagle_vllm.cli", "sharpen", str(head), str(place), *options]
     done = subprocess.run(command, env=arms.environment({}), stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+    if done.returncode not in (0, 1):  # 1: no better
         raise SystemExit(f"sharpen {head.name} ended with exit status {done.returncode}")
     return json.loads(done.stdout)
 
@@ -53,8 +56,9 @@ def main() -> int:
 
     def one(pair: tuple[str, str]) -> dict[str, Any]:
         target, head = pair
-        found = sharpen(models / target, models / head, work / f"{head}-sharp", LEARN)
-        publish(work / f"{head}-sharp", models / f"{head}-sharp")
+        found = sharpen(models / target, models / head, work / f"{head}-sharp")
+        if (work / f"{head}-sharp").is_dir():
+            publish(work / f"{head}-sharp", models / f"{head}-sharp")
         return found
 
     with ThreadPoolExecutor() as pool:

@@ -102,7 +102,7 @@ def settings(file: Path, config: Config) -> dict[str, Any]:
         "answers": [answers, config.target, step["dtype"], config.engine, config.optimizer.seed],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
-        "run": [data["mix"], head, step, config.optimizer.model_dump(mode="json"), config.speculators],
+        "run": [head, step, config.optimizer.model_dump(mode="json"), config.speculators, *filter(None, [data["mix"]])],
         "check": [config.ks],
     }
 

@@ -201,14 +201,11 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     """
     assert SpeculatorModel.registry is not None
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
-    counts = config.data_folder / "token_freq.pt"
-    if config.head.draft_vocab and not counts.exists():
-        raise TrainError(f"head.draft_vocab: {counts} is not there; `peagle-vllm train pipeline` counts tokens")
     if config.head.init not in (None, "target"):
         return warm_start.begun_from(config, args).float()
     d2t, t2d, size = None, None, read_target(config.target).vocab_size
     if config.head.draft_vocab:
-        d2t, t2d, size = library.parse_vocab_mappings(args)
+        d2t, t2d, size = warm_start.likeliest_tokens(config, args)
     try:
         head = library.build_draft_model(args, PEagleDraftModel, t2d, d2t, size).float()
     except ValueError as error:

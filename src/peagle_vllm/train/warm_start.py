@@ -66,7 +66,7 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
         layer.layer_types, layer.sliding_window = ["sliding_attention"] * wanted.layers, wanted.window
     weights = load_file(folder / "model.safetensors")
     if draft_vocab < head.draft_vocab_size:
-        weights["d2t"], weights["t2d"], _ = cli.parse_vocab_mappings(args)
+        weights["d2t"], weights["t2d"], _ = likeliest_tokens(config, args)
         if "lm_head.weight" in weights:
             weights["lm_head.weight"] = weights["lm_head.weight"][weights["t2d"]]
     shape = {name: head.config.get(name, False) for name in NORMS} | {"draft_vocab_size": draft_vocab}
@@ -81,6 +81,18 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     for number in range(head.num_layers, wanted.layers):
         _scale_output(made.layers[number], 0)
     return made
+
+
+def likeliest_tokens(config: Config, args: Namespace) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """d2t [draft_vocab] and t2d [vocabulary] of the tokens that the target says most, and how many they are.
+
+    Raises:
+        TrainError: they are not counted.
+    """
+    counts = config.data_folder / "token_freq.pt"
+    if not counts.exists():
+        raise TrainError(f"head.draft_vocab: {counts} is not there; `peagle-vllm train pipeline` counts tokens")
+    return cli.parse_vocab_mappings(args)
 
 
 @torch.no_grad()
