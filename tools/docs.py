@@ -101,7 +101,8 @@ def training() -> str:
     from benchmarks.training_cost import published
 
     columns, rows, notes = published()
-    page = generated((ROOT / "docs/training.md").read_text(), "partition", "compare_heads", "train_tiny")
+    scripts = ("partition", "compare_heads", "mix_lengths", "train_tiny")
+    page = generated((ROOT / "docs/training.md").read_text(), *scripts)
     page = between(page, "cost", f"{table(columns, rows)}\n\n{notes}.")
     results = json.loads((ROOT / "models/RESULTS.json").read_text())
     lengths: dict[str, dict[str, float]] = {}
