@@ -1,4 +1,7 @@
-"""benchmarks/compare_heads.py and tiny_heads.py: the losses that speculators has not, and the table."""
+"""benchmarks/compare_heads.py and tiny_heads.py: prompts, the losses that speculators has not, and the table."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,7 +9,7 @@ from speculators.losses import resolve_loss_config
 
 from benchmarks import compare_heads
 from benchmarks.compare_heads import ARMS, BASE, KS, SEEDS
-from benchmarks.tiny_heads import GAMMA, TOP, Arm, loss_of
+from benchmarks.tiny_heads import GAMMA, MODELS, PROMPTS, TOP, Arm, loss_of, write_prompts
 from peagle_vllm.train import head
 
 ROWS, VOCAB = 6, 2 * TOP
@@ -29,6 +32,12 @@ def test_losses_are_those_that_the_table_names(arm: Arm) -> None:
     wanted = (of_rows * GAMMA**depth if arm.weighted else of_rows).mean()
     torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=0)
     assert metrics["full_acc_sum"] == (logits.argmax(-1) == targets.argmax(-1)).sum()
+
+
+def test_no_head_learns_from_a_prompt_that_it_is_measured_on(tmp_path: Path) -> None:
+    learned = {json.loads(line)["text"] for line in write_prompts(tmp_path, 4000).read_text().splitlines()}
+    held_out = {json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()}
+    assert len(learned) > 3900 and len(held_out) >= 2 * PROMPTS and not learned & held_out
 
 
 def test_differences_are_those_of_the_same_seeds_and_prompts() -> None:

@@ -356,7 +356,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     ),
     "a mix of what is not there": (
         {"data": {"mix": {10: 0.5, 64: 0.5}}},
-        None,
+        lose_states,  # it is refused before they are made
         "data.mix: no document has 1 to 10 tokens: give their share to others",
     ),
     "an option of speculators": (

@@ -155,7 +155,12 @@ def read_rows(config: Config) -> Dataset:
         raise TrainError(
             f"{all_rows}, and data.held_out keeps {config.data.held_out} of them; add prompts, or keep fewer"
         )
-    config.longer_than_a_step(rows.with_format(None)["seq_len"])
+    lengths = rows.with_format(None)["seq_len"]
+    config.longer_than_a_step(lengths)
+    if config.data.mix:
+        learned, most = lengths[: -config.data.held_out], config.step.tokens
+        pieces = [min(most, length - start) for length in learned for start in range(0, length, most)]
+        mixed(np.array(pieces), config.data.mix, 0, 0)
     supervised: list[int] = []
     for number, batch in enumerate(rows.with_format("arrow").select_columns("loss_mask").iter(1000)):
         begins = pc.list_slice(batch["loss_mask"].combine_chunks(), 0, UNSUPERVISED).to_pylist()
