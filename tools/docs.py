@@ -237,7 +237,17 @@ def models() -> str:
         table(training, trained),
         table(("model", "MB"), [(name, f"{size / 1e6:.2f}") for name, size in sizes.items()]),
     ]
-    return between((ROOT / "models/README.md").read_text(), "results", "\n\n".join(parts))
+    page = between((ROOT / "models/README.md").read_text(), "results", "\n\n".join(parts))
+    again = json.loads((RESULTS / "models.json").read_text())
+    lengths = {(arm["head"], arm["k"]): arm["al"] for arm in again["arms"]}
+    both = [
+        (arm["head"], arm["k"], f"{arm['al']:.2f}", f"{lengths[arm['head'], arm['k']]:.2f}")
+        for arm in results["arms"]
+        if (arm["head"], arm["k"]) in lengths and arm["head"]
+    ]
+    shown = table(("head", "K", "AL in this folder", "AL built anew"), both)
+    minutes = f"Built from nothing in {again['minutes']:.0f} minutes on 2 cores"
+    return between(page, "anew", f"{shown}\n\n{minutes}; {_where(again, 'models')}")
 
 
 GENERATED = {
