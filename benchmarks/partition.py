@@ -3,10 +3,11 @@
 The same head and loss three ways: parts (peagle_vllm.train), speculators' flat step with sdpa, and prefixes run again
 for each of 8 segments, as NeMo Automodel does, built here on speculators' model. Each cell is a process of its own; its
 peak is what the step takes beyond the resting process, on a GPU beyond what was allocated. Left out: a forward of more
-than ``--rows`` rows with a dense mask.
+than ``--rows`` rows with a dense mask. Cells that FILE has from a run of the same commit and settings are kept.
 """
 
 import ctypes
+import json
 import time
 from importlib.metadata import version
 from itertools import product
@@ -185,6 +186,12 @@ def plot(cells: list[dict[str, Any]]) -> plots.Plot:
     return plots.chart("Peak memory of one training step", "tokens", "MB", paint)
 
 
+def kept_cells(out: Path | None, report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of an earlier run that wrote to ``out``, with all that ``report`` says."""
+    before = json.loads(out.read_text()) if out and out.exists() else {}
+    return before["cells"] if before.items() >= report.items() else []
+
+
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
@@ -197,12 +204,14 @@ def main() -> None:
     jobs = [cell for cell in cells if masked_rows(**cell) <= args.rows]
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
-    report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, "arms": ARMS, **provenance()}
-    for found, failed in arms.run_each(measure, jobs, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):
-        arms.write_result(args.out, __doc__, report | {"cells": found, "failed": failed})
+    report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, "arms": list(ARMS), **provenance()}
+    kept = kept_cells(args.out, report)
+    missing = [job for job in jobs if not any(job.items() <= cell.items() for cell in kept)]
+    for found, failed in arms.run_each(measure, missing, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):
+        arms.write_result(args.out, __doc__, report | {"cells": kept + found, "failed": failed})
     if args.out:
-        args.out.with_suffix(".svg").write_text(plot(found).svg)
-    print(arms.table(*published(report | {"cells": found})))
+        args.out.with_suffix(".svg").write_text(plot(kept + found).svg)
+    print(arms.table(*published(report | {"cells": kept + found})))
 
 
 if __name__ == "__main__":

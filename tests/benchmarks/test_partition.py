@@ -1,5 +1,8 @@
 """benchmarks/partition.py: its three ways are one step, and its cells are shown."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,3 +30,11 @@ def test_cells_are_shown(sampling: str) -> None:
     assert len(rows) == 1 and all(rows[0]) and len(rows[0]) == len(columns)
     svg = partition.plot(cells).svg
     assert all(f"{arm}, {sampling}, K=4" in svg for arm in partition.ARMS)
+
+
+def test_only_cells_of_the_same_run_are_kept(tmp_path: Path) -> None:
+    out, report = tmp_path / "grid.json", {"head": "", "commit": "a"}
+    assert partition.kept_cells(None, report) == partition.kept_cells(out, report) == []
+    out.write_text(json.dumps(report | {"what": "", "cells": [{"arm": "sdpa"}]}))
+    assert partition.kept_cells(out, report) == [{"arm": "sdpa"}]
+    assert partition.kept_cells(out, report | {"commit": "b"}) == []

@@ -50,7 +50,7 @@ def test_figures_in_the_readmes_sentences() -> None:
     assert f"with {1 - cost['eagle3'] / cost['peagle']:.0%} fewer" in text
 
 
-@pytest.mark.parametrize(("name", "runner"), [("soak", "V1")])
+@pytest.mark.parametrize(("name", "runner"), [("soak", "V1"), ("soak_v2", "V2")])
 def test_figures_of_the_soaks(name: str, runner: str) -> None:
     """They stand in the feature table."""
     page = (ROOT / "docs/features.md").read_text().splitlines()
