@@ -4,6 +4,7 @@ To be deleted when the environment has a Triton CPU backend.
 """
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,8 @@ def enable() -> None:
     triton.backends.backends["cpu"] = SimpleNamespace(driver=None, compiler=compiler)
     _keep_dtype_of_splat()
     _give_libdevice_log1p()
-    _patch_language_once_a_launch()
+    _patch_language_once()
+    _leave_overflow_alone()
 
 
 def _keep_dtype_of_splat() -> None:
@@ -52,8 +54,8 @@ def _give_libdevice_log1p() -> None:
     libdevice.log1p = log1p
 
 
-def _patch_language_once_a_launch() -> None:
-    """For speed alone: the interpreter patches triton.language again at each call of a device function."""
+def _patch_language_once() -> None:
+    """For speed alone: the interpreter patches triton.language again at each launch and each call of a function."""
     from triton.runtime import interpreter
 
     patch_lang, languages = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
@@ -61,18 +63,17 @@ def _patch_language_once_a_launch() -> None:
 
     def _patch_lang(fn: Any) -> Any:
         mine = {m for m in fn.__globals__.values() if any(m is lang for lang in languages)}
-        if mine and mine <= patched:
-            return interpreter._LangPatchScope()
-        outermost, scope = not patched, patch_lang(fn)
-        patched.update(mine)
-        if outermost:
-            restore = scope.restore
-
-            def restore_and_forget() -> None:
-                patched.clear()
-                restore()
-
-            scope.restore = restore_and_forget
-        return scope
+        if not mine <= patched:
+            patch_lang(fn)
+            patched.update(mine)
+        return interpreter._LangPatchScope()  # of no changes: nothing is restored
 
     interpreter._patch_lang = _patch_lang
+
+
+def _leave_overflow_alone() -> None:
+    """For speed alone: a third of the time goes to asserts that no sum overflows, which tests/kernels keep."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)

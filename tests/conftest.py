@@ -24,6 +24,7 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
     OMP_NUM_THREADS="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",  # else vLLM's CPU build binds every engine on the machine to the same core
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 

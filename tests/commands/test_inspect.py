@@ -241,7 +241,8 @@ def test_a_bad_target_is_named_as_the_target(tmp_path: Path, monkeypatch: pytest
 
 def test_an_unreachable_hub_is_no_wrong_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "peagle_vllm.cli", "inspect", "some/head"]
+    now = "import time; time.sleep = int; from peagle_vllm.cli import app; app()"  # the hub's client tries for 24 s
+    command = [sys.executable, "-c", now, "inspect", "some/head"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert "some/head is not a folder, and the hub cannot be reached (" in done.stderr

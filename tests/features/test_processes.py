@@ -17,7 +17,6 @@ from tests.serving import ROOT, START_SECONDS, Server, end, environment, free_po
 
 pytestmark = pytest.mark.arm("plugin-v1")  # of this process; each process that it starts has its own
 
-SHARED_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks may have to share a core
 SPECULATIVE = {"method": "eagle3", "model": str(PEAGLE), "num_speculative_tokens": K, "parallel_drafting": True}
 
 
@@ -51,7 +50,7 @@ def test_two_ranks_give_the_output_of_one(kind: str):
     cases = [Case(i, 24) for i in range(4)]
     alone = [tokens(output)[0] for output in outputs(SETTINGS, cases)]
     port = free_port()
-    with running(command(port, f"--{kind}-parallel-size", "2"), port, environment() | SHARED_CORES) as server:
+    with running(command(port, f"--{kind}-parallel-size", "2"), port, environment()) as server:
         together = [complete(server, case) for case in cases]
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
         verified = server.metric("vllm:spec_decode_num_drafts_total")
@@ -68,7 +67,7 @@ def test_two_ranks_give_the_output_of_one(kind: str):
 def run_together(folder: Path, module: str, arguments: list[str], each: list[dict[str, str]]) -> None:
     """Run a module of this folder on Model Runner V2 to its end: a process for each environment in ``each``."""
     command = [sys.executable, "-m", f"tests.features.{module}", str(folder), *arguments]
-    common = environment() | SHARED_CORES | {"PEAGLE_TEST_ARM": "plugin-v2"}
+    common = environment() | {"PEAGLE_TEST_ARM": "plugin-v2"}
     processes: list[subprocess.Popen] = []
     logs = [folder / f"{module}{i}.log" for i in range(len(each))]
     deadline = time.monotonic() + START_SECONDS

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
+from typer.testing import CliRunner
 
 from peagle_vllm.bench.server import Server
 from peagle_vllm.train import TrainError, TryAgain, serve, steps
@@ -60,6 +61,23 @@ def server(config: Config) -> Iterator[Server]:
         with serve.running(serving, config.run / "logs/server.log", hidden_states=True) as server:
             assert server
             yield server
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """speculators' commands where all is imported: in a process of its own each takes nine seconds for that.
+
+    How these processes are started and how they fail stays with the tests that do without this.
+    """
+    from speculators.cli import app
+
+    def speculators(words: list[str], log: Path, server: Server | None = None) -> None:
+        ended = CliRunner().invoke(app, words, catch_exceptions=False)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(ended.output)
+        assert ended.exit_code == 0, ended.output
+
+    monkeypatch.setattr(steps, "speculators", speculators)
 
 
 def answers_of(config: Config) -> Path:
@@ -125,6 +143,7 @@ def test_a_prompt_answered_with_nothing_is_left_out(
         steps.states(own)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
     """The last documents are those of the first prompts, answered greedily; speculators shuffles the others."""
     from datasets import load_from_disk
@@ -141,6 +160,7 @@ def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Co
     assert sorted(found[:-HELD_OUT]) == sorted(answered[HELD_OUT:])
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_hidden_states_are_the_targets(config: Config, server: Server, target: Any, capsys: Any) -> None:
     """Those that enter the layers of the head, and what leaves the last one, before its norm.
 
@@ -184,6 +204,7 @@ def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest
         steps.states(config)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_online_it_trains_the_same_head(config: Config, server: Server, tmp_path: Path) -> None:
     """From the server's hidden states as from files: loss of every step, AL by replay, and weights."""
     steps.states(config)  # a test before this one took a file away
@@ -205,8 +226,13 @@ def test_online_it_trains_the_same_head(config: Config, server: Server, tmp_path
     assert "K=3" in (online.run / "plots/acceptance_length.svg").read_text()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_documents_of_a_spoiled_shard_are_made_again(
-    config: Config, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config,
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """From the server, and only these; the shard is the same."""
     from peagle_vllm.train import shards
@@ -222,5 +248,5 @@ def test_documents_of_a_spoiled_shard_are_made_again(
     lost = int(spoiled.stem.split("-")[2]) - int(spoiled.stem.split("-")[1]) + 1
     spoiled.write_bytes(whole[spoiled.name][:-7])
     assert f"those of {PROMPTS - lost} were there" in steps.states(packed)
-    assert f"Processing {lost} samples" in (packed.run / "logs/states.log").read_text()
+    assert f"Processing {lost} samples" in caplog.text
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole

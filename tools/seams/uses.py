@@ -180,7 +180,7 @@ class Finder:
             return True
         nodes = self.vllm.find(module, definition.qualname)
         methods = [item for node in classes for item in node.body if isinstance(item, ast.FunctionDef)]
-        setting = [method for node in nodes for method in methods if any(node is inner for inner in ast.walk(method))]
+        setting = [each for node in nodes for each in methods if each.lineno <= node.lineno <= (each.end_lineno or 0)]
         return bool(setting) and {(module, f"{outer}.{method.name}") for method in setting} <= whole
 
 
