@@ -5,6 +5,7 @@ own trainer. All begin as the target's last layers. What is finished stays: the 
 """
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -95,7 +96,7 @@ def published(result: dict[str, Any]) -> arms.Published:
 
 def main() -> int:
     parser = arms.parser(__doc__)
-    parser.add_argument("--work", type=Path, default=MODELS / ".build/compare")
+    parser.add_argument("--work", type=lambda text: Path(text).resolve(), default=MODELS / ".build/compare")
     parser.add_argument("--steps", type=int, default=150, help="of each head")
     parser.add_argument("--prompts", type=int, default=2000, help="that the heads learn from")
     args = parser.parse_args()
@@ -117,7 +118,7 @@ def main() -> int:
     for target, way, seed in (job for job in jobs if job not in done):
         if target not in data:
             data[target] = make_data(target, args.work / target, args.prompts)
-        place = args.work / target / f"{list(ARMS).index(way)}-{seed}"
+        place = args.work / target / f"{re.sub('[^a-z0-9]+', '-', way.lower())}-{seed}"
         print(target, way, seed, "...", flush=True)
         common = {"target": target, "seed": seed, "steps": args.steps, "data": str(data[target]), "folder": str(place)}
         trained = arms.run(train, {}, arm=asdict(ARMS[way]), **common)

@@ -63,7 +63,7 @@ def _patch_language_once() -> None:
 
     def _patch_lang(fn: Any) -> Any:
         mine = {m for m in fn.__globals__.values() if any(m is lang for lang in languages)}
-        if not mine <= patched:
+        if not mine or not mine <= patched:
             patch_lang(fn)
             patched.update(mine)
         return interpreter._LangPatchScope()  # of no changes: nothing is restored
@@ -72,7 +72,7 @@ def _patch_language_once() -> None:
 
 
 def _leave_overflow_alone() -> None:
-    """For speed alone: a third of the time goes to asserts that no sum overflows, which tests/kernels keep."""
+    """For speed alone: a third of the time goes to whether sums overflow, of which the interpreter says nothing."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder

@@ -200,18 +200,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=23_000, help="the most rows of a forward with a dense mask")
     args = parser.parse_args()
     grid = product(args.tokens, args.depths, RATIOS, ARMS)
-    cells = (dict(zip(("tokens", "depths", "sampling", "arm"), cell, strict=True)) for cell in grid)
-    jobs = [cell for cell in cells if masked_rows(**cell) <= args.rows]
+    named = (dict(zip(("tokens", "depths", "sampling", "arm"), cell, strict=True)) for cell in grid)
+    jobs = [cell for cell in named if masked_rows(**cell) <= args.rows]
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
     report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, "arms": list(ARMS), **provenance()}
-    kept = kept_cells(args.out, report)
-    missing = [job for job in jobs if not any(job.items() <= cell.items() for cell in kept)]
-    for found, failed in arms.run_each(measure, missing, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):
-        arms.write_result(args.out, __doc__, report | {"cells": kept + found, "failed": failed})
+    cells = kept = kept_cells(args.out, report)
+    if missing := [job for job in jobs if not any(job.items() <= cell.items() for cell in kept)]:
+        for found, failed in arms.run_each(measure, missing, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):
+            cells = kept + found
+            arms.write_result(args.out, __doc__, report | {"cells": cells, "failed": failed})
     if args.out:
-        args.out.with_suffix(".svg").write_text(plot(kept + found).svg)
-    print(arms.table(*published(report | {"cells": kept + found})))
+        args.out.with_suffix(".svg").write_text(plot(cells).svg)
+    print(arms.table(*published(report | {"cells": cells})))
 
 
 if __name__ == "__main__":

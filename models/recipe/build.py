@@ -52,6 +52,8 @@ def run(name: str, work: Path, out: Path) -> None:
     figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": minutes}, indent=2))
     if (work / name).is_dir():
         publish(work / name, out / name)
+    else:
+        shutil.rmtree(out / name, ignore_errors=True)  # an edge that is no better; the old one is of another head
     print(f"done    {name} in {minutes} min", flush=True)
 
 

@@ -59,6 +59,8 @@ def main() -> int:
         found = sharpen(models / target, models / head, work / f"{head}-sharp")
         if (work / f"{head}-sharp").is_dir():
             publish(work / f"{head}-sharp", models / f"{head}-sharp")
+        else:
+            shutil.rmtree(models / f"{head}-sharp", ignore_errors=True)
         return found
 
     with ThreadPoolExecutor() as pool:

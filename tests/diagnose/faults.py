@@ -100,7 +100,6 @@ FAULTS: Mapping[str, Case] = {
     "norm_before_fc": Case(*QWEN, "norm_before_fc is set", config(norm_before_fc=True)),
     "d2t with target ids": Case(TARGET, PEAGLE_REDUCED, "d2t holds target ids", target_ids),
 }
-UNNAMED = {"aux layers one too high"}  # costs this head 4%, less than what counts as a cause
 HEALTHY = {
     f"{pair[1].name}, K={k}": (*pair, k) for pair in (LLAMA, (TARGET, PEAGLE_REDUCED), QWEN) for k in range(3, 9)
 }

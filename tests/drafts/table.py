@@ -31,7 +31,6 @@ def run(arm: str, path: str, report: Path) -> dict[str, dict[str, str]]:
         "no:cacheprovider",
         "-o",
         "junit_family=xunit1",
-        f"--junitxml={report}",
     )
     python_path = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PEAGLE_TEST_ARM": arm, "PYTHONPATH": python_path}

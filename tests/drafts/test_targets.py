@@ -111,6 +111,15 @@ def test_drafts_for_a_target(name: str, k: int, tmp_path: Path, note: Note) -> N
 
 
 @pytest.mark.full
+@pytest.mark.arm("plugin-v2")
+@pytest.mark.parametrize("name", [name for name in NAMES if ("plugin-v2", name) not in FAILS])
+def test_a_head_has_its_own_window_beside_any_target(name: str, tmp_path: Path) -> None:
+    target = targets.write(tmp_path, name)
+    head = tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(windows=(8, 8)))
+    drafts(target, head, K)
+
+
+@pytest.mark.full
 @pytest.mark.arm("stock-v1")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_target_alone_and_under_eagle3(name: str, tmp_path: Path, note: Note) -> None:

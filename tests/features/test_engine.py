@@ -61,7 +61,11 @@ def with_lora(settings: Settings, adapter: object) -> list[list[list[int]]]:
 
 def test_target_weights_reloaded_in_place():
     before = [tokens(output) for output in outputs(SETTINGS, CASES)]
-    engine(SETTINGS).runner.reload_weights()
+    runner = engine(SETTINGS).runner
+    with torch.inference_mode():
+        runner.get_model().model.norm.weight.neg_()
+    assert [tokens(output) for output in outputs(SETTINGS, CASES)] != before
+    runner.reload_weights()
     assert [tokens(output) for output in outputs(SETTINGS, CASES)] == before
 
 

@@ -50,6 +50,13 @@ def test_figures_in_the_readmes_sentences() -> None:
     assert f"with {1 - cost['eagle3'] / cost['peagle']:.0%} fewer" in text
 
 
+def test_figures_of_the_fuzzer() -> None:
+    page, found = (ROOT / "docs/features.md").read_text(), json.loads((docs.RESULTS / "fuzz.json").read_text())
+    for arm in found.values():
+        assert f"tested: {arm['rows']:,} rows, none different" in page and not arm["differences"]
+    assert f"{found['plugin-v2']['rows by choice']['kernels: interpreted']} of them by the kernels" in page
+
+
 @pytest.mark.parametrize(("name", "runner"), [("soak", "V1"), ("soak_v2", "V2")])
 def test_figures_of_the_soaks(name: str, runner: str) -> None:
     """They stand in the feature table."""

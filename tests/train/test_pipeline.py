@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
+from typer.testing import CliRunner
 
-from peagle_vllm.train import TrainError
+from peagle_vllm.cli import app
+from peagle_vllm.train import TrainError, steps
 from peagle_vllm.train.config import Config, read_config
 from peagle_vllm.train.pipeline import WRITES, pipeline
+from peagle_vllm.train.steps import write_lines
 from tests.models import TARGET
 
 STEPS = list(WRITES)
@@ -100,3 +104,22 @@ def test_one_pipeline_at_a_time(file: Path) -> None:
             return 75
 
     assert pipeline(file, config, None, Second(config)) == 75
+
+
+def test_answers_to_prompts_that_are_gone_are_refused(file: Path) -> None:
+    config = read_config(file).model_copy(update={"data": read_config(file).data.model_copy(update={"held_out": 1})})
+    config.run.mkdir(parents=True)
+    write_lines(config.run / "prompts.jsonl", [{"id": key, "messages": []} for key in "ab"])
+    write_lines(config.run / "answers.jsonl", [{"primary_id": key} for key in "bc"])
+    with pytest.raises(TrainError, match=r"answers.jsonl: 1 of its prompts are not in .*prompts.jsonl; remove it, or"):
+        steps.answers(config)
+
+
+def test_a_tensor_file_that_cannot_be_written_is_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Config) -> str:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(steps, "states", full)
+    ended = CliRunner().invoke(app, ["train", "states", str(file)])
+    assert ended.exit_code == 2 and "Traceback" not in ended.output
+    assert "No space left on device (os error 28); mend that, and the same command goes on" in ended.stderr

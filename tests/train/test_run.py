@@ -121,16 +121,19 @@ def test_killed_at_any_point_it_ends_with_the_same_head(tmp_path: Path) -> None:
     assert result(files[1]) == result(files[0])
 
 
-@pytest.mark.parametrize("place", ["step-6.tmp/model.safetensors", "step-6.tmp", "checkpoints"])
-def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str) -> None:
-    """Before a checkpoint is on the disk, before it has its name, and as soon as it has it."""
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [("step-6.tmp/model.safetensors", 6), ("step-6.tmp", 6), ("checkpoints", 6), ("checkpoints", 12)],
+)
+def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str, step: int) -> None:
+    """Before a checkpoint is on the disk, before it has its name, and as soon as it has it, the last one too."""
     file = toy_run(tmp_path / "run")
 
     def killed() -> None:
         original = module.sync
 
         def watched(path: Path) -> None:
-            if str(path).endswith(place) and (place != "checkpoints" or (path / "step-6").exists()):
+            if str(path).endswith(place) and (place != "checkpoints" or (path / f"step-{step}").exists()):
                 os.kill(os.getpid(), signal.SIGKILL)
             original(path)
 
@@ -140,6 +143,14 @@ def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str) -> 
     assert in_child(killed, seconds=60).exitcode == -signal.SIGKILL
     finish(file)
     assert result(file) == undisturbed[1]
+
+
+def test_killed_before_it_draws(undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps are saved: the same command draws."""
+    drawn: list[Path] = []
+    monkeypatch.setattr("peagle_vllm.train.trainer.write_plots", drawn.append)
+    train(undisturbed[0])
+    assert drawn == [undisturbed[0].parent / "run"]
 
 
 def test_a_signal_saves_the_step_it_comes_in(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,8 @@ class Checkpoints:
             self.state = self.state or state
             if state["score"] is not None:
                 self.scores[step] = state["score"]
+        if self.state and get_rank() == 0:
+            self._point_at_best()  # killed after the newest had its name, a run that ends there saves none after it
         return self.state.get("step", -1)
 
     def steps(self) -> list[int]:
@@ -113,13 +115,17 @@ class Checkpoints:
         sync(self.path)
         if state["score"] is not None:
             self.scores[step] = state["score"]
+        self._point_at_best()
+
+    def _point_at_best(self) -> None:
+        """``best`` is a link to the best step, or to the newest; of the others the newest are kept."""
         steps, best = self.steps(), self.best
         for old in steps[:-KEPT]:
             if old != best:
                 shutil.rmtree(self.folder(old))
         link = self.path / "best.tmp"
         link.unlink(missing_ok=True)
-        link.symlink_to(self.folder(step if best is None else best).name)
+        link.symlink_to(self.folder(steps[-1] if best is None else best).name)
         link.replace(self.path / "best")
 
     @property

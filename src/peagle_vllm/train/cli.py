@@ -27,7 +27,9 @@ ConfigArgument = Annotated[Path, typer.Argument(metavar="PEAGLE.yaml", help="Wha
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """What cannot go on ends the command with its line: exit status 2, or 75 where a second try may mend it."""
-    from peagle_vllm.heads.files import HeadError
+    from safetensors import SafetensorError
+
+    from peagle_vllm.heads.files import HeadError, one_line
     from peagle_vllm.train import TrainError, TryAgain
 
     try:
@@ -42,6 +44,8 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("\npeagle-vllm: interrupted; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
+    except SafetensorError as error:  # as of a full disk
+        fail(f"a file of tensors: {one_line(error)}; mend that, and the same command goes on")
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same command goes on")
 

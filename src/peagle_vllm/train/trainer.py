@@ -107,7 +107,7 @@ class Trainer(library.Trainer):
         with self._signals(), self._log():
             for epoch in range(self.current_epoch, self.config.num_epochs):
                 if self.global_step >= self.total:
-                    return
+                    break
                 try:
                     self.train_epoch(epoch, step_callback=self._after_step)
                 except RuntimeError as error:
@@ -120,6 +120,8 @@ class Trainer(library.Trainer):
                     )
                     raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
+            if self.rank == 0:
+                write_plots(self.settings.run)  # again where a run was killed before it could
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         self.epoch = epoch
