@@ -50,6 +50,18 @@ def test_figures_in_the_readmes_sentences() -> None:
     assert f"with {1 - cost['eagle3'] / cost['peagle']:.0%} fewer" in text
 
 
+def test_what_is_called_tested_has_a_test_on_that_runner() -> None:
+    """Each such cell of the feature table; a file without arms has processes of its own."""
+    table = (ROOT / "docs/features.md").read_text().partition("## Targets")[0]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    tested = [(arm, row) for row in rows for arm, cell in zip(("v1", "v2"), row[1:3], strict=True) if "tested" in cell]
+    assert len(tested) > 40
+    for arm, row in tested:
+        named = [ROOT / name for name in re.findall(r"`(tests/[\w/.]+)`", row[-1])]
+        texts = [file.read_text() for path in named for file in ([path] if path.is_file() else path.glob("test_*.py"))]
+        assert any(f'"plugin-{arm}"' in text or "mark.arm" not in text for text in texts), (arm, row)
+
+
 def test_figures_of_the_fuzzer() -> None:
     page, found = (ROOT / "docs/features.md").read_text(), json.loads((docs.RESULTS / "fuzz.json").read_text())
     for arm in found.values():
