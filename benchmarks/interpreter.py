@@ -72,7 +72,7 @@ def _patch_language_once() -> None:
 
 
 def _leave_overflow_alone() -> None:
-    """For speed alone: a third of the time goes to whether sums overflow, of which the interpreter says nothing."""
+    """For speed alone: a third of the time goes to checks for overflow, which raise in debug mode only."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder

@@ -27,7 +27,10 @@ ENVIRONMENT = {
 
 
 def publish(folder: Path, place: Path) -> None:
-    """Put ``folder`` at ``place``; what was there is replaced by two renames."""
+    """Put ``folder`` at ``place``; what was there is replaced by two renames, or removed if there is no ``folder``."""
+    if not folder.is_dir():  # an edge that is no better: the old one is of another head
+        shutil.rmtree(place, ignore_errors=True)
+        return
     fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(folder, fresh)
@@ -50,10 +53,7 @@ def run(name: str, work: Path, out: Path) -> None:
         raise SystemExit(f"stage {name} failed, its log ends:\n{log.read_text()[-3000:]}")
     minutes = round((time.time() - began) / 60, 1)
     figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": minutes}, indent=2))
-    if (work / name).is_dir():
-        publish(work / name, out / name)
-    else:
-        shutil.rmtree(out / name, ignore_errors=True)  # an edge that is no better; the old one is of another head
+    publish(work / name, out / name)
     print(f"done    {name} in {minutes} min", flush=True)
 
 

@@ -57,10 +57,7 @@ def main() -> int:
     def one(pair: tuple[str, str]) -> dict[str, Any]:
         target, head = pair
         found = sharpen(models / target, models / head, work / f"{head}-sharp")
-        if (work / f"{head}-sharp").is_dir():
-            publish(work / f"{head}-sharp", models / f"{head}-sharp")
-        else:
-            shutil.rmtree(models / f"{head}-sharp", ignore_errors=True)
+        publish(work / f"{head}-sharp", models / f"{head}-sharp")
         return found
 
     with ThreadPoolExecutor() as pool:

@@ -22,7 +22,7 @@ from tools.seams import record, uses
 
 PACKAGE = Path(peagle_vllm.__file__).parent
 RELEASES = pytest.mark.parametrize("release", [installed, next_release], ids=["installed", "next"])
-# `make test` looks through the next release for what is recorded of it only (test_fingerprint.py).
+# In `make test` the finder reads the installed release only; test_fingerprint.py compares what is recorded of both.
 ONE_RELEASE = pytest.mark.parametrize(
     "release", [installed, pytest.param(next_release, marks=pytest.mark.full)], ids=["installed", "next"]
 )

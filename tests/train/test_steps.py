@@ -67,7 +67,7 @@ def server(config: Config) -> Iterator[Server]:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """speculators' commands where all is imported: in a process of its own each takes nine seconds for that.
 
-    How these processes are started and how they fail stays with the tests that do without this.
+    The tests without this fixture start them as users' commands do.
     """
     from speculators.cli import app
 

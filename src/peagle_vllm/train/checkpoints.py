@@ -54,7 +54,7 @@ class Checkpoints:
             if state["score"] is not None:
                 self.scores[step] = state["score"]
         if self.state and get_rank() == 0:
-            self._point_at_best()  # killed after the newest had its name, a run that ends there saves none after it
+            self._point_at_best()  # a run killed between its last save and this link saves nothing more
         return self.state.get("step", -1)
 
     def steps(self) -> list[int]:

@@ -44,7 +44,7 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("\npeagle-vllm: interrupted; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    except SafetensorError as error:  # as of a full disk
+    except SafetensorError as error:  # such as that of a full disk
         fail(f"a file of tensors: {one_line(error)}; mend that, and the same command goes on")
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same command goes on")

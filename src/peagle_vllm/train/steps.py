@@ -89,7 +89,9 @@ def answers(config: Config) -> str:
         raise TrainError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
     done = [row["primary_id"] for row in read_lines(file)] if file.exists() else []
     if others := set(done) - set(order):
-        raise TrainError(f"{file}: {len(others)} of its prompts are not in {prompts}; remove it, or put those back")
+        raise TrainError(
+            f"{file}: {len(others)} of its prompts are not in {prompts}; remove it, or put these prompts back"
+        )
     if file.exists():
         write_lines(file, (row for row in read_lines(file) if row["primary_id"] != done[-1]))
     errors, bare = file.with_suffix(".errors.jsonl"), config.run / "logs/prompts.jsonl"

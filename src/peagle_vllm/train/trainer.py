@@ -121,7 +121,7 @@ class Trainer(library.Trainer):
                     raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
             if self.rank == 0:
-                write_plots(self.settings.run)  # again where a run was killed before it could
+                write_plots(self.settings.run)  # here, so that a run killed after its last step draws them too
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         self.epoch = epoch
@@ -157,7 +157,7 @@ class Trainer(library.Trainer):
         if last or stopping or self.global_step % every.checkpoint == 0:
             measured = last or self.global_step % every.replay == 0
             self._save(self._measure() if measured else None)
-            if measured and self.rank == 0:
+            if measured and not last and self.rank == 0:
                 write_plots(self.settings.run)
         if stopping and not last:
             raise Stopped(f"stopped after step {self.global_step}, which is saved; the same command goes on")
