@@ -31,8 +31,8 @@ gpu-day: ## a GPU's first half hour, most valuable part first, on PYTHON's own v
 
 .PHONY: bench
 bench: env ## sweep every drafter over K and concurrency on the tiny models, and report (half an hour)
-	@$(py) -m peagle_vllm.cli bench run benchmarks/suites/tiny-cpu.yaml --results $(BENCH)
-	@$(py) -m peagle_vllm.cli bench report $(BENCH)
+	@$(py) -m peagle_tools.cli bench run benchmarks/suites/tiny-cpu.yaml --results $(BENCH)
+	@$(py) -m peagle_tools.cli bench report $(BENCH)
 
 # Only its transforms, for targets that read images: the package index has CUDA builds, whose operators a CPU torch
 # refuses. So it stays out of .venv, and the tests that need it have it on their path.

@@ -6,7 +6,7 @@ amazon/gpt-oss-20b-p-eagle, for example, and the last four settings can go. vLLM
 
 from vllm import LLM, SamplingParams
 
-from peagle_vllm.acceptance import read_engine
+from peagle_tools.shared.acceptance import read_engine
 
 PROMPTS = [
     "def read_lines(path):\n",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from peagle_vllm.bench.processes import failure_reason
+from peagle_tools.shared.processes import failure_reason
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()

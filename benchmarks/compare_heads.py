@@ -17,8 +17,8 @@ from benchmarks import arms
 from benchmarks.engines import prepare_process, tiny_pair
 from benchmarks.heldout import read_prompts
 from benchmarks.tiny_heads import AS_SHIPPED, EAGLE3, GAMMA, MODELS, PROMPTS, TOP, Arm, make_data, train
-from peagle_vllm.acceptance import read_engine
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.provenance import provenance
 
 KS, GROUP, MAX_TOKENS = (3, 5, 7), 4, 96  # GROUP prompts in a group of the standard error; tokens of an answer
 SEEDS = {"tiny-llama": (0, 1, 2), "tiny-qwen3": (0,)}

@@ -28,10 +28,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.runtime.driver import driver
 
-from benchmarks import arms, interpreter
-from benchmarks.batches import Request, build
+from benchmarks import arms
 from peagle_kernels import Candidates, Drawing, Edge, gather_hidden_triton, prepare_inputs_triton, walk_edges_triton
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
+from tests.support import interpreter
+from tests.support.batches import Request, build
 
 ARCHITECTURES = (90, 100)
 # (KV groups, captured hidden states, dtype, dtype of idx_mapping)

@@ -20,7 +20,7 @@ from benchmarks import arms
 from benchmarks.arms import INTERPRETED_V2, STOCK, V1, Published
 from benchmarks.engines import generate, inside, tiny_llm
 from benchmarks.stand_ins import Graph, give_graphs
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")

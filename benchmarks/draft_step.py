@@ -19,7 +19,7 @@ from benchmarks.launches import as_text
 from benchmarks.probe import num_steps, watched
 from benchmarks.shapes import HEADS, TINY_HEADS, Head
 from benchmarks.timing import Timer, copy_bandwidth
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 BATCHES, DEPTHS = ((1, 4, 16, 64, 256), (3, 5, 7, 10)) if HAS_GPU else ((1, 2), (3,))
 SHAPES = HEADS if HAS_GPU else TINY_HEADS

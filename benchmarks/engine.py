@@ -13,8 +13,8 @@ from benchmarks import arms
 from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import Arm, dummy_llm, generate
 from benchmarks.shapes import HEADS, TARGETS, TINY_HEADS
-from peagle_vllm.acceptance import read_engine
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.provenance import provenance
 
 CONCURRENCY = (1, 4, 16, 64) if HAS_GPU else (1, 2)
 PROMPT, TOKENS, REPEATS = (128, 512, 3) if HAS_GPU else (8, 8, 1)

@@ -35,7 +35,7 @@ class Arm:
 def prepare_process() -> None:
     """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
     if os.environ.get("TRITON_INTERPRET"):
-        from benchmarks.interpreter import enable
+        from tests.support.interpreter import enable
 
         enable()
     if not os.environ.get("PEAGLE_VLLM_DISABLE"):

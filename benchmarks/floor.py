@@ -15,7 +15,7 @@ from benchmarks import arms
 from benchmarks.arms import Published
 from benchmarks.shapes import PUBLISHED, Head, Model, Target
 from benchmarks.traffic import PEAK_FLOPS
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 DEPTHS, BATCHES, RANKS = (3, 5, 7), (1, 64), (64, 256)
 DRAFT_VOCABS, CONTEXT = (32_000, 64_000), 2048

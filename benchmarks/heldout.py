@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import inside, prepare_process, tiny_pair
-from peagle_vllm.acceptance import read_engine
+from peagle_tools.shared.acceptance import read_engine
 
 
 def engine_settings(target: str, head: str | None, k: int, models: str, batches: list[int]) -> dict[str, Any]:

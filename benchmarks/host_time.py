@@ -17,7 +17,7 @@ from benchmarks import arms
 from benchmarks.arms import Published
 from benchmarks.engines import inside, tiny_llm
 from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 K = 7
 HEADS = {"P-EAGLE": "tiny-llama-peagle", "EAGLE-3": "tiny-llama-eagle3"}

@@ -17,12 +17,12 @@ import torch
 
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU
-from benchmarks.batches import MASK_TOKEN, Case, Request, build, moved
 from benchmarks.launches import as_text, profiled
 from benchmarks.shapes import NUM_AUX
 from benchmarks.timing import Timer, copy_bandwidth
 from peagle_kernels import gather_hidden, prepare_inputs
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
+from tests.support.batches import MASK_TOKEN, Case, Request, build, moved
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32

@@ -11,7 +11,7 @@ from benchmarks import arms
 from benchmarks.arms import Published
 from benchmarks.shapes import GPT_OSS, NUM_AUX
 from benchmarks.traffic import SERVERS, K, Server, config
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 # The published command's settings, beside vLLM's defaults of `vllm serve`.
 ROWS = {

@@ -14,8 +14,8 @@ import yaml
 from benchmarks import arms
 from benchmarks.compare_heads import mean
 from benchmarks.tiny_heads import MODELS, Arm, write_config
-from peagle_vllm.acceptance import sum_of
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.acceptance import sum_of
+from peagle_tools.shared.provenance import provenance
 
 TARGET, SEEDS, HELD_OUT, GROUPS, K = "tiny-llama", (0, 1), 96, 10, 7  # groups: of each kind, for its standard error
 LONG, ENDS = 800, (320, 1024)  # tokens: of a long prompt; of a short and a long document, with its answer, at most
@@ -53,9 +53,9 @@ def train(way: str, seed: int, steps: int, data: str, folder: str) -> list[list[
     import torch
     from speculators.models.eagle3.data import shift_batch
 
-    from peagle_vllm.train.config import read_config
-    from peagle_vllm.train.replay import replay
-    from peagle_vllm.train.run import train as train_ours
+    from peagle_tools.train.config import read_config
+    from peagle_tools.train.replay import replay
+    from peagle_tools.train.run import train as train_ours
 
     torch.set_num_threads(1)
     config = read_config(write_mixed(Path(folder), seed, steps, way))
@@ -107,7 +107,7 @@ def main() -> int:
     write_prompts(prompts, *args.prompts)
     first = ["prompts", prompts, "--pii", "none", "--out", args.work / "run/prompts.jsonl"]
     for words in (first, ["answers", file], ["data", file], ["states", file]):
-        subprocess.run([sys.executable, "-m", "peagle_vllm.cli", "train", *map(str, words)], check=True)
+        subprocess.run([sys.executable, "-m", "peagle_tools.cli", "train", *map(str, words)], check=True)
     common: dict[str, Any] = {"steps": args.steps, "data": str((args.work / "run/data").resolve())}
     report: dict[str, Any] = {"steps": args.steps, "prompts": args.prompts, "al": {way: [] for way in MIXES}}
     for seed in SEEDS:

@@ -1,6 +1,6 @@
 """Peak memory and time of one training step of a P-EAGLE head: ``python -m benchmarks.partition [--out FILE]``.
 
-The same head and loss three ways: parts (peagle_vllm.train), speculators' flat step with sdpa, and prefixes run again
+The same head and loss three ways: parts (peagle_tools.train), speculators' flat step with sdpa, and prefixes run again
 for each of 8 segments, as NeMo Automodel does, built here on speculators' model. Each cell is a process of its own; its
 peak is what the step takes beyond the resting process, on a GPU beyond what was allocated. Left out: a forward of more
 than ``--rows`` rows with a dense mask. Cells that FILE has from a run of the same commit and settings are kept.
@@ -20,8 +20,8 @@ import torch
 from benchmarks import arms
 from benchmarks.arms import Published
 from benchmarks.shapes import NUM_AUX, Model
-from peagle_vllm.bench import plots
-from peagle_vllm.provenance import provenance
+from peagle_tools.bench import plots
+from peagle_tools.shared.provenance import provenance
 
 TOKENS = (512, 1024, 2048, 4096, 8192, 16_384)
 DEPTHS = (4, 8, 16)
@@ -48,7 +48,7 @@ def new_head(in_parts: bool, shape: Model = SHAPE, attention: str = "sdpa", dtyp
     from speculators.models import peagle
     from transformers import LlamaConfig
 
-    from peagle_vllm.train.head import PEagleDraftModel
+    from peagle_tools.train.head import PEagleDraftModel
 
     layer = LlamaConfig(
         hidden_size=shape.hidden,

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import arms
 from benchmarks.arms import STOCK, V1, Published
 from benchmarks.engines import generate, inside, tiny_llm
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 K = 5
 ARMS = {"stock V1": V1 | STOCK, "plugin V1": V1}

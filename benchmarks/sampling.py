@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks import arms
 from benchmarks.engines import inside, prepare_process, tiny_pair
 from benchmarks.heldout import read_prompts
-from peagle_vllm.acceptance import Acceptance, read_engine
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.acceptance import Acceptance, read_engine
+from peagle_tools.shared.provenance import provenance
 
 TARGET, HEAD, K = "tiny-llama", "tiny-llama-peagle-sharp", 7
 PROMPTS, GROUP, MAX_TOKENS = 48, 8, 64  # measured, and as many others to choose by; in flight; of an answer

@@ -110,7 +110,7 @@ def make_data(target: str, folder: Path, count: int, port: int = 8377) -> Path:
         ["data", file],
         ["states", file],
     ):
-        subprocess.run([sys.executable, "-m", "peagle_vllm.cli", "train", *map(str, words)], check=True)
+        subprocess.run([sys.executable, "-m", "peagle_tools.cli", "train", *map(str, words)], check=True)
     return folder / "run/data"
 
 
@@ -123,8 +123,8 @@ def train(target: str, arm: dict[str, Any], seed: int, steps: int, data: str, fo
     """
     import torch
 
-    from peagle_vllm.train.config import read_config
-    from peagle_vllm.train.run import train as train_ours
+    from peagle_tools.train.config import read_config
+    from peagle_tools.train.run import train as train_ours
 
     torch.set_num_threads(1)
     how = Arm(**arm)
@@ -163,7 +163,7 @@ def counted(steps: int) -> Iterator[dict[str, Any]]:
 @contextmanager
 def loss_of(arm: Arm) -> Iterator[None]:
     """Losses that speculators has not: each of its own, of a row's depth or of some of the target's tokens."""
-    from peagle_vllm.train import head
+    from peagle_tools.train import head
 
     def metrics(logits: Any, targets: Any, mask: Any, anchor: Any, depth: Any, num: int, losses: Any) -> Any:
         least = targets.topk(TOP).values[..., -1:]
@@ -188,9 +188,9 @@ def train_theirs(config: Any, arm: Arm) -> Path:
     from speculators.train import cli
     from speculators.train.config import TrainConfig
 
-    from peagle_vllm.train import cpu
-    from peagle_vllm.train.run import to_options
-    from peagle_vllm.train.warm_start import begin_as_target
+    from peagle_tools.train import cpu
+    from peagle_tools.train.run import to_options
+    from peagle_tools.train.warm_start import begin_as_target
 
     class OnCpu(cli.Trainer):
         def setup_trainer(self) -> None:

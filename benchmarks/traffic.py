@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import arms
 from benchmarks.arms import Published
 from benchmarks.shapes import HEADS, TARGETS, write_config
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 K, AL, OUTPUT = 7, 3.0, 1024
 PROMPTS = (1, 1023)  # tokens, every length alike

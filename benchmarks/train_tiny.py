@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import arms
 from benchmarks.compare_heads import GROUP, KS, measure
 from benchmarks.tiny_heads import AS_SHIPPED, MODELS, PROMPTS, write_config, write_prompts
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 TARGET = "tiny-llama"
 # Prompts that each runner serves; V2 runs in Triton's interpreter where there is no GPU.
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--prompts", type=int, default=1200, help="that the head learns from")
     args = parser.parse_args()
-    began, command = time.time(), [sys.executable, "-m", "peagle_vllm.cli"]
+    began, command = time.time(), [sys.executable, "-m", "peagle_tools.cli"]
     env = os.environ | ({} if arms.HAS_GPU else arms.ON_CPU)
     shutil.rmtree(args.work, ignore_errors=True)
     file = write_config(TARGET, args.work, AS_SHIPPED, 0, args.steps)

@@ -59,5 +59,5 @@ def pytest_sessionfinish() -> None:
     """Tear the last engine down here: at interpreter exit its process group would complain."""
     import sys
 
-    if "tests.engines" in sys.modules:
-        sys.modules["tests.engines"].shut_down()
+    if "tests.support.engines" in sys.modules:
+        sys.modules["tests.support.engines"].shut_down()

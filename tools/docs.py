@@ -114,7 +114,7 @@ def training() -> str:
             of = "accuracy" if "accuracy" in head else "training_accuracy"
             shares = " ".join(f"{share:.2f}" for share in head[of]) + (", in training" if of != "accuracy" else "")
             marks.append((f"`{name}`, {head['steps']:,} steps, `models/RESULTS.json`", shares, lengths[name]))
-    for one in json.loads((ROOT / "src/peagle_vllm/bench/published.json").read_text()):
+    for one in json.loads((ROOT / "src/peagle_tools/bench/published.json").read_text()):
         if found := one.get("acceptance_length", {}).get("P-EAGLE"):
             marks.append((f"{one['target']}, {one['dataset']}, {one['source']}", "", found))
     cells = [(what, shares, *(f"{al[k]:.2f}" if k in al else "" for k in "357")) for what, shares, al in marks]
@@ -133,16 +133,16 @@ def _where(result: dict, name: str) -> str:
 
 
 def seams() -> str:
-    from peagle_vllm.seams import all_seams
-    from peagle_vllm.seams.fingerprint import load_recorded
+    from peagle_vllm.patches import all_seams
+    from peagle_vllm.patches.fingerprint import load_recorded
     from tools.seams.page import render
 
-    return between((ROOT / "docs/seams.md").read_text(), "ledger", render(all_seams(), load_recorded()))
+    return between((ROOT / "docs/ledger.md").read_text(), "ledger", render(all_seams(), load_recorded()))
 
 
 def heads() -> str:
-    from peagle_vllm.diagnose.report import FIELDS as DIAGNOSED
-    from peagle_vllm.heads.report import FIELDS as INSPECTED
+    from peagle_tools.diagnose.report import FIELDS as DIAGNOSED
+    from peagle_tools.inspect.report import FIELDS as INSPECTED
 
     text = (ROOT / "docs/heads.md").read_text()
     for name in ("inspect", "convert"):
@@ -164,7 +164,7 @@ def session(shown_before: str, **environment: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "models").symlink_to(ROOT / "models")
         for command in re.findall(r"^\$ (.+)$", shown_before, re.MULTILINE):
-            line = command.replace("peagle-vllm", f"{sys.executable} -m peagle_vllm.cli")
+            line = command.replace("peagle-vllm", f"{sys.executable} -m peagle_tools.cli")
             done = subprocess.run(line, shell=True, cwd=folder, env=env, capture_output=True, text=True)
             errors = [row for row in done.stderr.splitlines() if row.startswith(OWN_WORDS)]  # not vLLM's log
             output = [row.rstrip() for row in [*done.stdout.splitlines(), *errors]]
@@ -192,8 +192,8 @@ def fields(command: str, described: dict[str, str]) -> str:
 
 def benchmarking() -> str:
     """Best K of the committed sweep, and what the planner says about its K=7 cells after seeing those at K=3."""
-    from peagle_vllm.bench.report import gather, markdown_table
-    from peagle_vllm.plan.fit import fit, judge
+    from peagle_tools.bench.report import gather, markdown_table
+    from peagle_tools.plan.fit import fit, judge
 
     report = gather(TINY_SWEEP)
     folder = TINY_SWEEP.relative_to(ROOT)
@@ -256,7 +256,7 @@ GENERATED = {
     "docs/features.md": features,
     "docs/heads.md": heads,
     "docs/performance.md": performance,
-    "docs/seams.md": seams,
+    "docs/ledger.md": seams,
     "docs/sharpen.md": sharpen,
     "docs/training.md": training,
     "models/README.md": models,

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks import arms, gpu_day
 from benchmarks.gpu_day.parts import JUNIT, Part
-from peagle_vllm.bench import processes
+from peagle_tools.shared import processes
 
 FILE, LOG, SCRATCH = "gpu-day.json", "gpu-day.log", "parts"  # in the folder of results
 TRIES = 2

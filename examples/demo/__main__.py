@@ -11,7 +11,7 @@ from rich.progress import track
 from benchmarks.arms import ENVIRONMENT, ON_CPU, ArmError, run, write_result
 from benchmarks.heldout import engine_settings, measure
 from examples.demo.table import terminal
-from peagle_vllm.provenance import hardware, versions
+from peagle_tools.shared.provenance import hardware, versions
 
 BATCHES = [1, 8]
 ARMS = [

@@ -21,7 +21,7 @@ from evaluate import MAX_TOKENS, PROMPTS
 from plan import SEED
 
 from benchmarks import arms
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 PAIRS = {"tiny-llama": "tiny-llama-peagle", "tiny-qwen3": "tiny-qwen3-peagle"}
 LEARN = 6000  # prompts
@@ -40,7 +40,7 @@ def sharpen(target: Path, head: Path, place: Path) -> dict[str, Any]:
     shutil.rmtree(place, ignore_errors=True)
     options = ["--target", str(target), "--prompts", str(learn), "--held-out", str(held_out)]
     options += ["--max-tokens", str(MAX_TOKENS), "--engine", json.dumps(ENGINE), "--json"]
-    command = [sys.executable, "-m", "peagle_vllm.cli", "sharpen", str(head), str(place), *options]
+    command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(head), str(place), *options]
     done = subprocess.run(command, env=arms.environment({}), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: no better
         raise SystemExit(f"sharpen {head.name} ended with exit status {done.returncode}")

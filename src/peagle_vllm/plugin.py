@@ -7,6 +7,6 @@ def register() -> None:
     """Install the seams, lazily. ``PEAGLE_VLLM_DISABLE=1`` leaves vLLM as it is."""
     if os.environ.get("PEAGLE_VLLM_DISABLE") == "1":
         return
-    from peagle_vllm.seams import install_all
+    from peagle_vllm.patches import install_all
 
     install_all()

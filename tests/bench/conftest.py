@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench import client, server
+from peagle_tools.bench import client, server
 from tests.bench.standin.sweep import CLIENT, SERVER
 
 SUITE = """\

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.acceptance import DraftSteps, from_bench_serve
-from peagle_vllm.bench.cells import Cell, CellResult, grid
-from peagle_vllm.bench.suite import Suite
+from peagle_tools.bench.cells import Cell, CellResult, grid
+from peagle_tools.bench.suite import Suite
+from peagle_tools.shared.acceptance import DraftSteps, from_bench_serve
 from tests.bench.rawdata import raw
 
 

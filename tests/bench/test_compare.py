@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench import BenchError
-from peagle_vllm.bench.cells import Cell, Condition, read_results
-from peagle_vllm.bench.compare import compare
-from peagle_vllm.bench.suite import Suite, read_suite
-from peagle_vllm.cli import app
+from peagle_tools.bench import BenchError
+from peagle_tools.bench.cells import Cell, Condition, read_results
+from peagle_tools.bench.compare import compare
+from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.cli import app
 from tests.bench import synthetic
 
 

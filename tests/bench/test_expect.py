@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench import cli
-from peagle_vllm.bench.cells import read_results
-from peagle_vllm.bench.metrics import points
-from peagle_vllm.bench.published import expected
-from peagle_vllm.bench.suite import read_suite
-from peagle_vllm.cli import app
+from peagle_tools.bench import cli
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import points
+from peagle_tools.bench.published import expected
+from peagle_tools.bench.suite import read_suite
+from peagle_tools.cli import app
 from tests.bench import synthetic
 
 SHIPPED = Path(cli.__file__).with_name("suites") / "gpt-oss-20b.yaml"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench.processes import failure_reason, how_it_ended
+from peagle_tools.shared.processes import failure_reason, how_it_ended
 
 PREFIX = "(EngineCore pid=120) ERROR 11-21 04:00:00 [core.py:900] "
 LOGS = {

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from peagle_vllm.acceptance import Acceptance, DraftSteps, from_bench_serve, read_draft_steps, read_engine
-from peagle_vllm.bench.cells import Cell, CellResult
-from peagle_vllm.bench.metrics import PERCENTILES, Ratio, Spread, best_depth, metrics_of, points, same_texts
-from peagle_vllm.bench.suite import read_suite
+from peagle_tools.bench.cells import Cell, CellResult
+from peagle_tools.bench.metrics import PERCENTILES, Ratio, Spread, best_depth, metrics_of, points, same_texts
+from peagle_tools.bench.suite import read_suite
+from peagle_tools.shared.acceptance import Acceptance, DraftSteps, from_bench_serve, read_draft_steps, read_engine
 from tests.bench import synthetic
 
 
@@ -127,7 +127,7 @@ def test_spread_and_ratio() -> None:
 
 
 def test_points_gather_repeats_and_leave_failures_out(tmp_path, suite_file) -> None:
-    from peagle_vllm.bench.cells import read_results
+    from peagle_tools.bench.cells import read_results
 
     suite = read_suite(suite_file)
     failed = {"p-eagle-k7-prompts-c4-r2": "why", "none-k0-prompts-c1-r1": "x", "none-k0-prompts-c1-r2": "x"}

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.cells import CellResult, read_results
-from peagle_vllm.bench.metrics import BURST_SHARE, PERCENTILES, metrics_of, points, same_texts
-from peagle_vllm.cli import app
+from peagle_tools.bench.cells import CellResult, read_results
+from peagle_tools.bench.metrics import BURST_SHARE, PERCENTILES, metrics_of, points, same_texts
+from peagle_tools.cli import app
 from tests.bench import draft_recorder
-from tests.serving import environment
+from tests.support.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS, TOKENS = 8, 40
@@ -43,7 +43,7 @@ def small_suite(folder: Path) -> Path:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished sweep; results/ in it, drafts.jsonl beside."""
     folder = tmp_path_factory.mktemp("sweep")
-    command = [sys.executable, "-m", "peagle_vllm.cli", "bench", "run", str(small_suite(folder))]
+    command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(small_suite(folder))]
     command += ["--results", str(folder / "results"), "--arm", "none", "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,15 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from peagle_vllm.acceptance import DraftSteps
-from peagle_vllm.bench import BenchError, plots
-from peagle_vllm.bench.cells import read_results
-from peagle_vllm.bench.metrics import best_rows, points
-from peagle_vllm.bench.plots import Plot
-from peagle_vllm.bench.published import matching, published
-from peagle_vllm.bench.report import write_report
-from peagle_vllm.bench.suite import Suite, read_suite
-from peagle_vllm.cli import app
+from peagle_tools.bench import BenchError, plots
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import best_rows, points
+from peagle_tools.bench.plots import Plot
+from peagle_tools.bench.published import matching, published
+from peagle_tools.bench.report import write_report
+from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.cli import app
+from peagle_tools.shared.acceptance import DraftSteps
 from tests.bench import synthetic
 from tests.bench.rawdata import ACCEPTANCE
 

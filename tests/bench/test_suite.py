@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.bench import BenchError
-from peagle_vllm.bench import suite as module
-from peagle_vllm.bench.cells import grid
-from peagle_vllm.bench.suite import read_suite
+from peagle_tools.bench import BenchError
+from peagle_tools.bench import suite as module
+from peagle_tools.bench.cells import grid
+from peagle_tools.bench.suite import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "benchmarks/suites").glob("*.yaml"))
@@ -170,7 +170,7 @@ def test_published_sweep() -> None:
 
 def test_synthetic_lengths_are_the_published_ones(missing_files: None) -> None:
     """K=5 was not published: it lies on the planner's profile through the published K=3 and K=7."""
-    from peagle_vllm.plan.backtest import judged, profiles
+    from peagle_tools.plan.backtest import judged, profiles
 
     suite = read_suite(ROOT / "benchmarks/suites/h200-synthetic.yaml")
     figures = next(p for p in judged() if p.dataset == "HumanEval")
@@ -188,7 +188,7 @@ def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) 
 
     from typer.testing import CliRunner
 
-    from peagle_vllm.cli import app
+    from peagle_tools.cli import app
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = CliRunner().invoke(app, command)
@@ -201,6 +201,6 @@ def test_help_imports_nothing_heavy() -> None:
     import sys
 
     heavy = ("vllm", "torch", "pydantic", "yaml", "matplotlib")
-    code = f"import sys, peagle_vllm.cli; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, peagle_tools.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.acceptance import DraftSteps
-from peagle_vllm.bench.cells import Cell, grid, read_results
-from peagle_vllm.bench.suite import read_suite
+from peagle_tools.bench.cells import Cell, grid, read_results
+from peagle_tools.bench.suite import read_suite
+from peagle_tools.shared.acceptance import DraftSteps
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from peagle_vllm.bench.cells import read_results
+from peagle_tools.bench.cells import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = yaml.safe_load((ROOT / ".github/workflows/bench.yml").read_text())["jobs"]["b200"]

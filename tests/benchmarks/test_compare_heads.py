@@ -10,7 +10,7 @@ from speculators.losses import resolve_loss_config
 from benchmarks import compare_heads
 from benchmarks.compare_heads import ARMS, BASE, KS, SEEDS
 from benchmarks.tiny_heads import GAMMA, MODELS, PROMPTS, TOP, Arm, loss_of, write_prompts
-from peagle_vllm.train import head
+from peagle_tools.train import head
 
 ROWS, VOCAB = 6, 2 * TOP
 

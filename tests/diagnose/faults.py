@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models import PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
+from tests.support.models import PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
 
 Plant = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]  # changes a head's config and weights
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.arms import parser, write_result
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 from tests.diagnose.faults import FAULTS, HEALTHY, said
 
 SHOWN = ("tiny-llama-peagle, K=3", "tiny-llama-peagle, K=8", "tiny-llama-peagle-d2t, K=5")
@@ -25,7 +25,7 @@ def diagnosed(target: Path, head: Path, *options: object) -> tuple[list[str], fl
     words = ["diagnose", "--target", target, "--head", head, "--engine", '{"dtype": "float32"}', "--json", *options]
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "peagle_vllm.cli", *map(str, words)],
+        [sys.executable, "-m", "peagle_tools.cli", *map(str, words)],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from peagle_vllm.diagnose.engine import apply
-from peagle_vllm.diagnose.interventions import Setup, setup_of
+from peagle_tools.diagnose.engine import apply
+from peagle_tools.diagnose.interventions import Setup, setup_of
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import read_target
 from tests.conftest import ARM
-from tests.drafts.recorder import record
-from tests.engines import Request, Settings, engine
-from tests.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.engines import Request, Settings, engine
+from tests.support.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.recorder import record
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 if ARM == "plugin-v2":  # two minutes under the interpreter

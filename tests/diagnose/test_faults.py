@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle_vllm.diagnose.engine import VllmMeasure
-from peagle_vllm.diagnose.report import FIELDS
-from tests import engines
-from tests.commands.running import Ran, only_line, run
+from peagle_tools.diagnose.engine import VllmMeasure
+from peagle_tools.diagnose.report import FIELDS
 from tests.diagnose.faults import FAULTS, HEALTHY, said
-from tests.models import EAGLE3, PEAGLE, TARGET
+from tests.inspect.running import Ran, only_line, run
+from tests.support import engines
+from tests.support.models import EAGLE3, PEAGLE, TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.commands.running import only_line, run
+from tests.inspect.running import only_line, run
 
 
 def metrics(drafts: int, *accepted: int, engines: int = 1, **steps: int) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peagle_vllm.acceptance import Acceptance
-from peagle_vllm.diagnose.interventions import Intervention, Setup, interventions, setup_of
-from peagle_vllm.diagnose.prompts import read_prompts
-from peagle_vllm.diagnose.report import show
-from peagle_vllm.diagnose.search import LEAST_GAIN, Measured, diagnose, oddities
+from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
+from peagle_tools.diagnose.prompts import read_prompts
+from peagle_tools.diagnose.report import show
+from peagle_tools.diagnose.search import LEAST_GAIN, Measured, diagnose, oddities
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
-from tests.models import PEAGLE, TARGET
+from tests.support.models import PEAGLE, TARGET
 
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 RIGHT = Setup(aux_layers=(2, 5, 7), mask_token_id=6, k=5)

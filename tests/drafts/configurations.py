@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts import targets
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell
-from tests.engines import BLOCK_SIZE, Request, Settings
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import BLOCK_SIZE, Request, Settings
 
 V2 = ARM == "plugin-v2"
 # The simulation computes the first ones' hidden states itself; of the others it takes those that vLLM captured. V1
@@ -37,7 +37,7 @@ SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
 
 @dataclass(frozen=True)
 class Graphs:
-    """V2's draft graphs, as ``tests.v2.graphs.emulate`` takes them."""
+    """V2's draft graphs, as ``tests.support.graphs.emulate`` takes them."""
 
     request_counts: tuple[int, ...]
     sizes: tuple[int, ...]

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny_heads
-from tests.tiny_heads import MASK_TOKEN, VOCAB, HeadSpec
+from tests.support import random_heads as tiny_heads
+from tests.support.random_heads import MASK_TOKEN, VOCAB, HeadSpec
 
 Weights = dict[str, torch.Tensor]
 Rewrite = Callable[[dict, Weights], tuple[dict, Weights]]

@@ -25,14 +25,14 @@ from unittest.mock import patch
 
 import torch
 
-from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts.configurations import SIMULATED, Configuration, draw, write
 from tests.drafts.grid import MAX_MODEL_LEN
-from tests.drafts.recorder import Recording, Report, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Engine, Finished, Request, Settings, count_preemptions, engine, shut_down
-from tests.v2.graphs import emulate
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Finished, Request, Settings, count_preemptions, engine, shut_down
+from tests.support.graphs import emulate
+from tests.support.recorder import Recording, Report, compare, planter, record
+from tests.support.reference import Reference
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
 
-from tests import tiny_heads
-from tests.engines import Request, Settings
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Request, Settings
 
 MAX_MODEL_LEN = 160
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
-from peagle_vllm.provenance import provenance
+from peagle_tools.shared.provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/targets.json"

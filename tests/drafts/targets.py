@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_heads import (
+from tests.support.random_heads import (
     HEAD_DIM,
     HIDDEN,
     INTERMEDIATE,

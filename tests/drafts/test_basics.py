@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests import tiny_heads
 from tests.conftest import ARM
-from tests.drafts.recorder import Recording, Report, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Engine, Request, Settings, engine
-from tests.tiny_heads import prompt
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Request, Settings, engine
+from tests.support.random_heads import prompt
+from tests.support.recorder import Recording, Report, compare, planter, record
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny_heads
-from tests.commands.running import run
 from tests.conftest import ARM
 from tests.drafts.dialects import CASES, Case, write_dialect, write_own
 from tests.drafts.grid import MAX_MODEL_LEN, requests
-from tests.drafts.recorder import planter, record
-from tests.engines import Settings, engine
+from tests.inspect.running import run
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Settings, engine
+from tests.support.recorder import planter, record
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell, pairs, pairwise_cells, requests, without_stock_defects
-from tests.drafts.recorder import MAX_TIE_SHARE, Report, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Finished, Request, Settings, count_preemptions, engine
-from tests.v2.graphs import emulate
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Finished, Request, Settings, count_preemptions, engine
+from tests.support.graphs import emulate
+from tests.support.recorder import MAX_TIE_SHARE, Report, compare, planter, record
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests import tiny_heads
-from tests.commands.running import run
 from tests.drafts.dialects import CASES, Case, write_dialect, write_own
 from tests.drafts.grid import MAX_MODEL_LEN, requests
-from tests.drafts.recorder import record
-from tests.engines import Settings, engine
 from tests.heads.mutations import Mutation, mutations
 from tests.heads.test_mutations import refusals
 from tests.heads.writers import Written
+from tests.inspect.running import run
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Settings, engine
+from tests.support.recorder import record
 
 pytestmark = pytest.mark.arm("plugin-v1")
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests import tiny_heads
 from tests.conftest import ARM
-from tests.drafts.recorder import compare, record
-from tests.drafts.reference import Reference
-from tests.engines import Engine, Request, Settings, engine, shut_down
-from tests.tiny_heads import prompt
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Request, Settings, engine, shut_down
+from tests.support.random_heads import prompt
+from tests.support.recorder import compare, record
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("stock-v1", "plugin-v1")
 

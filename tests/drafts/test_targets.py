@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny_heads
 from tests.conftest import ARM
 from tests.drafts import targets
-from tests.drafts.recorder import DifferentError, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Request, Settings, engine
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Request, Settings, engine
+from tests.support.recorder import DifferentError, compare, planter, record
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
 

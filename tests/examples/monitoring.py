@@ -5,7 +5,7 @@ import re
 
 import yaml
 
-from tests.serving import ROOT
+from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "examples/deploy"
 RULES = DEPLOY / "prometheus/peagle.rules.yml"

@@ -7,7 +7,7 @@ import yaml
 
 from peagle_vllm import __version__
 from tests.examples.monitoring import DEPLOY, RULES
-from tests.serving import ROOT
+from tests.support.serving import ROOT
 
 PAIR = yaml.safe_load((ROOT / "examples/pairs/gpt-oss-20b.yaml").read_text())
 

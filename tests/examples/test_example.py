@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from tests.serving import ROOT, environment
+from tests.support.serving import ROOT, environment
 
 
 def test_example() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from examples.managed_endpoint.entrypoint import arguments
 from tests.examples.monitoring import missing
-from tests.serving import ROOT, environment, free_port, running
+from tests.support.serving import ROOT, environment, free_port, running
 
 FOLDER = Path("examples/managed_endpoint")
 

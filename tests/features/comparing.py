@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.engines import Settings, engine
-from tests.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.engines import Settings, engine
+from tests.support.models import PEAGLE, TARGET, prompt_token_ids
 
 K = 5
 SETTINGS = Settings(TARGET, PEAGLE, k=K, max_num_seqs=4, llm=(("skip_tokenizer_init", False),))

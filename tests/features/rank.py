@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.drafts.recorder import compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Engine, Request, Settings, engine, shut_down
-from tests.tiny_heads import VOCAB, prompt
-from tests.v2.graphs import Seen, emulate
+from tests.support.engines import Engine, Request, Settings, engine, shut_down
+from tests.support.graphs import Seen, emulate
+from tests.support.random_heads import VOCAB, prompt
+from tests.support.recorder import compare, planter, record
+from tests.support.reference import Reference
 
 K, MAX_MODEL_LEN, RANKS = 4, 96, 2
 # The first rank decodes while the second is still at the prefill of its long prompt; then the second has nothing left.

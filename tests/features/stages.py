@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.drafts.recorder import Recording, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Request, Settings, engine, prepare_process, shut_down
-from tests.tiny_heads import VOCAB, prompt
+from tests.support.engines import Request, Settings, engine, prepare_process, shut_down
+from tests.support.random_heads import VOCAB, prompt
+from tests.support.recorder import Recording, compare, planter, record
+from tests.support.reference import Reference
 
 K, MAX_MODEL_LEN = 4, 96
 REQUESTS = [

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import ARM
-from tests.engines import Engine, Settings, engine
 from tests.features.comparing import SETTINGS, Case, outputs
-from tests.models import EAGLE3, TARGET
+from tests.support.engines import Engine, Settings, engine
+from tests.support.models import EAGLE3, TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
@@ -96,7 +96,7 @@ def test_piecewise_steps_and_their_padding(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.arm("plugin-v2")
 def test_replays_count_as_graphs(log: pytest.LogCaptureFixture):
-    from tests.v2.graphs import emulate
+    from tests.support.graphs import emulate
 
     settings = with_metrics(SETTINGS)
     live = engine(settings)

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from tests.conftest import ARM
-from tests.engines import Settings, engine
 from tests.features.comparing import SETTINGS, Case, outputs, tokens
-from tests.models import TARGET, prompt_token_ids
+from tests.support.engines import Settings, engine
+from tests.support.models import TARGET, prompt_token_ids
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 

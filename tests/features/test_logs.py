@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engines import engine
 from tests.features.comparing import SETTINGS
+from tests.support.engines import engine
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 

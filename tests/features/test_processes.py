@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests import tiny_heads
 from tests.features.comparing import SETTINGS, Case, K, outputs, tokens
-from tests.models import PEAGLE, TARGET, prompt_token_ids
-from tests.serving import ROOT, START_SECONDS, Server, end, environment, free_port, running
+from tests.support import random_heads as tiny_heads
+from tests.support.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.serving import ROOT, START_SECONDS, Server, end, environment, free_port, running
 
 pytestmark = pytest.mark.arm("plugin-v1")  # of this process; each process that it starts has its own
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests import tiny_heads
 from tests.conftest import HAS_GPU
 from tests.drafts.grid import MAX_MODEL_LEN, requests
-from tests.drafts.recorder import MAX_TIE_SHARE, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Engine, Settings, engine
-from tests.tiny_heads import HeadSpec
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Settings, engine
+from tests.support.random_heads import HeadSpec
+from tests.support.recorder import MAX_TIE_SHARE, compare, planter, record
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v2")
 

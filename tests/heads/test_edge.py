@@ -10,14 +10,14 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from peagle_vllm.heads import edge
+from peagle_vllm.heads import selector as edge
 from peagle_vllm.heads.checks import check_head, check_pair
 from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, download, locate
 from peagle_vllm.heads.head import read_head
-from tests.commands.running import run
 from tests.heads import writers
 from tests.heads.judging import only
 from tests.heads.writers import DRAFT_VOCAB, HIDDEN, SERVED, TARGET, VOCAB, Tensors, Written
+from tests.inspect.running import run
 
 RANK, TOP_K = 6, 4
 Change = Callable[[dict, Tensors], object]

@@ -7,10 +7,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from peagle_tools.inspect.report import report
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import HeadError, RemoteHead, download, find, locate, path_fault
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.report import report
 from tests.heads.writers import SERVED, TARGET, speculators
 
 REPO, COMMIT = "some/head", "a" * 40

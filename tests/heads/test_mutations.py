@@ -18,10 +18,10 @@ from peagle_vllm.heads.check_weights import expected_shapes
 from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.convert import DEFAULTS
 from peagle_vllm.heads.head import read_head
-from tests.commands.running import Ran, run
 from tests.heads import writers
 from tests.heads.mutations import Mutation, mutations
 from tests.heads.writers import DRAFT_VOCAB, MASK_TOKEN, TARGET, Written
+from tests.inspect.running import Ran, run
 
 HEADS: dict[str, Callable[[], Written]] = {
     "speculators": lambda: writers.speculators(draft_vocab=DRAFT_VOCAB),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from peagle_tools.inspect import report
 from peagle_vllm.heads import config as configs
-from peagle_vllm.heads import report
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from tests.heads.writers import (

@@ -1,11 +1,11 @@
-"""Random target batches for the kernel tests; ``benchmarks.batches`` builds them."""
+"""Random target batches for the kernel tests; ``tests.support.batches`` builds them."""
 
 import os
 
 import torch
 from hypothesis import strategies as st
 
-from benchmarks.batches import Case, Request, build
+from tests.support.batches import Case, Request, build
 
 POISON = 0x5A5A  # what every output element holds before a kernel runs
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.batches import moved
 from peagle_kernels import gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 from tests.kernels.batches import KERNEL_DEVICE
+from tests.support.batches import moved
 
 
 @pytest.mark.parametrize("fn", [gather_hidden_torch, gather_hidden_triton])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from benchmarks.batches import MASK_TOKEN, Case, Request, build, moved
 from peagle_kernels import prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from tests.kernels.batches import KERNEL_DEVICE, POISON, cases
+from tests.support.batches import MASK_TOKEN, Case, Request, build, moved
 
 
 def run(fn, case: Case):

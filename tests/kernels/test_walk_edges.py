@@ -9,9 +9,9 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.batches import moved
 from peagle_kernels import Candidates, Drawing, Edge, walk_edges_torch, walk_edges_triton
 from tests.kernels.batches import KERNEL_DEVICE, POISON
+from tests.support.batches import moved
 
 VOCAB, DRAFT_VOCAB, HIDDEN = 97, 61, 24
 SHAPES = {

@@ -10,7 +10,7 @@ V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 LOADED = "src/peagle_vllm/serving.py"
-LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
+LIMIT = "src/peagle_vllm/patches/drafter_limit.py"
 ATTENTION = "src/peagle_vllm/v2/attention.py"
 ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
 CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
@@ -262,7 +262,7 @@ DRAFTING = (
     ),
     Mutation(
         "top_k alone ends the engine",
-        "src/peagle_vllm/seams/cpu_sampling.py",
+        "src/peagle_vllm/patches/cpu_sampling.py",
         "if seams.serving_peagle and not len(logits):",
         "if False:",
         "tests/drafts/test_stock_defects.py::test_top_k_alone_ends_the_engine_where_no_draft_is_verified",

@@ -3,28 +3,28 @@
 from tests.mutants.mutation import Mutation
 
 WALK = "kernels/peagle_kernels/walk_edges.py"
-EDGE = "src/peagle_vllm/edge.py"
+EDGE = "src/peagle_vllm/sampling/selector.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 HEAD_FIELDS = "src/peagle_vllm/heads/config.py"
 CONVERT = "src/peagle_vllm/heads/convert.py"
 HEAD = "src/peagle_vllm/heads/head.py"
 LOADED = "src/peagle_vllm/serving.py"
-HEAD_CONFIG = "src/peagle_vllm/seams/head_config.py"
-DIAGNOSE = "src/peagle_vllm/commands/diagnose.py"
-APPLY = "src/peagle_vllm/diagnose/engine.py"
-INSPECT = "src/peagle_vllm/commands/inspect.py"
+HEAD_CONFIG = "src/peagle_vllm/patches/head_config.py"
+DIAGNOSE = "src/peagle_tools/diagnose/cli.py"
+APPLY = "src/peagle_tools/diagnose/engine.py"
+INSPECT = "src/peagle_tools/inspect/cli.py"
 FILES = "src/peagle_vllm/heads/files.py"
 CHECKS = "src/peagle_vllm/heads/checks.py"
 SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
 DIALECT = "tests/drafts/test_dialects.py::test_drafts_of_a_dialect"
-THERE_AND_BACK = "tests/commands/test_convert.py::test_there_and_back_changes_no_tensor"
-STOCK_FINDS = "tests/commands/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
+THERE_AND_BACK = "tests/inspect/test_convert.py::test_there_and_back_changes_no_tensor"
+STOCK_FINDS = "tests/inspect/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
 DRAWN = "tests/kernels/test_walk_edges.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
 INTERRUPTED = "tests/diagnose/test_faults.py::test_what_was_measured_before_an_interrupt_is_shown[4]"
 UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is_undone"
-UNFIT = "tests/commands/test_inspect.py::test_a_foreign_target_is_unfit"
+UNFIT = "tests/inspect/test_inspect.py::test_a_foreign_target_is_unfit"
 LOGS = "tests/features/test_logs.py::test_prompts_and_answers_stand_in_no_log"
-TRUST = "tests/seams/refusals/test_trust.py"
+TRUST = "tests/patches/refusals/test_trust.py"
 
 HEADS = (
     # Heads: what serving maps, and what convert writes.
@@ -49,7 +49,7 @@ HEADS = (
         HEAD,
         'VocabularyMap("target ids", as_ids, fault)',
         'VocabularyMap("target ids", as_offsets, fault)',
-        "tests/commands/test_convert.py::test_target_ids_become_offsets",
+        "tests/inspect/test_convert.py::test_target_ids_become_offsets",
     ),
     Mutation(
         "convert forgets the window",

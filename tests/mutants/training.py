@@ -2,13 +2,13 @@
 
 from tests.mutants.mutation import Mutation
 
-PARTITION = "src/peagle_vllm/train/partition.py"
-TRAINED = "src/peagle_vllm/train/head.py"
-TRAINER = "src/peagle_vllm/train/trainer.py"
-SAVED = "src/peagle_vllm/train/checkpoints.py"
-REPLAY = "src/peagle_vllm/train/replay.py"
-PROMPTS = "src/peagle_vllm/train/prompts.py"
-PIPELINE = "src/peagle_vllm/train/pipeline.py"
+PARTITION = "src/peagle_tools/train/partition.py"
+TRAINED = "src/peagle_tools/train/head.py"
+TRAINER = "src/peagle_tools/train/trainer.py"
+SAVED = "src/peagle_tools/train/checkpoints.py"
+REPLAY = "src/peagle_tools/train/replay.py"
+PROMPTS = "src/peagle_tools/train/prompts.py"
+PIPELINE = "src/peagle_tools/train/pipeline.py"
 STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
 REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"

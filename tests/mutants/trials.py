@@ -56,7 +56,7 @@ def import_early(arm: str) -> None:
     if arm == "kernels":
         return
     if arm == "plugin-v2":
-        from benchmarks.interpreter import enable
+        from tests.support.interpreter import enable
 
         enable()
     import vllm.entrypoints.llm

@@ -58,7 +58,7 @@ def test_contents(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"peagle_vllm", "peagle_kernels"}
     data = (
-        "peagle_vllm/seams/fingerprints.json",
+        "peagle_vllm/patches/fingerprints.json",
         "peagle_vllm/bench/published.json",
         "peagle_vllm/bench/suites/gpt-oss-20b.yaml",
     )

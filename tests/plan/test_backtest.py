@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.cli import app
-from peagle_vllm.plan import backtest
+from peagle_tools.cli import app
+from peagle_tools.plan import backtest
 
 TABLES = {p.dataset: p for p in backtest.judged()}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.cells import read_results
-from peagle_vllm.bench.sweep import Sweep
-from peagle_vllm.cli import app
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.sweep import Sweep
+from peagle_tools.cli import app
 
 
 def test_it_measures_the_smallest_depth_once_and_plans(elsewhere: Path, suite_file: Path) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench import BenchError
-from peagle_vllm.bench.cells import read_results
-from peagle_vllm.bench.metrics import points
-from peagle_vllm.bench.suite import read_suite
-from peagle_vllm.cli import app
-from peagle_vllm.plan.advice import Outlook, break_even, choose, schedule, whole_config, why_not
-from peagle_vllm.plan.fit import fit, judge, non_negative
-from peagle_vllm.plan.model import ONE_STEP, Costs, Target, speedup
-from peagle_vllm.plan.profile import Profile, from_alpha, from_lengths, from_shares, parse
+from peagle_tools.bench import BenchError
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import points
+from peagle_tools.bench.suite import read_suite
+from peagle_tools.cli import app
+from peagle_tools.plan.advice import Outlook, break_even, choose, schedule, whole_config, why_not
+from peagle_tools.plan.fit import fit, judge, non_negative
+from peagle_tools.plan.model import ONE_STEP, Costs, Target, speedup
+from peagle_tools.plan.profile import Profile, from_alpha, from_lengths, from_shares, parse
 from tests.bench import synthetic
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.cells import read_results
-from peagle_vllm.bench.metrics import points
-from peagle_vllm.bench.suite import Suite, read_suite
-from peagle_vllm.cli import app
-from peagle_vllm.plan.advice import choose
-from peagle_vllm.plan.fit import ASSUMED_ERROR, fit, judge, outlook
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import points
+from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.cli import app
+from peagle_tools.plan.advice import choose
+from peagle_tools.plan.fit import ASSUMED_ERROR, fit, judge, outlook
 from tests.bench import synthetic
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from peagle_vllm.bench.cells import read_results
-from peagle_vllm.bench.metrics import Spread
-from peagle_vllm.bench.suite import read_suite
-from tests.commands.running import only_line, run
-from tests.models import EAGLE3, PEAGLE, TARGET
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import Spread
+from peagle_tools.bench.suite import read_suite
+from tests.inspect.running import only_line, run
+from tests.support.models import EAGLE3, PEAGLE, TARGET
 
 PAIR = (TARGET, PEAGLE)
 SWEEP = "bench-results/tune-tiny-llama-peagle"

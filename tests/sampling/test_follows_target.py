@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import tiny_heads
 from tests.conftest import ARM
-from tests.drafts.reference import ROUND, Target
-from tests.engines import Engine, Finished, Request, Settings, engine
-from tests.models import PEAGLE, TARGET, prompt_token_ids
 from tests.sampling.statistics import Tally
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Finished, Request, Settings, engine
+from tests.support.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.reference import ROUND, Target
 
 TEMPERATURES = (0.7, 1.2)
 K = 5

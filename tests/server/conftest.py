@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from tests.models import MODELS
-from tests.serving import Server, environment, free_port, running
+from tests.support.models import MODELS
+from tests.support.serving import Server, environment, free_port, running
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.serving import ROOT, Server
+from tests.support.serving import ROOT, Server
 
 
 def test_client_example(server: Server) -> None:

@@ -7,7 +7,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.server.asking import MODEL, chat, streamed_chat
-from tests.serving import Server
+from tests.support.serving import Server
 
 
 def test_streaming_chat(client: OpenAI, prompts: list[str]) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from peagle_kernels import Edge
-from peagle_vllm.sharpen.lattice import Lattice
+from peagle_tools.sharpen.lattice import Lattice
 
 VOCAB, HIDDEN, DRAFTS_A_PROMPT = 20, 4, 10
 NEXT = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))  # what follows each token, nearly always

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle_vllm.sharpen import fit
-from peagle_vllm.sharpen.lattice import UNKNOWN, Gain, Lattice
+from peagle_tools.sharpen import fit
+from peagle_tools.sharpen.lattice import UNKNOWN, Gain, Lattice
 from tests.sharpen.lattices import VOCAB, lattice, random_edge
 
 K, M = 3, 4

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from peagle_tools.sharpen import engines, record
+from peagle_tools.sharpen.lattice import UNKNOWN, Lattice
+from peagle_tools.sharpen.rewrite import rewrite
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, target_ids
 from peagle_vllm.heads.target import read_target
-from peagle_vllm.sharpen import engines, record
-from peagle_vllm.sharpen.lattice import UNKNOWN, Lattice
-from peagle_vllm.sharpen.rewrite import rewrite
 from tests.conftest import ARM
-from tests.drafts import recorder
-from tests.drafts.reference import ROUND, Draft, Walk, load_weights
-from tests.engines import Engine, Request, Settings, engine
-from tests.models import PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
-from tests.tiny_heads import write_edge
+from tests.support import recorder
+from tests.support.engines import Engine, Request, Settings, engine
+from tests.support.models import PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
+from tests.support.random_heads import write_edge
+from tests.support.reference import ROUND, Draft, Walk, load_weights
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
+from peagle_tools.sharpen import run, vocabulary
+from peagle_tools.sharpen.lattice import Gain, Lattice
 from peagle_vllm.heads.head import read_head, target_ids
-from peagle_vllm.sharpen import run, vocabulary
-from peagle_vllm.sharpen.lattice import Gain, Lattice
-from tests import models
-from tests.commands.running import only_line
-from tests.commands.running import run as command
+from tests.inspect.running import only_line
+from tests.inspect.running import run as command
+from tests.support import models
 
 SAID = torch.arange(100, 140)  # what the target says: token 100 + i most, where i is low
 TOKENS = SAID[torch.arange(40)[:, None].minimum(torch.randint(0, 40, (40, 600), generator=torch.manual_seed(0)))]

@@ -4,14 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_tools.sharpen import rewrite as rewriting
+from peagle_tools.sharpen.rewrite import faults, rewrite, step_bytes
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
-from peagle_vllm.sharpen import rewrite as rewriting
-from peagle_vllm.sharpen.rewrite import faults, rewrite, step_bytes
-from tests import models
-from tests.tiny_heads import VOCAB, HeadSpec, write_head, write_target
+from tests.support import models
+from tests.support.random_heads import VOCAB, HeadSpec, write_head, write_target
 
 TARGET_IDS = torch.tensor([0, 2, 3, 40, 200, 201, 511])
 HEADS = {
@@ -158,8 +158,8 @@ def test_vllm_serves_it(tmp_path, monkeypatch, quantize):
     """int8 as vLLM's CPU kernels run it; fp8 through vLLM's loader and shapes, with a stand-in for the product."""
     from vllm.model_executor.layers.quantization.compressed_tensors.schemes import compressed_tensors_w8a8_fp8 as fp8
 
-    from peagle_vllm.acceptance import read_engine
-    from tests.engines import Request, Settings, engine, shut_down
+    from peagle_tools.shared.acceptance import read_engine
+    from tests.support.engines import Request, Settings, engine, shut_down
 
     monkeypatch.setattr(fp8, "init_fp8_linear_kernel", stand_in())
     monkeypatch.setattr(fp8, "expose_input_quant_key", lambda *args: None)

@@ -13,19 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_vllm.acceptance import Acceptance
+from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.sharpen import engines, fit, run
+from peagle_tools.sharpen.lattice import Lattice
+from peagle_tools.sharpen.prompts import HELD_OUT, Prompts, divided
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.edge import read_edge, read_selector
 from peagle_vllm.heads.files import EDGE, HeadError
 from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.selector import read_edge, read_selector
 from peagle_vllm.heads.target import read_target
-from peagle_vllm.sharpen import engines, fit, run
-from peagle_vllm.sharpen.lattice import Lattice
-from peagle_vllm.sharpen.prompts import HELD_OUT, Prompts, divided
-from tests.commands.running import only_line
-from tests.commands.running import run as command
-from tests.models import MODELS, PEAGLE, TARGET
+from tests.inspect.running import only_line
+from tests.inspect.running import run as command
 from tests.sharpen.lattices import lattice
+from tests.support.models import MODELS, PEAGLE, TARGET
 
 NUM_PROMPTS, VOCAB = 150, 512  # to learn from: four shards of 40
 

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from peagle_tools.sharpen import vocabulary
+from peagle_tools.sharpen.lattice import Lattice
 from peagle_vllm.heads.files import HeadError
-from peagle_vllm.sharpen import vocabulary
-from peagle_vllm.sharpen.lattice import Lattice
-from tests import models
-from tests.tiny_heads import EXPERTS, EXPERTS_PER_TOKEN, write_target
+from tests.support import models
+from tests.support.random_heads import EXPERTS, EXPERTS_PER_TOKEN, write_target
 
 
 def lattice(ids, tokens):

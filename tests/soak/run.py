@@ -20,10 +20,10 @@ from typing import Any
 
 import aiohttp
 
-from tests.serving import ROOT, Server, environment, free_port, running
 from tests.soak import watching
 from tests.soak.clients import PATIENT, Answer, Tally, ask_one, client
 from tests.soak.traffic import MAX_MODEL_LEN, Ask, Traffic, greedy_questions, heldout
+from tests.support.serving import ROOT, Server, environment, free_port, running
 
 REPORT = ROOT / "benchmarks" / "results" / "soak.json"
 # Room for three of the longest requests where sixteen may run.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.models import MODELS
+from tests.support.models import MODELS
 
 MODEL = "tiny-llama"
 MAX_MODEL_LEN = 512

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 
-from tests.serving import Server
 from tests.soak.clients import Tally
 from tests.soak.traffic import K
+from tests.support.serving import Server
 
 ROOM = 1.08, 48.0  # by which factor, and how many MB more, memory may grow from the second quarter of a run to the last
 

@@ -83,8 +83,8 @@ def test_figures_of_the_soaks(name: str, runner: str) -> None:
 
 def test_committed_sweep_is_the_whole_suite() -> None:
     """Every cell of benchmarks/suites/tiny-cpu.yaml, whole, with where it comes from, and no path of a machine."""
-    from peagle_vllm.bench.cells import grid, read_results
-    from peagle_vllm.bench.suite import read_suite
+    from peagle_tools.bench.cells import grid, read_results
+    from peagle_tools.bench.suite import read_suite
 
     suite = read_suite(ROOT / "benchmarks/suites/tiny-cpu.yaml")
     found = read_results(docs.TINY_SWEEP)
@@ -118,7 +118,9 @@ def test_named_files_exist(page: Path) -> None:
 def test_the_architecture_names_every_module() -> None:
     rooms = set(re.findall(r"\w+", ARCHITECTURE.split("## How a batch flows")[0]))
     modules = [file for file in FILES if re.match(r"(src/peagle_vllm|kernels/peagle_kernels)/.*\.py$", file)]
-    modules = [file for file in modules if "/seams/" not in file and "/commands/" not in file]  # docs/seams.md; the CLI
+    modules = [
+        file for file in modules if "/seams/" not in file and "/commands/" not in file
+    ]  # docs/ledger.md; the CLI
     assert not [file for file in modules if Path(file).stem not in {*rooms, "__init__"}]
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from click.testing import CliRunner
 
-from peagle_vllm.cli import app
+from peagle_tools.cli import app
 from tools import first_hour
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def test_suites_shown_are_there() -> None:
     named = {word for page in PAGES for call in shown(page) for word in re.findall(r"benchmarks/suites/\S+", call)}
     shipped = {word for page in PAGES for call in shown(page) for word in re.findall(r"--suite (\S+)", call)}
     assert named and shipped
-    for file in [*named, *(f"src/peagle_vllm/bench/suites/{name}.yaml" for name in shipped)]:
+    for file in [*named, *(f"src/peagle_tools/bench/suites/{name}.yaml" for name in shipped)]:
         assert (ROOT / file).exists(), file
 
 

@@ -16,8 +16,8 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from peagle_vllm.train import run
-from peagle_vllm.train.config import STAMP, Config, read_config
+from peagle_tools.train import run
+from peagle_tools.train.config import STAMP, Config, read_config
 
 HIDDEN, VOCAB, LAYERS, MASK = 16, 32, 8, 31
 FORK = get_context("fork")

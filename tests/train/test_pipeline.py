@@ -7,12 +7,12 @@ import pytest
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
-from peagle_vllm.cli import app
-from peagle_vllm.train import TrainError, steps
-from peagle_vllm.train.config import Config, read_config
-from peagle_vllm.train.pipeline import WRITES, pipeline
-from peagle_vllm.train.steps import write_lines
-from tests.models import TARGET
+from peagle_tools.cli import app
+from peagle_tools.train import TrainError, steps
+from peagle_tools.train.config import Config, read_config
+from peagle_tools.train.pipeline import WRITES, pipeline
+from peagle_tools.train.steps import write_lines
+from tests.support.models import TARGET
 
 STEPS = list(WRITES)
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
-from peagle_vllm.train import TrainError
-from peagle_vllm.train.config import read_config
-from peagle_vllm.train.run import make_trainer, to_options
-from peagle_vllm.train.trainer import Stopped, Trainer
+from peagle_tools.train import TrainError
+from peagle_tools.train.config import read_config
+from peagle_tools.train.run import make_trainer, to_options
+from peagle_tools.train.trainer import Stopped, Trainer
 from tests.train.runs import in_child, toy_run, train
 
 STEPS = 4

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from peagle_vllm.diagnose.prompts import PROMPTS
-from peagle_vllm.train import TrainError
-from peagle_vllm.train.prompts import write_prompts
-from tests.models import MODELS
+from peagle_tools.diagnose.prompts import PROMPTS
+from peagle_tools.train import TrainError
+from peagle_tools.train.prompts import write_prompts
+from tests.support.models import MODELS
 
 PLANTED = {
     "EMAIL_ADDRESS": ("jane.doe@example.com", "first+tag@mail.example.co.uk", "ops_team@sub.domain.org"),

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle_vllm.acceptance import Acceptance, sum_of
-from peagle_vllm.train.head import PEagleDraftModel
-from peagle_vllm.train.replay import note_al, replay
-from tests.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
+from peagle_tools.shared.acceptance import Acceptance, sum_of
+from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.replay import note_al, replay
+from tests.support.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
 
 PUBLISHED = json.loads((MODELS / "RESULTS.json").read_text())
 AUX_LAYERS = [2, 5, 7]

@@ -17,13 +17,13 @@ from hs_connectors.fp8_utils import SCALES_KEY, dequantize_fp8_tensor, quantize_
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from peagle_vllm.cli import app
-from peagle_vllm.train import TrainError
-from peagle_vllm.train import checkpoints as module
-from peagle_vllm.train.config import STAMP, read_config
-from peagle_vllm.train.documents import mixed, set_epoch
-from peagle_vllm.train.run import make_trainer, to_options
-from peagle_vllm.train.trainer import Stopped, Trainer
+from peagle_tools.cli import app
+from peagle_tools.train import TrainError
+from peagle_tools.train import checkpoints as module
+from peagle_tools.train.config import STAMP, read_config
+from peagle_tools.train.documents import mixed, set_epoch
+from peagle_tools.train.run import make_trainer, to_options
+from peagle_tools.train.trainer import Stopped, Trainer
 from tests.train.runs import MASK, finish, in_child, result, toy_run, train
 
 
@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 @pytest.fixture(autouse=True)
 def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than training here; the run of ``undisturbed``, which is made before this, does draw."""
-    monkeypatch.setattr("peagle_vllm.train.trainer.write_plots", lambda run: None)
+    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", lambda run: None)
 
 
 def checkpoints(file: Path) -> Path:
@@ -148,7 +148,7 @@ def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str, ste
 def test_killed_before_it_draws(undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All steps are saved: the same command draws."""
     drawn: list[Path] = []
-    monkeypatch.setattr("peagle_vllm.train.trainer.write_plots", drawn.append)
+    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", drawn.append)
     train(undisturbed[0])
     assert drawn == [undisturbed[0].parent / "run"]
 
@@ -232,7 +232,7 @@ def test_hidden_states_of_another_document_are_refused(tmp_path: Path, monkeypat
             f"Caught TrainError in DataLoader worker process 0.\n  ...\n{refused.typename}: {refused.value}"
         )
 
-    monkeypatch.setattr("peagle_vllm.train.run.train", in_worker)
+    monkeypatch.setattr("peagle_tools.train.run.train", in_worker)
     shown = CliRunner().invoke(app, ["train", "run", str(file)])
     assert shown.exit_code == 2 and shown.stderr == f"peagle-vllm: {refused.value}\n"
 

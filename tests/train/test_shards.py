@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from datasets import load_from_disk
 
-from peagle_vllm.train import TrainError, shards, steps
-from peagle_vllm.train.config import Config, read_config
+from peagle_tools.train import TrainError, shards, steps
+from peagle_tools.train.config import Config, read_config
 from tests.train.runs import result, toy_run, train
 
 SHORT: dict[str, dict[str, Any]] = {"optimizer": {"steps": 4}, "every": {"checkpoint": 4, "replay": 4}}
@@ -18,7 +18,7 @@ SHORT: dict[str, dict[str, Any]] = {"optimizer": {"steps": 4}, "every": {"checkp
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 40_000)
-    monkeypatch.setattr("peagle_vllm.train.trainer.write_plots", lambda run: None)
+    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", lambda run: None)
 
 
 def packed(folder: Path) -> Path:

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from typer.testing import CliRunner
 
-from peagle_vllm.bench.server import Server
-from peagle_vllm.train import TrainError, TryAgain, serve, steps
-from peagle_vllm.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step
-from peagle_vllm.train.replay import by_replay
-from peagle_vllm.train.run import train
-from tests.models import MODELS, TARGET
-from tests.serving import NOT_FOR_SERVERS, free_port
+from peagle_tools.bench.server import Server
+from peagle_tools.train import TrainError, TryAgain, serve, steps
+from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step
+from peagle_tools.train.replay import by_replay
+from peagle_tools.train.run import train
+from tests.support.models import MODELS, TARGET
+from tests.support.serving import NOT_FOR_SERVERS, free_port
 
 HELD_OUT, PROMPTS, MAX_TOKENS, LAYERS = 4, 10, 16, [2, 5, 7]
 TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max_model_len
@@ -235,7 +235,7 @@ def test_documents_of_a_spoiled_shard_are_made_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """From the server, and only these; the shard is the same."""
-    from peagle_vllm.train import shards
+    from peagle_tools.train import shards
 
     monkeypatch.setattr(shards, "SHARD_BYTES", 400_000)
     packed = changed(config, "data", backend="shards").model_copy(update={"folder": str(tmp_path)})

@@ -10,9 +10,9 @@ from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from transformers import LlamaForCausalLM
 
-from peagle_vllm.train import TrainError
-from peagle_vllm.train.config import read_config
-from peagle_vllm.train.run import make_trainer, to_options
+from peagle_tools.train import TrainError
+from peagle_tools.train.config import read_config
+from peagle_tools.train.run import make_trainer, to_options
 from tests.train.runs import VOCAB, toy_run
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.models import MODELS, TARGET
-from tests.serving import environment, free_port
+from tests.support.models import MODELS, TARGET
+from tests.support.serving import environment, free_port
 
 PROMPTS, KILLS = 40, 10
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ def settings(folder: Path) -> Path:
 
 def begin(file: Path, log: Path) -> subprocess.Popen:
     with log.open("ab") as out:
-        command = [sys.executable, "-m", "peagle_vllm.cli", "train", "pipeline", str(file)]
+        command = [sys.executable, "-m", "peagle_tools.cli", "train", "pipeline", str(file)]
         return subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
         )

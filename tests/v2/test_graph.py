@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests import tiny_heads
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
-from tests.drafts.recorder import Report, compare, planter, record
-from tests.drafts.reference import Reference
-from tests.engines import Engine, Request, Settings, engine
-from tests.tiny_heads import prompt
-from tests.v2.graphs import Seen, emulate
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Request, Settings, engine
+from tests.support.graphs import Seen, emulate
+from tests.support.random_heads import prompt
+from tests.support.recorder import Report, compare, planter, record
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v2")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests import tiny_heads
-from tests.drafts.recorder import planter, record
-from tests.engines import Engine, Request, Settings, engine
-from tests.tiny_heads import prompt
-from tests.v2.graphs import emulate
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Request, Settings, engine
+from tests.support.graphs import emulate
+from tests.support.random_heads import prompt
+from tests.support.recorder import planter, record
 
 pytestmark = pytest.mark.arm("plugin-v2")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import jedi
 from jedi.api.classes import Name
 
-from peagle_vllm.seams import HOOKS
-from peagle_vllm.seams.ledger import Seam
-from peagle_vllm.seams.source import Source
+from peagle_vllm.patches import HOOKS
+from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.source import Source
 
 jedi.settings.dynamic_params_for_other_modules = False  # a parameter is what its own file passes
 OURS = Source(Path(__file__).parents[2] / "src")

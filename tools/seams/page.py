@@ -1,10 +1,10 @@
-"""The tables of docs/seams.md, the ledger as a page. ``make docs`` writes them."""
+"""The tables of docs/ledger.md, the ledger as a page. ``make docs`` writes them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from peagle_vllm.seams.fingerprint import Recorded
-from peagle_vllm.seams.ledger import HOWS, Definition, Seam
+from peagle_vllm.patches.fingerprint import Recorded
+from peagle_vllm.patches.ledger import HOWS, Definition, Seam
 
 
 def render(seams: Iterable[Seam], recorded: Recorded) -> str:

@@ -8,10 +8,10 @@ import argparse
 import json
 import sys
 
-from peagle_vllm.seams import all_seams
-from peagle_vllm.seams.fingerprint import FINGERPRINTS, Build, Recorded, load_recorded
-from peagle_vllm.seams.source import Source
-from peagle_vllm.seams.version import NotVllmError, VllmInstall, find_vllm, read
+from peagle_vllm.patches import all_seams
+from peagle_vllm.patches.fingerprint import FINGERPRINTS, Build, Recorded, load_recorded
+from peagle_vllm.patches.source import Source
+from peagle_vllm.patches.version import NotVllmError, VllmInstall, find_vllm, read
 from tools.seams.code import OURS
 from tools.seams.uses import uses
 

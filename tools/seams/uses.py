@@ -17,8 +17,8 @@ from functools import cache
 
 from jedi.api.classes import Name
 
-from peagle_vllm.seams.ledger import HOWS, Definition, How, Seam, What
-from peagle_vllm.seams.source import Source, bound
+from peagle_vllm.patches.ledger import HOWS, Definition, How, Seam, What
+from peagle_vllm.patches.source import Source, bound
 from tools.seams.code import ABOVE, Code, Place, classes, definitions, of_self, place_of, tree_of
 
 # What vLLM documents, or cannot take away without every plugin noticing.
@@ -53,7 +53,7 @@ class Finder:
         self.found: dict[Place, How] = {}
         self.reached: list[Place] = []  # of our code, in other files too
         code = cache(lambda module: Code(module, seam, vllm))
-        own = code(f"peagle_vllm.seams.{seam.name.replace('-', '_')}")
+        own = code(f"peagle_vllm.patches.{seam.name.replace('-', '_')}")
         for place in own.wrapped:
             if not vllm.find(*place):
                 raise LookupError(f"the seam {seam.name} wraps {'.'.join(place)}, which this vLLM does not have")
@@ -101,7 +101,7 @@ class Finder:
         while (parent := outer.parent()) is not None and parent.type != "module":
             outer = parent
         place = name.module_name, outer.name
-        if place not in self.reached and not place[0].startswith("peagle_vllm.seams") and name.type != "module":
+        if place not in self.reached and not place[0].startswith("peagle_vllm.patches") and name.type != "module":
             self.reached.append(place)
 
     def _called(self, names: list[Name], made: bool) -> None:

@@ -18,9 +18,9 @@ from peagle_vllm.heads.check_weights import (
     check_vocabulary,
 )
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
-from peagle_vllm.heads.edge import edge_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
+from peagle_vllm.heads.selector import edge_faults
 from peagle_vllm.heads.target import Target, Token
 
 THIS_TARGET = "use the head that was trained for this target"

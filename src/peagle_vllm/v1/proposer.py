@@ -34,8 +34,8 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_stats import DraftStats
-from peagle_vllm.edge import find_candidates, load_edge
-from peagle_vllm.greedy import top_candidates, top_tokens
+from peagle_vllm.sampling.greedy import top_candidates, top_tokens
+from peagle_vllm.sampling.selector import find_candidates, load_edge
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
 
 

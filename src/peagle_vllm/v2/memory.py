@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
-from peagle_vllm.edge import selector_of
-from peagle_vllm.greedy import MAX_LOGITS_BYTES
+from peagle_vllm.sampling.greedy import MAX_LOGITS_BYTES
+from peagle_vllm.sampling.selector import selector_of
 from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
 
 

@@ -38,8 +38,8 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_stats import DraftStats
-from peagle_vllm.edge import load_edge, num_candidates
-from peagle_vllm.greedy import top_tokens
+from peagle_vllm.sampling.greedy import top_tokens
+from peagle_vllm.sampling.selector import load_edge, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
 from peagle_vllm.v2.batch import DraftBatch, dummy_batch, first_rows, predicting

@@ -8,7 +8,7 @@ import triton.language as tl
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
 from peagle_kernels import DraftBuffers, Drawing, Edge, walk_edges, walk_edges_triton
-from peagle_vllm.edge import find_candidates
+from peagle_vllm.sampling.selector import find_candidates
 
 try:
     from vllm.v1.worker.gpu.sample.gumbel import spec_step_seed

@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from peagle_vllm.cli import app
+from peagle_tools.cli import app
 
 HERE = Path(__file__).parent
 SERVER, CLIENT = ([sys.executable, "-S", str(HERE / name)] for name in ("server.py", "client.py"))
 
 if __name__ == "__main__":
-    from peagle_vllm.bench import client, server
+    from peagle_tools.bench import client, server
 
     server.COMMAND, client.COMMAND = SERVER, CLIENT
     app()

@@ -1,0 +1,189 @@
+"""The grid of a suite, the order in which it is walked, and what is kept of each cell.
+
+RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
+RESULTS/cells/CELL.json     one cell; there only when it is whole
+RESULTS/logs/               what servers and clients wrote; not part of the result
+RESULTS/report.md|html      with plots/*.svg; made from the above, any time
+"""
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from peagle_tools.bench import BenchError
+from peagle_tools.bench.suite import Suite, slug
+from peagle_tools.shared.acceptance import Acceptance, DraftSteps
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is measured; its cells are the repeats of it."""
+
+    arm: str
+    k: int  # 0: no speculation
+    dataset: str
+    concurrency: int
+
+    @property
+    def condition(self) -> "Condition":
+        """The plain ``Condition``, which repeats share."""
+        return Condition(self.arm, self.k, self.dataset, self.concurrency)
+
+    @property
+    def drafter(self) -> str:
+        return f"{self.arm} K={self.k}" if self.k else self.arm
+
+    @property
+    def label(self) -> str:
+        return f"{self.drafter}, {self.dataset}, c={self.concurrency}"
+
+
+@dataclass(frozen=True)
+class Cell(Condition):
+    """One measurement: one call of ``vllm bench serve``."""
+
+    repeat: int
+
+    @property
+    def label(self) -> str:
+        return f"{super().label}, repeat {self.repeat}"
+
+    @property
+    def server_id(self) -> str:
+        """Names the log of the server, which all cells of an arm, depth and repeat share."""
+        return f"{slug(self.arm)}-k{self.k}-r{self.repeat}"
+
+    @property
+    def id(self) -> str:
+        """Names the cell's file, ``cells/ID.json``."""
+        return f"{slug(self.arm)}-k{self.k}-{slug(self.dataset)}-c{self.concurrency}-r{self.repeat}"
+
+
+def grid(
+    suite: Suite,
+    *,
+    arms: Collection[str] = (),
+    k: Collection[int] = (),
+    concurrency: Collection[int] = (),
+    repeats: int | None = None,
+) -> list[Cell]:
+    """Every cell, in order; an empty collection restricts nothing, and ``k`` leaves arms without speculation in.
+
+    All arms come once before any comes twice, so that a machine that slowly changes (heat, other users) changes all
+    arms alike.
+    """
+    return [
+        Cell(name, depth, dataset, c, repeat)
+        for repeat in range(1, (repeats or suite.repeats) + 1)
+        for name, arm in suite.arms.items()
+        for depth in arm.depths
+        for dataset in suite.datasets
+        for c in suite.concurrency
+        if (not arms or name in arms) and (not k or depth in {0, *k}) and (not concurrency or c in concurrency)
+    ]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell. A failed one has a reason and no measurement.
+
+    Attributes:
+        kind: none, EAGLE-3, P-EAGLE or other.
+        raw: what ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
+        gauges: samples of kv_use (0..1) and gpu_memory_mib.
+    """
+
+    cell: Cell
+    kind: str
+    status: Literal["ok", "failed"]
+    reason: str
+    configuration: dict[str, Any]
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    began: str
+    server_start_seconds: float
+    drafts: Acceptance | None = None
+    draft_steps: DraftSteps | None = None
+    gauges: dict[str, list[float]] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+    format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def to_json(self) -> str:
+        return to_json(asdict(self))
+
+
+_CELL_RESULT = TypeAdapter(CellResult)
+
+
+def to_json(data: dict[str, Any], indent: str = " ") -> str:
+    """JSON with one key a line, lists of samples on theirs: readable, and no larger than need be."""
+    parts = []
+    for key, value in data.items():
+        nested = isinstance(value, dict) and value
+        text = to_json(value, indent + " ") if nested else json.dumps(value, separators=(", ", ": "))
+        parts.append(f"{indent}{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}" + ("\n" if indent == " " else "")
+
+
+def write_whole(file: Path, text: str, partial: Path | None = None) -> None:
+    """Write whole or not at all: into ``partial`` (without it into a file beside ``file``), which is then renamed."""
+    partial = partial or file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with partial.open("w") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_cell(file: Path) -> CellResult:
+    """Raises BenchError when the file is no cell; the message names the entry that is wrong."""
+    try:
+        return _CELL_RESULT.validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    except OSError as failure:
+        reason = failure.strerror or str(failure)
+    raise BenchError(f"{file}: no cell of a sweep ({reason}); delete it and run the sweep again")
+
+
+def read_results(folder: Path) -> list[CellResult]:
+    """All cells of a sweep, in the order of arm (as the suite lists them), K, data set, concurrency, repeat.
+
+    Raises:
+        BenchError: there are none, or one cannot be read.
+    """
+    files = sorted((folder / "cells").glob("*.json"))
+    if not files:
+        raise BenchError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
+    arms = list(read_sweep(folder).get("suite", {}).get("arms", {}))
+
+    def order(result: CellResult) -> tuple[Any, ...]:
+        c = result.cell
+        return (arms.index(c.arm) if c.arm in arms else len(arms), c.arm, c.k, c.dataset, c.concurrency, c.repeat)
+
+    return sorted(map(read_cell, files), key=order)
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """What the sweep was begun with; empty where the folder holds none."""
+    file = folder / "sweep.json"
+    try:
+        data = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{file}: cannot be read ({error})") from None
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,179 @@
+"""One cell: one call of ``vllm bench serve``, watched, and what is kept of it.
+
+``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``. vLLM's CPU build has no working
+``vllm`` command (server.py gives the reason); delete ``main`` and call the command once that is mended.
+"""
+
+import errno
+import hashlib
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from peagle_tools.bench import server
+from peagle_tools.bench.cells import Cell
+from peagle_tools.bench.server import CellFailed, Gauges, Server
+from peagle_tools.bench.suite import HUB, Suite, is_path
+from peagle_tools.shared import processes
+
+COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
+RESULT = "vllm.json"
+PAUSE = 0.2  # seconds between two checks of a running client
+SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; kept to the microsecond
+
+
+def measure(
+    suite: Suite, cell: Cell, serving: Server, gauges: Gauges, *, cwd: Path, partial: Path, log: Path
+) -> dict[str, Any]:
+    """What ``vllm bench serve`` wrote about this cell.
+
+    Args:
+        partial: a folder for what is not whole yet.
+
+    Raises:
+        CellFailed: unless every request was answered; ServerFailed: by a server that is still there.
+        OSError: the disk is full.
+    """
+    folder = partial / cell.id
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    command = [*COMMAND, *bench_arguments(suite, cell), "--port", str(serving.port)]
+    command += ["--result-dir", str(folder), "--result-filename", RESULT]
+    try:
+        serving.empty_prefix_cache()
+    except OSError as error:
+        serving.check()
+        raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
+    process = processes.start(command, cwd=cwd, env=server.environment(suite), log=log)
+    deadline = time.monotonic() + suite.cell_seconds
+    try:
+        while (status := _wait(process)) is None:
+            serving.check()
+            gauges.sample()
+            if time.monotonic() > deadline:
+                raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
+    finally:
+        processes.end(process, patience=5)
+    serving.check()
+    if status:
+        reason = processes.failure_reason(log)
+        if "No space left on device" in reason:
+            raise OSError(errno.ENOSPC, "")
+        raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {reason}")
+    try:
+        raw = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError):
+        raise CellFailed(f"vllm bench serve wrote no result: {processes.failure_reason(log)}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sent = suite.datasets[cell.dataset].num_prompts(cell.concurrency)
+    if raw.get("completed") != sent or raw.get("failed"):
+        first = next((text for text in raw.get("errors", []) if text), "no error was given")
+        reason = first.strip().splitlines()[-1][:300]
+        raise CellFailed(f"{raw.get('completed')} of {sent} requests were answered: {reason}")
+    return raw
+
+
+def _wait(process: psutil.Popen) -> int | None:
+    try:
+        return process.wait(PAUSE)
+    except psutil.TimeoutExpired:
+        return None
+
+
+def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
+    """Arguments of ``vllm bench serve`` for one cell; port and result folder are left out."""
+    dataset = suite.datasets[cell.dataset]
+    words = ["--backend", "openai", "--endpoint", "/v1/completions", "--host", server.HOST]
+    words += ["--model", suite.target, "--served-model-name", server.MODEL_NAME]
+    if dataset.hub is not None:
+        words += ["--dataset-name", "hf", "--dataset-path", HUB[dataset.hub]]
+    elif dataset.jsonl is not None:
+        words += ["--dataset-name", "custom", "--dataset-path", dataset.jsonl, "--disable-shuffle"]
+    elif dataset.speed_bench is not None:
+        words += ["--dataset-name", "speed_bench", "--dataset-path", dataset.speed_bench, "--disable-shuffle"]
+        words += ["--speed-bench-dataset-subset", dataset.speed_bench_subset]
+        words += ["--speed-bench-output-len", str(dataset.output_tokens)]
+        if dataset.speed_bench_category is not None:
+            words += ["--speed-bench-category", dataset.speed_bench_category]
+    else:
+        words += ["--dataset-name", "random", "--input-len", str(dataset.random_input_tokens)]
+    words += ["--num-prompts", str(dataset.num_prompts(cell.concurrency)), "--output-len", str(dataset.output_tokens)]
+    if dataset.ignore_eos:
+        words += ["--ignore-eos"]
+    if dataset.chat and dataset.random_input_tokens is None:  # the chat template has put the special tokens in
+        words += ["--extra-body", json.dumps({"add_special_tokens": False})]
+    else:
+        words += ["--skip-chat-template"]
+    words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
+    words += ["--temperature", str(suite.temperature), "--seed", str(suite.seed)]
+    words += ["--request-id-prefix", f"{cell.id}-", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
+
+
+def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
+    """Everything that was measured, as commands, variables and data; ``folder`` is the suite's."""
+    dataset = suite.datasets[cell.dataset]
+    head = (suite.arms[cell.arm].speculative_config or {}).get("model")
+    layers = {"target": num_layers(suite.target, folder), "draft": num_layers(head, folder) if head else None}
+    found: dict[str, Any] = {
+        "suite": suite.name,
+        "suite_fingerprint": suite.fingerprint(),
+        "serve": ["python", *server.COMMAND[1:], *server.serve_arguments(suite, cell.arm, cell.k)],
+        "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
+        "environment": server.environment(suite, cell.arm),
+        "dataset": dataset.model_dump(mode="json", exclude_none=True),
+        "layers": {role: number for role, number in layers.items() if number},
+    }
+    if dataset.jsonl is not None:
+        found["dataset"]["sha256"] = hashlib.sha256((folder / dataset.jsonl).read_bytes()).hexdigest()
+    return found
+
+
+def num_layers(name: str, folder: Path) -> int | None:
+    """Layers of a model, from its config.json on this machine (the server has just loaded it); None without one."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        file = folder / name / "config.json" if is_path(name) else try_to_load_from_cache(name, "config.json")
+        config: dict[str, Any] = json.loads(Path(file).read_text()) if isinstance(file, str | Path) else {}
+    except (OSError, ValueError):
+        return None
+    places = (config.get("transformer_layer_config"), config.get("text_config"), config)
+    numbers = [place.get("num_hidden_layers") for place in places if isinstance(place, dict)]
+    return next((number for number in numbers if isinstance(number, int)), None)
+
+
+def without_paths(text: str) -> str:
+    """A result holds no path of the machine that made it."""
+    return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
+
+
+def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
+    """Samples rounded to the microsecond; texts as hashes, enough to see whether two arms wrote the same."""
+    kept = {name: value for name, value in raw.items() if name not in ("generated_texts", "errors", "tokenizer_id")}
+    for name in SAMPLES:
+        if name in kept:
+            kept[name] = [[round(v, 6) for v in x] if isinstance(x, list) else round(x, 6) for x in kept[name]]
+    texts = raw.get("generated_texts", [])
+    kept["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+    return kept
+
+
+def main() -> None:
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.benchmarks.serve import main as bench_serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(prog="vllm bench serve")
+    add_cli_args(parser)
+    bench_serve(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

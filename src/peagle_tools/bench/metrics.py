@@ -1,0 +1,248 @@
+"""Metrics of a cell, medians with spread over repeats, and ratios between arms.
+
+Rates and percentiles are those that ``vllm bench serve`` wrote; docs/benchmarking.md states every formula.
+"""
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from peagle_tools.bench.cells import CellResult, Condition
+
+PERCENTILES = (50, 90, 99)
+BURST_GAP = 2e-4  # seconds; no round of a server is behind two pieces of an answer that come closer together
+BURST_SHARE = 0.1  # of the pieces of a cell; beyond it the client's clock shows when it read, not when tokens came
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One cell. Times in milliseconds at p50, p90, p99; NaN where nothing was sampled, or in a burst.
+
+    Attributes:
+        output_tokens_per_second: output tokens of all requests / seconds from the first request to the last answer.
+        tokens_per_second_per_user: the above / concurrency (vLLM's Pareto plot has the same axis).
+        ttft: from sending a request to its first token.
+        tpot: (latency - TTFT) / (output tokens - 1), one value a request.
+        itl: between two pieces of one answer; a piece carries a whole round's tokens, or more (--stream-interval).
+        burst: share of the pieces of answers that the client read at once with the piece before, 0..1.
+        acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
+        acceptance: share of drafts whose token at position 1..K was accepted.
+        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where they are not counted.
+        kv_use: the largest share of the KV cache that was seen in use, 0..1.
+        gpu_memory_mib: the most GPU memory that was seen in use.
+    """
+
+    output_tokens_per_second: float
+    tokens_per_second_per_user: float
+    ttft: tuple[float, ...]
+    tpot: tuple[float, ...]
+    itl: tuple[float, ...]
+    burst: float
+    acceptance_length: float
+    acceptance: tuple[float, ...]
+    eager_draft_steps: float
+    kv_use: float
+    gpu_memory_mib: float
+    texts: tuple[str, ...]  # hashes of the answers, in the order of the prompts
+
+
+def metrics_of(result: CellResult) -> Metrics:
+    """Metrics of a cell that is ok."""
+    raw, drafts = result.raw, result.drafts
+    burst = burst_share(raw["itls"], raw["output_lens"], result.cell.k)
+
+    def times(name: str, sampled: bool = True) -> tuple[float, ...]:  # vLLM writes 0 where it has no sample
+        known = sampled and burst <= BURST_SHARE
+        return tuple(raw[f"p{p}_{name}_ms"] if known else math.nan for p in PERCENTILES)
+
+    return Metrics(
+        output_tokens_per_second=raw["output_throughput"],
+        tokens_per_second_per_user=raw["output_throughput"] / result.cell.concurrency,
+        ttft=times("ttft"),
+        tpot=times("tpot", any(tokens > 1 for tokens in raw["output_lens"])),
+        itl=times("itl", any(raw["itls"])),
+        burst=burst,
+        acceptance_length=drafts.length if drafts else 1.0,
+        acceptance=drafts.shares if drafts else (),
+        eager_draft_steps=result.draft_steps.eager_share if result.draft_steps else math.nan,
+        kv_use=max(result.gauges.get("kv_use") or [math.nan]),
+        gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
+        texts=tuple(raw.get("texts_sha256", ())),
+    )
+
+
+def burst_share(gaps: Sequence[Sequence[float]], output_lens: Sequence[int], k: int) -> float:
+    """Share of the pieces of answers that came in a burst; an answer of more than one round in one piece counts once.
+
+    Args:
+        gaps: seconds between the pieces of each answer.
+        output_lens: tokens of each answer.
+    """
+    at_once = sum(not mine and tokens > k + 1 for mine, tokens in zip(gaps, output_lens, strict=True))
+    every = [gap for mine in gaps for gap in mine]
+    return (at_once + sum(gap < BURST_GAP for gap in every)) / max(1, at_once + len(every))
+
+
+def number(value: float, form: str = ",.0f") -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A value over repeats: median, smallest, largest."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @classmethod
+    def of(cls, samples: Iterable[float]) -> "Spread":
+        known = [value for value in samples if not math.isnan(value)]
+        if not known:
+            return cls(math.nan, math.nan, math.nan, 0)
+        return cls(float(np.median(known)), min(known), max(known), len(known))
+
+    def over(self, other: "Spread") -> "Ratio":
+        """This over ``other``, with the range that their spreads allow."""
+        pairs = (self.median, other.median), (self.low, other.high), (self.high, other.low)
+        median, low, high = (a / b if b else math.nan for a, b in pairs)
+        return Ratio(median, low, high, min(self.repeats, other.repeats))
+
+    def text(self, form: str = ",.0f") -> str:
+        """``median (low..high)``; the range is left out where it is not seen."""
+        median, low, high = (number(value, form) for value in (self.median, self.low, self.high))
+        return median if low == high else f"{median} ({low}..{high})"
+
+
+@dataclass(frozen=True)
+class Ratio(Spread):
+    """A ratio of medians. It is *in doubt* when its range holds 1, or when one repeat shows no spread at all."""
+
+    @property
+    def overlaps_one(self) -> bool:
+        return self.low <= 1 <= self.high
+
+    @property
+    def in_doubt(self) -> bool:
+        return self.overlaps_one or self.repeats < 2
+
+    def lost(self, tolerance: float) -> bool:
+        """Below 1 beyond noise: the whole range is, and the median by more than ``tolerance``."""
+        return self.high < 1 and self.median < 1 - tolerance
+
+    def text(self, form: str = ".2f") -> str:
+        """``1.23``, with a question mark where it is in doubt."""
+        return f"{self.median:{form}}{'?' if self.in_doubt else ''}"
+
+
+@dataclass(frozen=True)
+class Point(Condition):
+    """All repeats of one condition."""
+
+    kind: str
+    cells: tuple[Metrics, ...]
+    repeats: int  # that were run, failed ones included
+    layers_share: float | None = None  # layers of the head / layers of the target, where both are known
+    exact: bool = False  # float32 at temperature 0: speculation may change no text
+
+    @property
+    def failed(self) -> int:
+        return self.repeats - len(self.cells)
+
+    def spread(self, name: str, at: int | None = None) -> Spread:
+        """A metric by its field name; ``at`` is an index into a tuple of values."""
+        samples = [getattr(cell, name) for cell in self.cells]
+        if at is not None:
+            samples = [sample[at] if at < len(sample) else math.nan for sample in samples]
+        return Spread.of(samples)
+
+    @property
+    def tokens_per_second(self) -> Spread:
+        return self.spread("output_tokens_per_second")
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Median share accepted at each position."""
+        return [self.spread("acceptance", i).median for i in range(self.k)]
+
+
+def points(results: Iterable[CellResult]) -> list[Point]:
+    """Cells gathered over repeats, in the order in which they come. Conditions without a whole cell are left out."""
+    groups: defaultdict[Condition, list[CellResult]] = defaultdict(list)
+    for result in results:
+        groups[result.cell.condition].append(result)
+    found = []
+    for condition, members in groups.items():
+        if whole := tuple(metrics_of(result) for result in members if result.ok):
+            configuration = members[0].configuration
+            layers = configuration.get("layers", {})
+            share = layers["draft"] / layers["target"] if len(layers) == 2 else None
+            point = Point(**vars(condition), kind=members[0].kind, cells=whole, repeats=len(members))
+            found.append(replace(point, layers_share=share, exact=_exact(configuration)))
+    return found
+
+
+def _exact(configuration: dict[str, Any]) -> bool:
+    """Whether the commands say float32 and temperature 0."""
+    words = " ".join([*configuration.get("serve", ()), *configuration.get("bench", ()), ""]).replace("=", " ")
+    return "--dtype float32 " in words and any(f"--temperature {zero} " in words for zero in ("0", "0.0"))
+
+
+def same_texts(point: Point, base: Point | None) -> float:
+    """Share of requests answered with the same text as without speculation, in the worst repeat; NaN when unknown."""
+    wanted = base.cells[0].texts if base else ()
+    shares = [sum(map(operator.eq, cell.texts, wanted)) / len(wanted) for cell in point.cells if wanted and cell.texts]
+    return min(shares, default=math.nan)
+
+
+def without_speculation(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
+    """The points without speculation by data set and concurrency."""
+    return {(p.dataset, p.concurrency): p for p in points if p.kind == "none"}
+
+
+def by_dataset(points: Iterable[Point]) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(point.dataset, []).append(point)
+    return found
+
+
+def best_depth(candidates: Iterable[Point]) -> Point:
+    """The point with the most output tokens per second: "best K" as the published tables mean it."""
+    return max(candidates, key=lambda point: point.tokens_per_second.median)
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """One concurrency: each arm at its best depth, and the ratios between arms."""
+
+    concurrency: int
+    best: dict[str, Point]  # by arm
+    ratios: dict[tuple[str, str], Ratio]  # by the two arms
+
+    def parallel_over_sequential(self) -> Ratio | None:
+        """P-EAGLE / EAGLE-3, the first of each, which is what was published."""
+        kinds = {arm: point.kind for arm, point in self.best.items()}
+        return next((r for (a, b), r in self.ratios.items() if (kinds[a], kinds[b]) == ("P-EAGLE", "EAGLE-3")), None)
+
+
+def best_rows(points: Sequence[Point]) -> list[BestRow]:
+    """For each concurrency the ratios of the published tables: P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its
+    kind, and everything / no speculation."""
+    rows = []
+    for concurrency in sorted({p.concurrency for p in points}):
+        here = [p for p in points if p.concurrency == concurrency]
+        best = {arm: best_depth(p for p in here if p.arm == arm) for arm in dict.fromkeys(p.arm for p in here)}
+        parallel, eagle, none = ([a for a in best if best[a].kind == kind] for kind in ("P-EAGLE", "EAGLE-3", "none"))
+        pairs = [(a, b) for a in parallel for b in eagle]
+        pairs += [(parallel[0], b) for b in parallel[1:]]
+        pairs += [(a, b) for b in none for a in best if a not in none]
+        ratios = {(a, b): best[a].tokens_per_second.over(best[b].tokens_per_second) for a, b in pairs}
+        rows.append(BestRow(concurrency, best, ratios))
+    return rows

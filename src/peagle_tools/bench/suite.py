@@ -1,0 +1,227 @@
+"""A suite: what a sweep measures. YAML, every key checked, mistakes named with line and key.
+
+Paths in a suite begin with ``./`` or ``../`` and are relative to the suite's folder, which is also the working
+directory of server and client; every other model name is one of the model hub.
+"""
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
+
+from peagle_tools.bench import BenchError
+from peagle_tools.shared.checked_yaml import Strict, read_yaml
+
+HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
+SET_BY_THE_SWEEP = {
+    "--host": "the sweep serves on 127.0.0.1",
+    "--port": "set `port:`",
+    "--model": "set `target:`",
+    "--speculative-config": "set `speculative_config:` in the arm",
+    "--served-model-name": "the sweep names the model",
+}
+
+
+def is_path(name: str) -> bool:
+    return name.startswith(("./", "../", "/"))
+
+
+def _exists(path: str, info: ValidationInfo) -> str:
+    """``path``, if it is there; the folder that it is relative to is the validation's context."""
+    what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
+    if not ((folder / path).is_file() if what == "file" else (folder / path).is_dir()):
+        mend = "; docs/benchmarking.md shows how to make it" if info.field_name == "speed_bench" else ""
+        raise ValueError(f"there is no {what} {path} (looked in {folder}){mend}")
+    return path
+
+
+def _model(name: str, info: ValidationInfo) -> str:
+    return _exists(name, info) if is_path(name) else name
+
+
+def _data(path: str, info: ValidationInfo) -> str:
+    if not is_path(path):
+        raise ValueError("begin the path with ./ or ../ (relative to the suite) or /")
+    return path if info.data.get("optional") else _exists(path, info)
+
+
+def _unique(numbers: list[int]) -> list[int]:
+    if len(set(numbers)) != len(numbers):
+        raise ValueError("lists a value twice")
+    return numbers
+
+
+Positive = Annotated[int, Field(ge=1)]
+Numbers = Annotated[list[Positive], AfterValidator(_unique)]
+Model = Annotated[str, AfterValidator(_model)]
+Data = Annotated[str, AfterValidator(_data)]
+
+
+class SpeculativeConfig(TypedDict, total=False):
+    """vLLM's ``--speculative-config``; vLLM checks the other entries."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    model: Model
+
+
+class Flags(Strict):
+    """Flags of ``vllm serve`` as one string, word for word, and environment variables."""
+
+    flags: str = ""
+    environment: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("flags")
+    @classmethod
+    def _not_the_sweeps(cls, flags: str) -> str:
+        for word in shlex.split(flags):
+            if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
+                raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
+        return flags
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.flags)
+
+
+class Arm(Flags):
+    """One drafter: a speculative config for each K in ``k``; neither of them means no speculation."""
+
+    speculative_config: SpeculativeConfig | None = None
+    k: Numbers = Field(default_factory=list)
+    overrides: dict[int, dict[str, Any]] = Field(default_factory=dict)  # K -> more entries for the config at that K
+
+    @model_validator(mode="after")
+    def _depths_fit_the_config(self) -> "Arm":
+        if self.speculative_config is None:
+            if self.k:
+                raise ValueError("k needs a speculative_config")
+        elif not self.k:
+            raise ValueError("a speculative_config needs k, the list of depths to measure")
+        elif "num_speculative_tokens" in self.speculative_config:
+            raise ValueError("leave num_speculative_tokens out: k sets it")
+        if unknown := set(self.overrides) - set(self.k):
+            raise ValueError(f"overrides names a depth that k does not list: {min(unknown)}")
+        return self
+
+    @property
+    def depths(self) -> list[int]:
+        """The depths to serve; 0 stands for no speculation."""
+        return self.k or [0]
+
+    @property
+    def kind(self) -> Literal["none", "EAGLE-3", "P-EAGLE", "other"]:
+        """Which column of the published tables this arm belongs to."""
+        if self.speculative_config is None:
+            return "none"
+        if self.speculative_config.get("method") == "eagle3":
+            return "P-EAGLE" if self.speculative_config.get("parallel_drafting") else "EAGLE-3"
+        return "other"
+
+    def config_at(self, k: int) -> dict[str, Any] | None:
+        """vLLM's ``--speculative-config`` for this arm at depth ``k``."""
+        if self.speculative_config is None:
+            return None
+        return {**self.speculative_config, "num_speculative_tokens": k, **self.overrides.get(k, {})}
+
+
+class Dataset(Strict):
+    """Prompts, exactly one source of them.
+
+    Attributes:
+        optional: skipped with a warning where its file or folder is absent.
+        hub: a data set that vLLM's hub loaders read.
+        jsonl: file with a ``prompt`` in each line.
+        speed_bench: folder made by SPEED-Bench's own script; its licence forbids shipping it.
+        random_input_tokens: random token ids, for dummy weights.
+        prompts: requests of one cell; at least ``prompts_per_client`` times the concurrency.
+        output_tokens: at most, of one request; exactly, with ``ignore_eos``.
+        chat: put each prompt into the target's chat template; false sends it raw.
+    """
+
+    optional: Annotated[bool, Field(exclude=True)] = False  # first, for the paths depend on it; no part of a result
+    hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None
+    jsonl: Data | None = None
+    speed_bench: Data | None = None
+    speed_bench_subset: str = "qualitative"
+    speed_bench_category: str | None = None
+    random_input_tokens: Positive | None = None
+    prompts: Positive
+    prompts_per_client: Annotated[int, Field(ge=0)] = 0
+    output_tokens: Positive
+    ignore_eos: bool = False
+    chat: bool = True
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Dataset":
+        sources = ("hub", "jsonl", "speed_bench", "random_input_tokens")
+        if sum(getattr(self, name) is not None for name in sources) != 1:
+            raise ValueError(f"give exactly one of {', '.join(sources)}")
+        return self
+
+    def absent(self, folder: Path) -> str:
+        """The path that is not there, of an optional data set in a suite of ``folder``; else empty."""
+        path = self.jsonl or self.speed_bench or "."
+        return path if self.optional and not (folder / path).exists() else ""
+
+    def num_prompts(self, concurrency: int) -> int:
+        return max(self.prompts, self.prompts_per_client * concurrency)
+
+
+class Suite(Strict):
+    """A whole sweep."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+    target: Model
+    serve: Flags = Flags()
+    arms: Annotated[dict[str, Arm], Field(min_length=1)]
+    datasets: Annotated[dict[str, Dataset], Field(min_length=1)]
+    concurrency: Annotated[Numbers, Field(min_length=1)]
+    repeats: Positive = 3
+    warmups: Annotated[int, Field(ge=0)] = 8  # requests before each cell, not counted
+    temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    seed: int = 0
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None  # without it: any free one
+    server_start_seconds: Positive = 1200
+    cell_seconds: Positive = 3600
+    notes: str = ""
+
+    @model_validator(mode="after")
+    def _file_names_differ(self) -> "Suite":
+        for names in (self.arms, self.datasets):
+            seen: dict[str, str] = {}
+            for name in names:
+                if not slug(name):
+                    raise ValueError(f"{name!r} holds no letter or digit to name files with")
+                if (first := seen.setdefault(slug(name), name)) != name:
+                    raise ValueError(f"{first!r} and {name!r} would share file names")
+        return self
+
+    def fingerprint(self) -> str:
+        """Changes when anything that is measured changes. More repeats or notes leave it."""
+        facts = self.model_dump(mode="json", exclude={"repeats", "notes", "port", "server_start_seconds"})
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def slug(name: str) -> str:
+    """``name`` as part of a file name."""
+    return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in name).split()).lower()
+
+
+def read_suite(file: Path) -> Suite:
+    """Read and check a suite.
+
+    Raises:
+        BenchError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+    """
+    return read_yaml(file, Suite, BenchError, "suite")

@@ -1,0 +1,281 @@
+"""``bench run``: walk the cells of a suite, one server an arm and depth, and keep each result as it comes.
+
+What can go wrong, and what then happens:
+
+    a server does not start, or ends    its cell is kept as failed, with the reason; the server is started again for the
+                                        next cell; a server that never came up fails all cells that it was started for
+    the client fails, requests fail     the cell is kept as failed, with the reason
+    the sweep is ended, by whatever     cells that are whole stay; the same command goes on with the others
+    a cell failed in an earlier run     it is measured again
+    the disk is full, the port taken    the sweep ends with one line
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import math
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from peagle_tools.bench import BenchError, client
+from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
+from peagle_tools.bench.server import (
+    CellFailed,
+    Gauges,
+    Server,
+    ServerFailed,
+    check_port,
+    environment,
+    serve_arguments,
+)
+from peagle_tools.bench.suite import Suite
+from peagle_tools.shared import provenance
+from peagle_tools.shared.acceptance import from_bench_serve, read_draft_steps
+
+MIN_FREE_BYTES = 64 << 20
+
+
+class Sweep:
+    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``.
+
+    Attributes:
+        absent: optional data sets that are not there, with their paths; their cells are left out.
+    """
+
+    def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
+        self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
+        self.absent = {name: path for name, data in suite.datasets.items() if (path := data.absent(folder))}
+        self.cells = [cell for cell in cells if cell.dataset not in self.absent]
+        self.versions, self.hardware = provenance.versions(), provenance.hardware()
+        self._partial = self.results / ".partial"
+        # A mean cell of this run, its share of server starts included, gives the time left.
+        self._progress = Progress(
+            *(TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+            console=Console(soft_wrap=True, highlight=False, markup=False),
+            transient=True,
+            speed_estimate_period=math.inf,
+        )
+
+    def run(self) -> int:
+        """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
+
+        Raises:
+            BenchError: the sweep cannot go on.
+        """
+        for name, path in self.absent.items():
+            print(
+                f"warning: {name} is skipped, for {path} is not there (docs/benchmarking.md, A suite)", file=sys.stderr
+            )
+        if not self.cells:
+            raise BenchError("nothing to measure: the options leave no cell of this suite")
+        if self.suite.port is not None:
+            check_port(self.suite.port)
+        with _full_disk_in_one_line(self.results), self._locked(), _signals_interrupt():
+            self._open()
+            missing = [cell for cell in self.cells if not self._done(cell)]
+            total, failed = len(self.cells), 0
+            self._task = self._progress.add_task("", total=total, completed=total - len(missing))
+            self._progress.advance(self._task, 0)  # the clock starts here
+            with self._progress:
+                for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
+                    failed += self._serve(list(group))
+            shutil.rmtree(self._partial, ignore_errors=True)
+        outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
+        self._print(f"{total} cells: {outcome}")
+        return failed
+
+    def run_whole(self) -> None:
+        """Measure every cell, for a command that can do nothing without one of them.
+
+        Raises:
+            BenchError: the sweep cannot go on, was interrupted, or a cell failed.
+        """
+        try:
+            if failed := self.run():
+                raise BenchError(f"{failed} cells failed; the lines above give the reasons")
+        except KeyboardInterrupt:
+            raise BenchError("interrupted; the same command goes on where it stopped") from None
+
+    def _print(self, text: str) -> None:
+        self._progress.console.print(text)
+
+    # ------------------------------------------------------------------------------ the folder
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One sweep at a time in a folder; the kernel lets go of the lock when this process ends."""
+        if self.results.exists() and not self.results.is_dir():
+            raise BenchError(f"{self.results.name}: results need a folder, this is a file")
+        self.results.mkdir(parents=True, exist_ok=True)
+        with (self.results / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BenchError(f"another sweep is writing into {self.results.name}") from None
+            yield
+
+    def _open(self) -> None:
+        """Begin a sweep, or make sure that this one may go on with what is there."""
+        now: dict[str, Any] = {
+            "fingerprint": self.suite.fingerprint(),
+            "versions": self.versions,
+            "hardware": self.hardware,
+            "suite": self.suite.model_dump(mode="json"),
+        }
+        before, another = read_sweep(self.results), "name another folder with --results"
+        if before and before["fingerprint"] != now["fingerprint"]:
+            raise BenchError(
+                f"{self.results.name} holds results of another suite, or of an older state of this one; {another}"
+            )
+        for what in ("versions", "hardware") if before else ():
+            old, new = before[what], now[what]
+            if changed := [
+                f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)
+            ]:
+                raise BenchError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
+        if shutil.disk_usage(self.results).free < MIN_FREE_BYTES:
+            raise OSError(errno.ENOSPC, "")
+        shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
+        for folder in (self._partial, self.results / "cells", self.results / "logs"):
+            folder.mkdir(exist_ok=True)
+        self._write("sweep.json", to_json(now))
+
+    def _write(self, name: str, text: str) -> None:
+        write_whole(self.results / name, text, self._partial / "whole.json")
+
+    def _done(self, cell: Cell) -> bool:
+        file = self.results / f"cells/{cell.id}.json"
+        return file.exists() and read_cell(file).ok
+
+    def _new_log(self, name: str) -> Path:
+        """An empty log: the reason for which an earlier run failed must not be found in it."""
+        log = self.results / "logs" / f"{name}.log"
+        log.write_bytes(b"")
+        return log
+
+    # ------------------------------------------------------------------------------ one server
+
+    def _serve(self, missing: list[Cell]) -> int:
+        """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
+        failed = starts = 0
+        while missing:
+            first, served, came_up, starts = missing[0], 0, False, starts + 1
+            self._print(f"starting {first.drafter}, repeat {first.repeat} ...")
+            log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
+            try:
+                arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
+                with Server(arguments, self.suite.port, cwd=self.folder, env=env, log=log) as server:
+                    server.wait_until_ready(self.suite.server_start_seconds)
+                    came_up = True
+                    self._print(f"  ready after {server.start_seconds:.0f} s")
+                    for cell in missing:
+                        served += 1
+                        failed += not self._measure(cell, server)
+            except ServerFailed as error:
+                if not came_up:
+                    self._print(f"  the server did not start: {error}\n  its log: {log}")
+                    for cell in missing:
+                        self._keep(cell, str(error))
+                    return failed + len(missing)
+                failed += 1
+                if served < len(missing):
+                    self._print(f"  {error}; starting it again for the next cell")
+            missing = missing[served:]
+        return failed
+
+    # ------------------------------------------------------------------------------ one cell
+
+    def _measure(self, cell: Cell, server: Server) -> bool:
+        """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
+        began, gauges, log = datetime.now(UTC), Gauges(server), self._new_log(f"{cell.id}-client")
+        before = read_draft_steps(server.metrics())
+        try:
+            try:
+                raw = client.measure(self.suite, cell, server, gauges, cwd=self.folder, partial=self._partial, log=log)
+            except CellFailed:
+                server.check_well()  # the server's failure is the cause of the client's
+                raise
+        except CellFailed as error:
+            self._keep(cell, str(error), server.start_seconds)
+            if isinstance(error, ServerFailed):
+                raise
+            return False
+        after = read_draft_steps(server.metrics())
+        measured: dict[str, Any] = {
+            "began": began.isoformat(timespec="seconds"),
+            "drafts": from_bench_serve(raw),
+            "draft_steps": after.since(before) if after and before else None,
+            "gauges": {"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
+            "raw": client.without_texts(raw),
+        }
+        self._keep(cell, "", server.start_seconds, measured)
+        return True
+
+    def _keep(
+        self, cell: Cell, reason: str, start_seconds: float = 0.0, measured: dict[str, Any] | None = None
+    ) -> None:
+        """Write the result of a cell, and a line about it; without ``measured`` it failed for ``reason``."""
+        result = CellResult(
+            cell=cell,
+            kind=self.suite.arms[cell.arm].kind,
+            status="ok" if measured else "failed",
+            reason=client.without_paths(reason),
+            configuration=client.configuration(self.suite, self.folder, cell),
+            versions=self.versions,
+            hardware=self.hardware,
+            server_start_seconds=round(start_seconds, 2),
+            **(measured or {"began": datetime.now(UTC).isoformat(timespec="seconds")}),
+        )
+        self._write(f"cells/{cell.id}.json", result.to_json())
+        self._progress.advance(self._task, 1)
+        task = self._progress.tasks[0]
+        seconds = task.time_remaining or 0
+        left = f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
+        line = f"[{task.completed:.0f}/{task.total:.0f}] {cell.label}: {_summary(result)}"
+        self._print(line if task.finished else line + left)
+
+
+def _summary(result: CellResult) -> str:
+    if not result.ok:
+        return f"FAILED: {result.reason}"
+    text = f"{result.raw['output_throughput']:.0f} tokens/s"
+    return text if result.drafts is None else f"{text}, AL {result.drafts.length:.2f}"
+
+
+@contextlib.contextmanager
+def _full_disk_in_one_line(results: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise BenchError(
+                f"no space left for {results.name}: free at least {MIN_FREE_BYTES >> 20} MiB; "
+                "the same command then goes on"
+            ) from None
+        if error.errno in (errno.EACCES, errno.EROFS):
+            raise BenchError(f"{results.name}: cannot be written ({error.strerror})") from None
+        raise
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a sweep as Ctrl-C does: through every ``finally`` that ends a process."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {sign: signal.signal(sign, interrupt) for sign in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)

@@ -1,0 +1,65 @@
+"""``peagle-vllm convert``."""
+
+import signal
+import sys
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peagle_tools.shared.terminal import HeadArgument, RevisionOption, exit_if_unfit, one_line_errors
+
+
+class Format(StrEnum):
+    vllm = "vllm"
+    speculators = "speculators"
+
+
+def convert(
+    head: HeadArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
+    to: Annotated[Format, typer.Option("--to", help="vLLM's own format, or speculators'.")] = Format.vllm,
+    mask_token_id: Annotated[
+        int | None, typer.Option(metavar="N", help="The mask token, where the head does not name it.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Check the head against this model, and name it in the result."),
+    ] = None,
+    revision: RevisionOption = None,
+) -> None:
+    """Write a head of any dialect in a format that vLLM loads by itself.
+
+    Weights are copied byte by byte, in pieces; OUT appears whole or not at all.
+
+    Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from peagle_vllm.heads import convert as converting
+    from peagle_vllm.heads.files import download
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.target import read_target
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is written so far is removed
+    with one_line_errors():
+        source = read_head(download(head, revision))
+        if mask_token_id is not None:
+            source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
+        model = read_target(target) if target is not None else None
+        exit_if_unfit(converting.obstacles(source, to.value, model))
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
+            written = converting.convert(source, out, to.value, model, lambda count: progress.advance(bar, count))
+    print(f"wrote {out}: {source.dialect} to {to.value}, {len(written.tensors)} tensors")
+    verifier = written.config.get("speculators_config", {}).get("verifier")
+    if to is Format.speculators and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
+        print(
+            f"note: {out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it",
+            file=sys.stderr,
+        )

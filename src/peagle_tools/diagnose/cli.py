@@ -1,0 +1,165 @@
+"""``peagle-vllm diagnose``."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peagle_tools.shared.terminal import (
+    JsonOption,
+    conversations,
+    exit_if_unfit,
+    fail,
+    json_object,
+    logs_on_stderr,
+    one_line_errors,
+)
+
+if TYPE_CHECKING:
+    from peagle_tools.diagnose.search import Diagnosis
+
+
+def diagnose(
+    target: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="The served model: a folder or a hub id.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(metavar="HEAD", help="The head: a folder or a hub id.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Read the metrics of this running server instead, and nothing else."),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='Prompts, one a line: text, {"prompt": ...} or {"messages": ...}.'),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens a step.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template.")] = False,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="How many prompts, from the first on.")] = 24,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 128,
+    engine: Annotated[
+        str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
+    ] = "{}",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON here too, after every measurement.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Why is acceptance low? Compare the head with its target, measure both in vLLM, and change one thing at a time.
+
+    A cause is named only when its change raised the acceptance length beyond noise. Progress goes to stderr.
+
+    Exit status: 0 a usual curve; 1 the head is unfit, the curve is odd, or a change helped; 2 something cannot be
+    read or run.
+    """
+    if url is not None:
+        _live(url, as_json)
+        return
+    if target is None or head is None:
+        fail("--target and --head are needed, or --url of a running server")
+    from rich.console import Console
+
+    from peagle_tools.diagnose.engine import VllmMeasure
+    from peagle_tools.diagnose.interventions import differences, interventions, setup_of
+    from peagle_tools.diagnose.prompts import PROMPTS
+    from peagle_tools.diagnose.report import as_dict, show
+    from peagle_tools.diagnose.search import diagnose as search
+    from peagle_vllm.heads.checks import check
+    from peagle_vllm.heads.files import download, one_line
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
+    from peagle_vllm.serving import RefusedError
+
+    asked = conversations(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
+    arguments = json_object(engine)
+    with one_line_errors():
+        model = read_target(target)
+        source = read_head(download(head))
+        exit_if_unfit(check(source, model))
+        specials = special_tokens(read_tokens(target))
+    k = num_speculative_tokens or min(source.trained_depth or 5, 5)
+    if out is not None:
+        try:
+            out.open("a").close()
+        except OSError as error:
+            fail(f"{out} cannot be written ({error.strerror}); name another file for --out")
+    latest: list[Diagnosis] = []
+    measured_at: list[float] = []
+
+    def keep(found: "Diagnosis") -> str:
+        text = json.dumps(as_dict(setup, found, hints), indent=2)
+        if out is not None:
+            out.write_text(text + "\n")
+        return text
+
+    def progress(found: "Diagnosis", left: int) -> None:
+        latest[:] = [found]
+        measured_at.append(time.monotonic())
+        _say(found, left, measured_at[-1] - measured_at[0])
+        keep(found)
+
+    try:
+        with logs_on_stderr(), VllmMeasure(target, source.name, asked[:num_prompts], max_tokens, arguments) as measure:
+            setup = setup_of(source, model, k, chat_template=measure.has_template and not raw)
+            hints = list(differences(setup, source, model, measure.has_template))
+            longest = max(map(len, measure.prompt_ids(setup)))
+            fixed = source, model, specials, measure.has_template, longest
+            result = search(setup, measure, lambda base: interventions(base, *fixed), progress)
+    except RefusedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        if not latest:
+            raise
+        (result,) = latest
+    except Exception as error:
+        fail(f"vLLM cannot run this pair ({one_line(error, 300)}); serve the target alone first, then with this head")
+    text = keep(result)
+    if as_json:
+        print(text)
+    else:
+        show(Console(), setup, result, hints)
+    raise typer.Exit(1 if result.odd or result.causes or not result.complete else 0)
+
+
+def _say(found: "Diagnosis", left: int, seconds: float) -> None:
+    """A line on stderr for each measurement; ``seconds`` is what all trials took so far."""
+    line = f"acceptance length {found.curve.length:.2f}; {left} changes left"
+    if found.trials:
+        trial = found.trials[-1]
+        line = (
+            f"{trial.intervention.change}: {trial.before.length:.2f} -> {trial.after.length:.2f}; {left} changes left"
+        )
+        line += f", about {seconds / len(found.trials) * left:.0f} s"
+    print(line, file=sys.stderr)
+
+
+def _live(url: str, as_json: bool) -> None:
+    from rich.console import Console
+
+    from peagle_tools.diagnose import live
+    from peagle_tools.diagnose.report import SCHEMA, curve_of, lines, show_curve
+
+    try:
+        read = live.read(live.fetch(url))
+    except (OSError, ValueError) as error:
+        fail(f"{url}/metrics cannot be read ({error}); is the server up, and is this its root?")
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is missing, which comes with vLLM; run this where vLLM is installed")
+    if read is None:
+        fail(f"{url}/metrics has no vllm:spec_decode counters: it does not speculate, or has --disable-log-stats")
+    seen, meaning = read
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "url": url, **curve_of(seen), "meaning": meaning}, indent=2))
+    else:
+        console = Console()
+        console.print(f"{url}: {seen.num_drafts} drafts since it started, of all its requests", highlight=False)
+        show_curve(console, seen)
+        lines(console, "odd", meaning)
+        if not meaning:
+            console.print("a usual curve; nothing looks wrong", style="green")
+    raise typer.Exit(1 if meaning else 0)

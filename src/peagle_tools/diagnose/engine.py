@@ -1,0 +1,144 @@
+"""Measuring setups in vLLM: one engine for all of them, whose loaded head is changed in place.
+
+Prompts run greedily, so the target's text stays the same. Acceptance comes from vLLM's own counters; the rounds that
+each answer took show how sure a difference is.
+"""
+
+import dataclasses
+import functools
+import gc
+import os
+from typing import Any, Self
+
+from peagle_tools.diagnose.interventions import Setup
+from peagle_tools.diagnose.prompts import Messages
+from peagle_tools.diagnose.search import Measured
+from peagle_tools.shared.acceptance import read_engine
+
+KV_CACHE_BYTES = 2 << 30
+
+
+class VllmMeasure:
+    """Runs setups of one pair. A context manager: its end shuts the engine down.
+
+    Args:
+        served: how the head's files would be served.
+        conversations: each prompt as chat messages.
+        max_tokens: the longest answer to each prompt.
+        llm: more arguments for ``vllm.LLM``.
+    """
+
+    def __init__(self, target: str, head: str, conversations: list[Messages], max_tokens: int, llm: dict[str, Any]):
+        self.target, self.head, self.conversations, self.max_tokens = target, head, conversations, max_tokens
+        self.llm_arguments = llm
+        self._llm: Any = None
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
+        from peagle_vllm import plugin
+
+        plugin.register()  # idempotent; an installed package is registered through its entry point too
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
+
+    def __call__(self, setup: Setup) -> Measured:
+        from vllm import SamplingParams
+
+        self._llm = self._llm or self._start(setup)
+        self._llm.collective_rpc(apply, args=(setup,))
+        before, engine, prompts = read_engine(self._llm), self._llm.llm_engine, self.prompt_ids(setup)
+        for number, ids in enumerate(prompts):
+            greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
+            engine.add_request(f"{before.num_drafts}-{number}", {"prompt_token_ids": ids}, greedy)
+        rounds, tokens = [-1] * len(prompts), [-1] * len(prompts)  # the prompt's own round makes one token
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                number = int(output.request_id.rpartition("-")[2])
+                rounds[number] += 1
+                tokens[number] = len(output.outputs[0].token_ids) - 1
+        lengths = tuple(made / max(1, took) for made, took in zip(tokens, rounds, strict=True))
+        return Measured(read_engine(self._llm).since(before), lengths)
+
+    def prompt_ids(self, setup: Setup) -> list[list[int]]:
+        """Token ids of every prompt under this setup."""
+        prompts = []
+        for messages in self.conversations:
+            if setup.chat_template:
+                ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            else:
+                ids = self.tokenizer.encode("\n".join(message["content"] for message in messages))
+            prompts.append(ids[-setup.prompt_tokens :] if setup.prompt_tokens else ids)
+        return prompts
+
+    @functools.cached_property
+    def has_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.target)
+
+    def _start(self, setup: Setup) -> Any:
+        from vllm import LLM
+
+        gc.freeze()  # vLLM collects garbage seven times a start; its modules' million objects need not be scanned
+        forms = [dataclasses.replace(setup, prompt_tokens=None, chat_template=c) for c in (False, self.has_template)]
+        longest = max(len(ids) for form in forms for ids in self.prompt_ids(form))
+        arguments: dict[str, Any] = {
+            "model": self.target,
+            "enforce_eager": True,  # a graph or compiled code would keep what ``apply`` changes
+            "max_model_len": longest + self.max_tokens + 2 * setup.k + 64,
+            "max_num_seqs": len(self.conversations),
+            # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
+            "kv_cache_memory_bytes": KV_CACHE_BYTES,
+            "gpu_memory_utilization": 0.05,
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,  # they are what is read
+            "seed": 0,
+            "use_tqdm_on_load": False,
+        }
+        speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": setup.k}
+        return LLM(**arguments | self.llm_arguments, speculative_config=speculative | {"parallel_drafting": True})
+
+
+def apply(worker: Any, setup: Setup) -> None:
+    """Make the loaded pair of this worker run as ``setup`` says; what it leaves open, as it was loaded."""
+    runner = worker.model_runner
+    drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)  # V2's, V1's
+    runner.model.set_aux_hidden_state_layers(setup.aux_layers)
+    if drafter is None:  # another pipeline stage drafts
+        return
+    model = drafter.model
+    attentions = [layer.self_attn for layer in model.model.layers]
+    norms = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    if not hasattr(drafter, "as_loaded"):
+        drafter.as_loaded = model.mask_hidden.clone(), attentions[0].rotary_emb, norms[0].variance_epsilon
+    mask_hidden, rope, eps = drafter.as_loaded
+    drafter.parallel_drafting_token_id = setup.mask_token_id
+    parts = mask_hidden.view(len(setup.aux_layers), -1)
+    model.mask_hidden.copy_(parts[list(setup.mask_order or range(len(parts)))].view_as(mask_hidden))
+    drafter._mask_is_stale = True  # V1 projects it once; V2 in every step
+    first = model.model.layers[0]
+    first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
+    for attention in attentions:
+        attention.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
+    for norm in norms:
+        norm.variance_epsilon = eps if setup.rms_norm_eps is None else setup.rms_norm_eps
+
+
+def _rope(loaded: Any, vllm_config: Any, parameters: dict[str, Any]) -> Any:
+    """vLLM's module for ``rope_parameters``, where ``loaded`` stood."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
+    config = vllm_config.speculative_config.draft_model_config.hf_config
+    with set_current_vllm_config(vllm_config):
+        made = get_rope(loaded.head_size, config.max_position_embeddings, loaded.is_neox_style, parameters)
+    return made.to(loaded.cos_sin_cache.device)

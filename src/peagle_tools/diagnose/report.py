@@ -1,0 +1,117 @@
+"""A diagnosis for people, on 80 columns, and for machines."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peagle_tools.diagnose.interventions import Setup
+from peagle_tools.diagnose.search import LEAST_GAIN, Diagnosis, Trial, oddities, usual_rates
+from peagle_tools.shared.acceptance import Acceptance
+
+SCHEMA = 1
+FIELDS = {
+    "schema": "version of this shape, a whole number",
+    "complete": "false where it was stopped before the end",
+    "differences": "list of lines: what the head's files have otherwise than the target's",
+    "setup": "object: what was measured: `aux_layers`, `mask_token_id`, `k`, `chat_template`, `norm_before_residual`; "
+    "`prompt_tokens`, `mask_order`, `rope`, `rms_norm_eps` are null",
+    "acceptance_length": "tokens for each step of the target, the bonus token included",
+    "acceptance": "share of the drafts in which each position was accepted, K numbers",
+    "drafts": "how often K tokens were drafted",
+    "odd": "list of lines: what looks wrong in that curve, and what it means",
+    "trials": "list of objects: `kind`, `change`, `acceptance_length` (before, after), `gain` (relative), "
+    "`sureness` (the mean difference between answers to the same prompt, in its standard errors)",
+    "causes": f"the trials that raised the acceptance length beyond noise, by {LEAST_GAIN:.0%} or more, and `mend`: "
+    "what to do for good",
+}
+
+
+def as_dict(setup: Setup, found: Diagnosis, differences: list[str]) -> dict[str, Any]:
+    """The diagnosis, each of ``FIELDS``, ready for JSON."""
+    return {
+        "schema": SCHEMA,
+        "complete": found.complete,
+        "differences": differences,
+        "setup": asdict(setup),
+        **curve_of(found.curve),
+        "odd": found.odd,
+        "trials": [_trial(trial) for trial in found.trials],
+        "causes": [_trial(trial) | {"mend": trial.intervention.mend} for trial in found.causes],
+    }
+
+
+def curve_of(curve: Acceptance) -> dict[str, Any]:
+    return {
+        "acceptance_length": round(curve.length, 4),
+        "acceptance": [round(rate, 4) for rate in curve.shares],
+        "drafts": curve.num_drafts,
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "kind": trial.intervention.kind,
+        "change": trial.intervention.change,
+        "acceptance_length": [round(trial.before.length, 4), round(trial.after.length, 4)],
+        "gain": round(trial.gain, 4),
+        "sureness": round(trial.sureness, 2),
+    }
+
+
+def show(console: Console, setup: Setup, found: Diagnosis, differences: list[str]) -> None:
+    """Print a diagnosis."""
+    prompts = "through the chat template" if setup.chat_template else "raw"
+    console.print(
+        f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}, "
+        f"greedy, {found.curve.num_drafts} drafts",
+        highlight=False,
+    )
+    show_curve(console, found.curve)
+    lines(console, "differs", differences)
+    lines(console, "odd", found.odd)
+    _show_trials(console, found.trials)
+    for trial in found.causes:
+        before, after = trial.before.length, trial.after.length
+        raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
+        line = f"{trial.intervention.kind}: {trial.intervention.change} {raised}"
+        console.print(Text("cause    ", "bold red") + Text(line, "default"), highlight=False)
+        console.print(Text("mend     ", "green") + Text(trial.intervention.mend, "default"), soft_wrap=True)
+    if not found.complete:
+        console.print(Text("stopped before the end", "yellow"))
+    elif found.causes and oddities(found.causes[-1].after):
+        console.print(Text("still odd with that: it mends a part only, or there is another cause", "yellow"))
+    elif not found.causes:
+        console.print(Text("no cause: no change raised the acceptance length beyond noise", "green"))
+
+
+def show_curve(console: Console, seen: Acceptance) -> None:
+    console.print(f"acceptance length {seen.length:.2f}\n", style="bold", highlight=False)
+    curve = Table("position", "accepted", "usual", box=None, padding=(0, 2, 0, 0))
+    for column in curve.columns:
+        column.justify = "right"
+    curve.add_column("")
+    for position, share in enumerate(seen.shares, start=1):
+        low, high = usual_rates(position)
+        curve.add_row(str(position), f"{share:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * share))
+    console.print(curve, highlight=False)
+    console.print()
+
+
+def lines(console: Console, mark: str, texts: list[str]) -> None:
+    for text in texts:
+        console.print(Text(f"{mark:9}", "yellow") + Text(text, "default"))
+
+
+def _show_trials(console: Console, trials: list[Trial]) -> None:
+    table = Table("tried", box=None, padding=(0, 2, 0, 0))
+    for column in ("AL before", "after", "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for trial in trials:
+        before, after = trial.before.length, trial.after.length
+        table.add_row(trial.intervention.change, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
+    console.print()
+    console.print(table, highlight=False)
+    console.print()

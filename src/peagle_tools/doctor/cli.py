@@ -1,0 +1,69 @@
+"""``peagle-vllm doctor``."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peagle_tools.shared.terminal import fail
+
+
+def doctor(
+    vllm: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Check this vLLM wheel, or unpacked one, instead of the installed vLLM."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="With --speculative-config: what drafting takes of a GPU's memory.")
+    ] = None,
+    speculative_config: Annotated[str | None, typer.Option(metavar="JSON", help="As `vllm serve` takes it.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="As `vllm serve` takes it, like the next two.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
+    max_cudagraph_capture_size: Annotated[int | None, typer.Option()] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Would P-EAGLE be served here, by which runner, and do the seams with vLLM hold?
+
+    Exit status: 0 all well; 1 a seam has moved, or vLLM is absent; 2 PATH is no vLLM, or PEAGLE_VLLM_ACCEPT no seam.
+    """
+    from rich.console import Console
+
+    from peagle_tools.doctor.report import as_dict, decide_runner, read_environment, show
+    from peagle_vllm.patches import fingerprint
+    from peagle_vllm.patches.version import NotVllmError, find_vllm, read
+
+    try:
+        install = find_vllm() if vllm is None else read(vllm)
+        accepted = fingerprint.accepted_seams(os.environ.get(fingerprint.ACCEPT))
+    except (NotVllmError, fingerprint.AcceptError) as error:
+        fail(str(error))
+    report = None if install is None else fingerprint.check(install, accepted=accepted)
+    environment = runner = None
+    if vllm is None:
+        environment = read_environment(install)
+        runner = decide_runner(environment, report)
+    drafts = None
+    if speculative_config is not None or target is not None:
+        if speculative_config is None or target is None or vllm is not None:
+            fail("--target and --speculative-config go together, without --vllm; give both, or neither")
+        from peagle_tools.doctor.memory import DraftingError, drafting, lines
+
+        flags = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_cudagraph_capture_size": max_cudagraph_capture_size,
+        }
+        try:
+            drafts = drafting(target, speculative_config, flags)
+        except DraftingError as error:
+            fail(str(error))
+    if as_json:
+        more = {} if drafts is None else {"drafting": drafts}
+        print(json.dumps(as_dict(report, environment, runner) | more, indent=2))
+    else:
+        show(Console(), report, environment, runner)
+        for name, value in lines(drafts) if drafts else ():
+            print(f"{name:13} {value}")
+    raise typer.Exit(0 if report is not None and report.ok else 1)

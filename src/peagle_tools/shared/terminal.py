@@ -1,0 +1,79 @@
+"""What the subcommands share: their common arguments, and how they end."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peagle_tools.bench.cli import fail
+
+if TYPE_CHECKING:
+    from peagle_tools.diagnose.prompts import Messages
+    from peagle_vllm.heads.checks import Problem
+
+HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
+RevisionOption = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """A head or target that cannot be read ends the command with its line."""
+    from peagle_vllm.heads.files import HeadError
+
+    try:
+        yield
+    except HeadError as error:
+        fail(str(error))
+
+
+def exit_if_unfit(problems: "Iterable[Problem]") -> None:
+    """Print each problem on stderr; end with exit status 1 if one is an error."""
+    problems = list(problems)
+    for problem in problems:
+        print(f"{problem.severity}: {problem.line}", file=sys.stderr)
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(1)
+
+
+def conversations(prompts: Path, answered: bool = False) -> "list[Messages]":
+    """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
+    from peagle_tools.diagnose.prompts import read_prompts
+
+    try:
+        return read_prompts(prompts, answered)
+    except OSError as error:
+        fail(f"{prompts} cannot be read ({error.strerror})")
+    except ValueError as error:
+        fail(str(error))
+
+
+@contextmanager
+def logs_on_stderr() -> Iterator[None]:
+    """Send what vLLM, its libraries and its processes write to stdout to stderr: stdout is for the result."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
+    return arguments

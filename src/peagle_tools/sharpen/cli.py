@@ -1,0 +1,161 @@
+"""``peagle-vllm sharpen``."""
+
+import json
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from peagle_tools.shared.terminal import JsonOption, conversations, exit_if_unfit, fail, json_object, one_line_errors
+
+if TYPE_CHECKING:
+    from peagle_tools.sharpen.reduce import Reduction
+    from peagle_tools.sharpen.run import Measured, Report
+
+
+class Quantization(StrEnum):
+    fp8 = "fp8"
+    int8 = "int8"
+
+
+def sharpen(
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="A P-EAGLE head's folder, or its id on the hub.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
+    target: Annotated[str, typer.Option(metavar="TARGET", help="The model that the head drafts for.")],
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help='One a line: text, or JSON with "prompt" or "messages".')
+    ],
+    held_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: 64 kept aside of FILE.")
+    ] = None,
+    answered: Annotated[
+        bool, typer.Option("--answered", help="FILE's rows end with TARGET's own greedy answers: check and use them.")
+    ] = False,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option("-k", metavar="K", min=1, help="The largest K; default: the trained depth.")
+    ] = None,
+    rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the edge's tables.")] = 64,
+    candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
+    draft_vocab: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Draft only the N tokens that the target says most; auto: the fastest N."),
+    ] = None,
+    quantize: Annotated[Quantization | None, typer.Option(help="Store layers and lm_head in 8 bits.")] = None,
+    no_edge: Annotated[bool, typer.Option("--no-edge", help="Only trim or quantize: fit no edge.")] = False,
+    engine: Annotated[
+        str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
+    ] = "{}",
+    as_json: JsonOption = False,
+) -> None:
+    """Fit an edge to a head, so that its K tokens know of each other. HEAD itself stays as it is.
+
+    The target answers the prompts while the head drafts, the edge is fitted to what the head proposed and the target
+    said, and both heads are measured on prompts that were kept aside. Stopped at any point, it goes on from there.
+    --draft-vocab and --quantize make a smaller head first, which is written whether an edge improves it or not.
+
+    Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from peagle_tools.sharpen import reduce, run
+    from peagle_tools.sharpen.prompts import Prompts, divided, token_ids
+    from peagle_vllm.heads.checks import check
+    from peagle_vllm.heads.files import download
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.target import read_target
+
+    arguments, size = json_object(engine), draft_vocab_size(draft_vocab)
+    asked = reduce.Asked(size, quantize.value if quantize else None, not no_edge)
+    if no_edge and not asked.is_smaller:
+        fail("--no-edge leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
+    learn, aside = divided(conversations(prompts, answered), conversations(held_out) if held_out else None)
+    console = Console(stderr=True)
+    with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        model, found = read_target(target), read_head(download(head))
+        exit_if_unfit(check(found, model))
+        depth = num_speculative_tokens or found.trained_depth or 5
+        plan = run.Plan(depth, rank, candidates, max_tokens, arguments)
+        tasks: dict[str, Any] = {}
+
+        def progress(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done)
+
+        (ids, answers), (held, _) = (token_ids(target, each, max_tokens) for each in (learn, aside))
+        asked_of = Prompts(ids, held, answers if answered else None)
+        reduction: Reduction | None = None
+        report: Report | None
+        if asked.is_smaller:
+            reduction, report = reduce.reduce(found, model, asked_of, out, asked, plan, progress)
+        else:
+            report = run.sharpen(found, target, model.vocab_size, asked_of, out, plan, progress)
+    if as_json:
+        edge = run.as_dict(report, plan) if report else {}
+        print(json.dumps(edge | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))
+    else:
+        if reduction:
+            show_reduction(reduction)
+        if report:
+            show(report)
+        if reduction or (report and report.is_better):
+            print(f"wrote {out}")
+    if report and reduction and not report.is_better:
+        print("an edge is no better on held-out prompts: the smaller head is written without one", file=sys.stderr)
+    elif report and not report.is_better:
+        print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
+    """What --draft-vocab names."""
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]  # mypy does not narrow str to a literal
+    if not text.isdecimal() or not int(text):
+        fail(f"--draft-vocab is {text}, needs a whole number above 0, or auto")
+    return int(text)
+
+
+def show(report: "Report") -> None:
+    """Forms and numbers of prompts on the development share, and AL as served."""
+    from rich.console import Console
+    from rich.table import Table
+
+    forms = Table("form", "AL on the development share", title=f"{report.drafts:,} drafts recorded")
+    for name, gain in report.forms.items():
+        forms.add_row(f"{name} (chosen)" if name == report.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
+    prompts = Table("prompts", "AL on the development share", title=f"{report.chosen}, by prompts to learn from")
+    for count, gain in report.by_prompts.items():
+        prompts.add_row(f"{count:,}", f"{gain.length:.3f} ± {gain.error:.3f}")
+    served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
+    for one in report.served:
+        plain, edged = report.offline[one.num_speculative_tokens]
+        served.add_row(*lengths(one), f"{edged.length / plain.length - 1:+.1%}")
+    Console().print(forms, prompts, served)
+
+
+def show_reduction(reduction: "Reduction") -> None:
+    """What the smaller head saves, and what it loses."""
+    from rich.console import Console
+    from rich.table import Table
+
+    before, after = reduction.bytes_before, reduction.bytes_after
+    title = f"{reduction.draft_vocab:,} draft tokens"
+    if reduction.covered is not None:
+        title += f", {reduction.covered:.2%} of what the target says"
+    title += f"; weights a draft step reads: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB ({after / before - 1:+.0%})"
+    served = Table("K", "AL before", "AL after", "gain", title=title)
+    for one in reduction.served:
+        served.add_row(*lengths(one))
+    Console().print(served)
+
+
+def lengths(one: "Measured") -> list[str]:
+    before, after = one.before, one.after
+    lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (before, after)]
+    return [str(one.num_speculative_tokens), *lengths, f"{after.length / before.length - 1:+.1%}"]

@@ -1,0 +1,171 @@
+"""Fit an edge to a lattice, and choose its form by drafts that were kept aside."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peagle_kernels import Edge
+from peagle_tools.sharpen.lattice import Gain, Lattice
+
+BATCH = 1024  # drafts
+LEARNING_RATE = 3e-3
+EPOCHS, CHECKS_AN_EPOCH = 2, 3
+POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / POSITION_DECAY)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One kind of edge.
+
+    Attributes:
+        gated: multiplied by a projection of the drafter's hidden state.
+        counts: the tables begin as the strongest directions of the target's own bigram statistics.
+    """
+
+    name: str
+    gated: bool
+    counts: bool = False
+
+
+FORMS = (Form("gated", True), Form("table", False), Form("counts", False, counts=True))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An edge, and its acceptance length on the development share at the largest K."""
+
+    form: Form
+    edge: Edge
+    gain: Gain
+
+
+class EdgeModel(nn.Module):
+    """The tensors of an ``Edge`` while they are fitted."""
+
+    def __init__(self, lattice: Lattice, sizes: tuple[int, int], rank: int, form: Form, offsets: Tensor | None):
+        super().__init__()
+        num_k, hidden_size = lattice.ids.shape[1], lattice.hidden.shape[-1]
+        predecessors, successors = torch.randn(sizes[0], rank) / rank**0.5, 0.02 * torch.randn(sizes[1], rank)
+        if form.counts:
+            predecessors, successors = bigram_directions(lattice, sizes, rank, offsets)
+        self.predecessors, self.successors = nn.Parameter(predecessors), nn.Parameter(successors)
+        self.projection = nn.Parameter(torch.randn(rank, hidden_size) / hidden_size**0.5) if form.gated else None
+        self.edge_scale, self.unary_scale = nn.Parameter(torch.ones(num_k)), nn.Parameter(torch.ones(num_k))
+        self.num_candidates = lattice.ids.shape[2]
+
+    def scores(self, batch: Lattice) -> Tensor:
+        """[N, K, M] of every candidate after the token that the target said before it."""
+        predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), self.predecessors)
+        if self.projection is not None:
+            predecessors = predecessors * F.linear(batch.hidden.float(), self.projection)
+        edges = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), self.successors))
+        return self.unary_scale[:, None] * batch.logits + self.edge_scale[:, None] * edges
+
+    def edge(self, dtype: torch.dtype = torch.bfloat16) -> Edge:
+        """As it is written, rounded to ``dtype``."""
+        projection = None if self.projection is None else self.projection.detach().to(dtype)
+        tables = self.predecessors.detach().to(dtype), self.successors.detach().to(dtype)
+        scales = self.edge_scale.detach().clone(), self.unary_scale.detach().clone()
+        return Edge(*tables, projection, *scales, self.num_candidates)
+
+
+def bigram_directions(
+    lattice: Lattice, sizes: tuple[int, int], rank: int, offsets: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tables whose product is nearest to log P(x | previous) - log P(x) of the target's text, smoothed."""
+    previous, following = lattice.tokens[:, 0].long(), lattice.tokens[:, 1].long()
+    draft_ids = to_draft_ids(sizes, offsets)
+    following = draft_ids[following.clamp(min=0)].where(following >= 0, -1)
+    pairs, counts = torch.stack([previous, following])[:, following >= 0].unique(dim=1, return_counts=True)
+    given, total = torch.zeros(sizes[0]), torch.zeros(sizes[1])
+    given.index_add_(0, pairs[0], counts.float())
+    total.index_add_(0, pairs[1], counts.float())
+    share = (total + 1) / (total + 1).sum()
+    # One prior observation for each predecessor, distributed as the tokens are.
+    lift = ((counts + share[pairs[1]]) / (given[pairs[0]] + 1) / share[pairs[1]]).log()
+    table = torch.sparse_coo_tensor(pairs, lift, sizes, check_invariants=True)
+    left, strength, right = torch.svd_lowrank(table, q=min(rank, *sizes), niter=4)
+    root = strength.sqrt()
+    return _widened(left * root, rank), _widened(right * root, rank)
+
+
+def _widened(table: Tensor, rank: int) -> Tensor:
+    return F.pad(table, (0, rank - table.shape[1]))
+
+
+def to_draft_ids(sizes: tuple[int, int], offsets: Tensor | None) -> Tensor:
+    """[target vocabulary] the draft id of each target token; -1 where the head cannot draft it."""
+    draft = torch.arange(sizes[1])
+    found = torch.full((sizes[0],), -1, dtype=torch.int64)
+    found[draft if offsets is None else draft + offsets] = draft
+    return found
+
+
+def fit(
+    form: Form,
+    lattice: Lattice,
+    held: Lattice,
+    sizes: tuple[int, int],
+    rank: int,
+    offsets: Tensor | None,
+    on_batch: Callable[[], object],
+    seed: int = 0,
+) -> Fitted:
+    """One form's best edge on the development share; none at all counts, too, where nothing drafts longer.
+
+    Args:
+        held: the development share.
+        sizes: target vocabulary, draft vocabulary.
+        offsets: [draft vocabulary] target id minus draft id; None: the same ids.
+    """
+    torch.manual_seed(seed)
+    num_k = lattice.ids.shape[1]
+    model = EdgeModel(lattice, sizes, rank, form, offsets)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
+    draft_ids = to_draft_ids(sizes, offsets)
+    start = _as_it_was(model.edge(), num_k)
+    best = Fitted(form, start, Gain.of(held.accepted(start, offsets, num_k), held.prompt))
+    orders = list(_batches(len(lattice.ids)))
+    every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
+    for step, rows in enumerate(orders, start=1):
+        batch = lattice.rows(rows)
+        truth = draft_ids[batch.tokens[:, 1:].long().clamp(min=0)].where(batch.tokens[:, 1:] >= 0, -1)
+        matches = batch.ids == truth[..., None]
+        known = matches.any(-1)
+        losses = F.cross_entropy(
+            model.scores(batch).flatten(0, 1), matches.int().argmax(-1).flatten(), reduction="none"
+        )
+        weights = weight * known
+        (losses.view_as(weights) * weights).sum().div(weights.sum().clamp(min=1)).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * max(0.05, 1 - step / len(orders))
+        optimizer.step()
+        optimizer.zero_grad()
+        on_batch()
+        if step % every == 0 or step == len(orders):
+            for edge in (model.edge(), _as_it_was(model.edge(), 1)):
+                gain = Gain.of(held.accepted(edge, offsets, num_k), held.prompt)
+                if gain.length > best.gain.length:
+                    best = Fitted(form, edge, gain)
+    return best
+
+
+def num_batches(num_drafts: int) -> int:
+    """Batches that ``fit`` takes."""
+    return EPOCHS * -(-num_drafts // BATCH)
+
+
+def _batches(num_drafts: int) -> Iterator[Tensor]:
+    for _ in range(EPOCHS):
+        yield from torch.randperm(num_drafts).split(BATCH)
+
+
+def _as_it_was(edge: Edge, num_positions: int) -> Edge:
+    """The same with the first positions at their argmax. Little data cannot harm those."""
+    scale, unary = edge.edge_scale.clone(), edge.unary_scale.clone()
+    scale[:num_positions], unary[:num_positions] = 0.0, 1.0
+    return edge._replace(edge_scale=scale, unary_scale=unary)

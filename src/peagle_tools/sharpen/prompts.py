@@ -1,0 +1,47 @@
+"""Which prompts are learned from and which are measured, as token ids, with the answers that are given."""
+
+import random
+from typing import Any, NamedTuple
+
+from peagle_tools.diagnose.prompts import Messages
+from peagle_vllm.heads.files import HeadError, one_line
+
+HELD_OUT = 64  # prompts
+
+
+class Prompts(NamedTuple):
+    """Token ids of each prompt."""
+
+    learn: list[list[int]]
+    held_out: list[list[int]]  # measured, and nothing else
+    answers: list[list[int]] | None = None  # to ``learn``, the target's own; None: it gives them
+
+
+def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
+    """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
+    mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
+    aside = mixed[:HELD_OUT] if held_out is None else held_out
+    known = [_question(prompt) for prompt in aside]
+    return [prompt for prompt in mixed if _question(prompt) not in known], aside
+
+
+def _question(prompt: Messages) -> Messages:
+    return prompt[:-1] if prompt[-1]["role"] == "assistant" else prompt
+
+
+def token_ids(target: str, prompts: list[Messages], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of each prompt, in the target's chat template where it has one, and of at most ``max_tokens`` of its
+    answer, none where it ends without one. HeadError without a tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise HeadError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
+    questions = [_question(prompt) for prompt in prompts]
+    answers = ["".join(message["content"] for message in p[len(q) :]) for p, q in zip(prompts, questions, strict=True)]
+    answer_ids = [tokenizer.encode(answer, add_special_tokens=False)[:max_tokens] for answer in answers]
+    if not getattr(tokenizer, "chat_template", None):
+        return [tokenizer.encode("\n".join(message["content"] for message in q)) for q in questions], answer_ids
+    templated = (tokenizer.apply_chat_template(q, add_generation_prompt=True, return_dict=False) for q in questions)
+    return list(templated), answer_ids

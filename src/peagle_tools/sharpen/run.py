@@ -1,0 +1,259 @@
+"""The whole of ``peagle-vllm sharpen``: record, fit, measure, write. Every step that is finished stays."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from peagle_kernels import Edge
+from peagle_tools.shared.acceptance import Acceptance, sum_of
+from peagle_tools.sharpen import engines, fit
+from peagle_tools.sharpen.lattice import Gain, Lattice
+from peagle_tools.sharpen.prompts import Prompts
+from peagle_vllm.heads import selector as files
+from peagle_vllm.heads.convert import new_folder, write_json
+from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
+from peagle_vllm.heads.head import Head, read_map
+
+LEAST_PROMPTS = 100
+LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
+MEASURED = (3, 5, 7)
+
+Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for."""
+
+    num_speculative_tokens: int
+    rank: int
+    num_candidates: int
+    max_tokens: int
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Acceptance of one K, served, before and after, over the same held-out prompts."""
+
+    num_speculative_tokens: int
+    before: Gain
+    after: Gain
+    difference: Gain  # of the paired groups; ``length`` is what is gained
+    shares_before: list[float]
+    shares_after: list[float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``sharpen`` found on the development share, and served.
+
+    Attributes:
+        by_prompts: AL of the chosen form at the largest K, fitted to so many prompts.
+        offline: AL by K, without the edge and with it.
+    """
+
+    forms: dict[str, Gain]
+    chosen: str
+    by_prompts: dict[int, Gain]
+    drafts: int
+    offline: dict[int, tuple[Gain, Gain]]
+    served: list[Measured]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the largest K gains more than the standard error of the gain."""
+        gained = self.served[-1].difference
+        return gained.length > gained.error
+
+
+def sharpen(
+    head: Head,
+    target: str,
+    vocab_size: int,
+    prompts: Prompts,
+    out: Path,
+    plan: Plan,
+    progress: Progress,
+) -> Report:
+    """Fit an edge to ``head`` and write the sharpened head to ``out`` when it drafts better.
+
+    Args:
+        vocab_size: of the target.
+
+    Raises:
+        HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
+    """
+    refuse_too_few(prompts)
+    assert head.folder is not None
+    pair = engines.Pair(target, str(head.folder), plan.arguments)
+    with work_folder(out, head, target, prompts, plan) as work:
+        lattice = recorded(pair, prompts, work, plan, progress)
+        offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
+        fitted, forms, by_prompts, offline = _fitted(lattice, sizes, offsets, plan, progress)
+        sharpened = work / "sharpened"
+        shutil.rmtree(sharpened, ignore_errors=True)
+        sharpened.mkdir()
+        _write(sharpened, head, fitted.edge)
+        measured = served(pair, sharpened, prompts, plan, progress)
+        report = Report(forms, fitted.form.name, by_prompts, len(lattice.ids), offline, measured)
+        if report.is_better:
+            with new_folder(out) as folder:
+                for path in sharpened.iterdir():
+                    path.rename(folder / path.name)  # both lie beside ``out``
+                write_json(folder / EDGE / "sharpen.json", as_dict(report, plan))
+    return report
+
+
+def refuse_too_few(prompts: Prompts) -> None:
+    """Raises HeadError."""
+    for count, least, what in (
+        (len(prompts.learn), LEAST_PROMPTS, "prompts to learn from"),
+        (len(prompts.held_out), LEAST_HELD_OUT, "prompts to measure with"),
+    ):
+        if count < least:
+            raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
+
+
+@contextmanager
+def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan) -> Iterator[Path]:
+    """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
+    if out.exists():
+        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
+    work = out.parent / f".{out.name}.sharpen"
+    asked = {
+        "head": files.head_hash(head),
+        "target": target,
+        "prompts": hashlib.sha256(json.dumps([prompts.learn, prompts.answers]).encode()).hexdigest(),
+        **asdict(plan),
+    }
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        note = work / "plan.json"
+        if not note.exists():
+            write_json(note.with_suffix(".partial"), asked)
+            note.with_suffix(".partial").rename(note)
+        elif read_json(note) != asked:
+            raise HeadError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
+        yield work
+    except OSError as error:
+        raise HeadError(f"{work} cannot be written ({one_line(error.strerror or error)}); {engines.GO_ON}") from None
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> Lattice:
+    """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
+    wanted = [file for file, _ in engines.shards(prompts.learn, work)]
+    with ThreadPoolExecutor(1) as thread:
+        numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
+        running = thread.submit(
+            engines.in_process, engines.record_all, pair, prompts.learn, prompts.answers, work, *numbers
+        )
+        while not running.done():
+            progress("record", sum(file.exists() for file in wanted), len(wanted))
+            try:
+                running.result(timeout=1)
+            except TimeoutError:
+                continue
+        running.result()
+    return Lattice.joined([Lattice.load(file) for file in wanted])
+
+
+def _fitted(
+    lattice: Lattice, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
+) -> tuple[fit.Fitted, dict[str, Gain], dict[int, Gain], dict[int, tuple[Gain, Gain]]]:
+    """The best form's edge, what each form reached, what the best one did by prompts, and its AL by K."""
+    learned, held = lattice.divided()
+    if not len(learned.ids) or not len(held.ids):
+        raise HeadError(f"{len(lattice.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
+    first, last = int(learned.prompt.min()), int(learned.prompt.max()) + 1
+    shares = {n: learned.rows(learned.prompt < first + n) for n in _fewer(last - first)}
+    total = len(fit.FORMS) * fit.num_batches(len(learned.ids)) + sum(
+        fit.num_batches(len(s.ids)) for s in shares.values()
+    )
+    done = 0
+
+    def on_batch() -> None:
+        nonlocal done
+        done += 1
+        progress("fit", done, total)
+
+    def fitted_to(form: fit.Form, some: Lattice) -> fit.Fitted:
+        return fit.fit(form, some, held, sizes, plan.rank, offsets, on_batch)
+
+    fitted = [fitted_to(form, learned) for form in fit.FORMS]
+    best = max(fitted, key=lambda one: one.gain.length)
+    by_prompts = {n: fitted_to(best.form, share).gain for n, share in shares.items()} | {last - first: best.gain}
+
+    def reached(edge: Edge | None, k: int) -> Gain:
+        return Gain.of(held.accepted(edge, offsets, k), held.prompt)
+
+    offline = {k: (reached(None, k), reached(best.edge, k)) for k in _depths(plan)}
+    return best, {one.form.name: one.gain for one in fitted}, by_prompts, offline
+
+
+def _fewer(prompts: int) -> list[int]:
+    """A quarter of the prompts, a quarter of those and so on, the fewest first."""
+    return [*_fewer(prompts // 4), prompts // 4] if prompts // 4 >= LEAST_PROMPTS else []
+
+
+def _depths(plan: Plan) -> list[int]:
+    return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
+
+
+def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Measured]:
+    """What ``sharpened`` gains over the pair's own head, by K."""
+    found, depths = [], _depths(plan)
+    for number, k in enumerate(depths):
+        seen: list[list[Acceptance]] = []
+        for at, head in enumerate((pair.head, str(sharpened))):
+            progress("measure", 2 * number + at, 2 * len(depths))
+            measured = engines.Pair(pair.target, head, pair.arguments)
+            seen.append(engines.in_process(engines.measure, measured, prompts.held_out, k, plan.max_tokens))
+        before, after = (
+            Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
+        )
+        paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
+        error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
+        shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
+        found.append(Measured(k, before, after, Gain(after.length - before.length, error), *shares))
+    return found
+
+
+def _offsets(head: Head) -> torch.Tensor | None:
+    targets = read_map(head).target_ids
+    return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
+
+
+def _write(folder: Path, head: Head, edge: Edge) -> None:
+    """The head as it is, its config with the selector, and the edge in a folder of its own."""
+    assert head.folder is not None
+    for file in head.folder.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder / file.name)
+    selector = files.Selector(edge.predecessor_codebook.shape[1], edge.num_candidates, files.head_hash(head))
+    write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector)})
+    (folder / EDGE).mkdir()
+    tensors = {
+        files.PREDECESSORS: edge.predecessor_codebook,
+        files.SUCCESSORS: edge.successor_codebook,
+        files.PROJECTION: edge.hidden_projection,
+        files.EDGE_SCALE: edge.edge_scale,
+        files.UNARY_SCALE: edge.unary_scale,
+    }
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    (folder / EDGE / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+
+
+def as_dict(report: Report, plan: Plan) -> dict[str, Any]:
+    """For JSON."""
+    return {"plan": asdict(plan), **asdict(report)}

@@ -1,0 +1,151 @@
+"""Checkpoints of a run: ``checkpoints/step-N``, whole or not there, and enough to go on bit for bit.
+
+speculators' checkpointers write and read weights and optimizer; here they do it in float32, into ``step-N.tmp``, which
+gets its name only when everything in it is on the disk. A checkpoint holds ``model.safetensors`` and ``config.json``
+(bfloat16, what vLLM loads), ``master.safetensors`` (float32), optimizer, schedule and ``training_state.json``.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from speculators.train.checkpointer import DistributedCheckpointer, SingleGPUCheckpointer
+from speculators.train.distributed import get_rank
+
+from peagle_tools.train import TrainError
+from peagle_vllm.heads.convert import sync
+from peagle_vllm.heads.files import one_line
+
+KEPT = 3
+MASTER, MODEL, STATE = "master.safetensors", "model.safetensors", "training_state.json"
+
+
+class Checkpoints:
+    """The saved steps in a folder; before speculators' checkpointers in the order of methods.
+
+    Attributes:
+        state: training_state.json of the newest checkpoint that opens; empty where there is none.
+        previous_epoch: its step, which speculators' code takes for an epoch's number; -1 where there is none.
+    """
+
+    path: Path
+
+    def _get_previous_epoch(self) -> int:
+        self.state: dict[str, Any] = {}
+        self.scores: dict[int, float] = {}
+        if get_rank() == 0:
+            for begun in self.path.glob("step-*.tmp"):
+                shutil.rmtree(begun)
+        for step in reversed(self.steps()):
+            try:
+                state = _open(self.folder(step))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                if get_rank() == 0:
+                    print(f"{self.folder(step)} does not open ({one_line(error)}): going on from the one before it")
+                    broken = self.folder(f"step-{step}.broken")  # which is not counted among those that are kept
+                    shutil.rmtree(broken, ignore_errors=True)
+                    self.folder(step).rename(broken)
+                continue
+            self.state = self.state or state
+            if state["score"] is not None:
+                self.scores[step] = state["score"]
+        if self.state and get_rank() == 0:
+            self._point_at_best()  # a run killed between its last save and this link saves nothing more
+        return self.state.get("step", -1)
+
+    def steps(self) -> list[int]:
+        """The steps that were saved, in ascending order."""
+        names = (folder.name.removeprefix("step-") for folder in self.path.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def folder(self, step: int | str) -> Path:
+        return self.path / (f"step-{step}" if isinstance(step, int) else step)
+
+    def model_path(self, step: int | str) -> Path:
+        return self.folder(step) / MASTER
+
+    def optimizer_path(self, step: int | str) -> Path:
+        return self.folder(step) / "optimizer.pt"
+
+    def scheduler_path(self, step: int | str) -> Path:
+        return self.folder(step) / "scheduler.pt"
+
+    def write(self, model: Any, optimizers: list, schedulers: list, state: dict[str, Any]) -> None:
+        """Save a step; every process calls this.
+
+        Raises:
+            TrainError: it cannot be written; nothing of it is left, and the checkpoints before it are.
+        """
+        begun = self.folder(f"step-{state['step']}.tmp")
+        try:
+            self.save_checkpoint(model, optimizers, begun.name, torch.float32)  # type: ignore[attr-defined]
+            if schedulers:
+                self.save_scheduler_state_dict(schedulers, begun.name)  # type: ignore[attr-defined]
+            if get_rank() == 0:
+                self._finish(begun, state)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(begun, ignore_errors=True)
+            kept = f"; step-{self.steps()[-1]} is there" if self.steps() else ""
+            mend = "make room, and the same command goes on"
+            raise TrainError(
+                f"{self.folder(state['step'])} cannot be written ({one_line(error)}): {mend}{kept}"
+            ) from None
+
+    def _finish(self, begun: Path, state: dict[str, Any]) -> None:
+        (begun / MODEL).rename(begun / MASTER)
+        weights = {
+            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(begun / MASTER).items()
+        }
+        save_file(weights, begun / MODEL, metadata={"format": "pt"})
+        (begun / "config.py").unlink(missing_ok=True)  # the library's own class, which vLLM does not need
+        config = json.loads((begun / "config.json").read_text())
+        config.pop("auto_map", None)
+        (begun / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
+        files = {file.name: file.stat().st_size for file in begun.iterdir()}
+        (begun / STATE).write_text(json.dumps({**state, "files": files}, indent=2) + "\n")
+        for file in [*begun.iterdir(), begun]:
+            sync(file)
+        step = state["step"]
+        begun.rename(self.folder(step))
+        sync(self.path)
+        if state["score"] is not None:
+            self.scores[step] = state["score"]
+        self._point_at_best()
+
+    def _point_at_best(self) -> None:
+        """``best`` is a link to the best step, or to the newest; of the others the newest are kept."""
+        steps, best = self.steps(), self.best
+        for old in steps[:-KEPT]:
+            if old != best:
+                shutil.rmtree(self.folder(old))
+        link = self.path / "best.tmp"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.folder(steps[-1] if best is None else best).name)
+        link.replace(self.path / "best")
+
+    @property
+    def best(self) -> int | None:
+        """The step with the highest score."""
+        return max(self.scores, key=lambda step: (self.scores[step], step), default=None)
+
+
+class WholeCheckpoints(Checkpoints, SingleGPUCheckpointer):
+    """Of a head that every process holds whole."""
+
+
+class ShardedCheckpoints(Checkpoints, DistributedCheckpointer):
+    """Of a head that is split over the processes; its files are those of a whole one."""
+
+
+def _open(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint all of whose files have the size that they were written with."""
+    state = json.loads((folder / STATE).read_text())
+    for name, size in state["files"].items():
+        if (found := (folder / name).stat().st_size) != size:
+            raise OSError(f"{name} has {found} of {size} bytes")
+    return state

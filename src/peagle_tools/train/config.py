@@ -1,0 +1,237 @@
+"""peagle.yaml: what ``peagle-vllm train`` reads. Importing this takes neither torch nor speculators.
+
+``options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from peagle_tools.shared.checked_yaml import Strict, read_yaml
+from peagle_tools.train import TrainError
+from peagle_vllm.heads.target import read_target
+
+Positive = Annotated[int, Field(ge=1)]
+STAMP = "hidden_states.json"
+Share = Annotated[float, Field(ge=0, le=1, strict=False)]
+
+
+class Data(Strict):
+    """Prompts, answers and hidden states.
+
+    Attributes:
+        prompts: data sets of the hub, or files; a path is relative to peagle.yaml.
+        pii: what looks for personal data; ``pii_action`` drops such prompts, or masks what was found.
+        ner: model that finds names and places too.
+        max_tokens: of an answer at most.
+        temperature: of the answers; those of the ``held_out`` prompts are always greedy.
+        held_out: documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
+        long: what to do with a document of more than ``step.tokens`` tokens.
+        mix: the share of an epoch's tokens that documents of a range of lengths give, by the most tokens of the range:
+            {512: 0.5, 8192: 0.5}. Pieces of a split document count as documents. null is as the data are.
+        endpoint: of the vLLM server that gives answers and hidden states.
+        serve: start that server where a step needs it; false: it is there.
+        online: take hidden states from the server while training, in place of files.
+        backend: how speculators reads hidden states: file, fp8, mooncake, or our shards, of about a gigabyte each.
+    """
+
+    prompts: list[str] = Field(default_factory=list)
+    pii: Literal["presidio", "none"] = "presidio"
+    pii_action: Literal["drop", "mask"] = "drop"
+    ner: str | None = None
+    max_tokens: Positive = 1024
+    temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    held_out: Positive = 48
+    long: Literal["refuse", "split"] = "refuse"
+    mix: dict[Positive, Share] | None = None
+    endpoint: str = "http://localhost:8000/v1"
+    serve: bool = True
+    online: bool = False
+    backend: str = "file"
+
+    @field_validator("mix")
+    @classmethod
+    def _all_of_an_epoch(cls, value: dict[int, float] | None) -> dict[int, float] | None:
+        if value is not None and abs(sum(value.values()) - 1) > 1e-6:
+            raise ValueError(f"the shares sum to {sum(value.values()):g}; they must sum to 1")
+        return value
+
+
+class Head(Strict):
+    """The head.
+
+    Attributes:
+        depths: drafts that it is trained to make at once, K at most when served.
+        draft_vocab: tokens that it can draft, those the target says most; null is all.
+        window: tokens that every layer attends to; null is all.
+        aux_layers: the layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
+        mask_token: id of the mask token; null is an id that the target's tokenizer does not use.
+        init: what it begins as: null, a head's folder, or ``target`` for the target's last layers.
+    """
+
+    layers: Positive = 4
+    depths: Annotated[int, Field(ge=2)] = 8
+    draft_vocab: Positive | None = None
+    window: Positive | None = None
+    aux_layers: list[int] | None = None
+    mask_token: Annotated[int, Field(ge=0)] | None = None
+    init: str | None = None
+
+
+class Step(Strict):
+    """One step.
+
+    Attributes:
+        tokens: of documents packed in one sequence of each process.
+        chunk_rows: mask rows computed at once: memory grows with it, fewer are slower.
+        cod: of depth d the share max(r^d, m) of the rows is kept: [r, m]; [1, 1] keeps all.
+        anchors: at most so many of a sequence, sampled; null is all.
+        dtype: of hidden states and arithmetic; weights and optimizer are float32.
+    """
+
+    tokens: Positive = 8192
+    chunk_rows: Positive = 1024
+    cod: tuple[Share, Share] = (1.0, 1.0)
+    anchors: Positive | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+    @field_validator("cod", mode="before")
+    @classmethod
+    def _from_a_list(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Optimizer(Strict):
+    """How the weights move.
+
+    Attributes:
+        warmup: share of the steps in which the learning rate rises.
+        epochs, steps: how long; one of them, and without either 10 epochs.
+        shard: split weights and optimizer over the processes (FSDP2 of the whole head).
+    """
+
+    name: Literal["adamw", "muon"] = "adamw"
+    lr: Annotated[float, Field(gt=0, strict=False)] = 1e-4
+    schedule: Literal["cosine", "linear", "none"] = "cosine"
+    warmup: Share = 0.01
+    epochs: Positive | None = None
+    steps: Positive | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    shard: bool = False
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "Optimizer":
+        if self.epochs and self.steps:
+            raise ValueError("give epochs or steps, not both")
+        return self
+
+
+class Every(Strict):
+    """After how many steps.
+
+    Attributes:
+        checkpoint: weights and optimizer are saved.
+        replay: loss and AL of the held-out documents are measured; a multiple of ``checkpoint``.
+        log: a line goes to log.jsonl.
+        k: the K that AL is measured for; null is those of 3, 5 and 7 that the head drafts.
+    """
+
+    checkpoint: Positive = 500
+    replay: Positive = 500
+    log: Positive = 10
+    k: list[Positive] | None = None
+
+    @model_validator(mode="after")
+    def _measured_is_kept(self) -> "Every":
+        if self.replay % self.checkpoint:
+            raise ValueError(f"replay ({self.replay}) is no multiple of checkpoint ({self.checkpoint})")
+        return self
+
+
+class Config(Strict):
+    """All of peagle.yaml.
+
+    Attributes:
+        target: the served model: a folder, relative to peagle.yaml if it begins with a dot, or its name on the hub.
+        folder: everything that is written goes there: prompts.jsonl, answers.jsonl, data/, checkpoints/, log.jsonl,
+            al.jsonl, plots/; relative to peagle.yaml.
+        engine: more arguments for vLLM where it is started here, such as tensor_parallel_size.
+        speculators: more options of speculators' TrainConfig, by its names.
+    """
+
+    target: str
+    folder: Annotated[str, Field(validate_default=True)] = "run"
+    data: Data = Data()
+    head: Head = Head()
+    step: Step = Step()
+    optimizer: Optimizer = Optimizer()
+    every: Every = Every()
+    engine: dict[str, Any] = Field(default_factory=dict)
+    speculators: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("target", "folder")
+    @classmethod
+    def _beside_the_file(cls, value: str, info: ValidationInfo) -> str:
+        beside = info.field_name == "folder" or value.startswith(".")
+        return str((Path(info.context or ".") / value).resolve()) if beside else value
+
+    @model_validator(mode="after")
+    def _depths_suffice(self) -> "Config":
+        if wrong := [k for k in self.every.k or [] if k > self.head.depths]:
+            raise ValueError(f"every.k: K = {wrong[0]} is more than head.depths ({self.head.depths})")
+        return self
+
+    @property
+    def run(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def data_folder(self) -> Path:
+        """speculators' Arrow data, ``token_freq.pt``, ``hidden_states/`` and their ``stamp``."""
+        return self.run / "data"
+
+    @cached_property
+    def aux_layers(self) -> list[int]:
+        """The layers of the target that the head reads, vLLM's ids: 2 is what enters layer 2.
+
+        Raises:
+            HeadError: the target cannot be read.
+        """
+        layers = read_target(self.target).num_layers
+        return self.head.aux_layers or [2, layers // 2, layers - 3]
+
+    @property
+    def stamp(self) -> dict[str, Any]:
+        """What hidden states are of. Who makes them writes it to ``data_folder / STAMP``; ``train run`` compares."""
+        name, dtype = Path(self.target).name, self.step.dtype
+        return {"target": name, "aux_layers": self.aux_layers, "dtype": dtype, "backend": self.data.backend}
+
+    def longer_than_a_step(self, lengths: Iterable[int]) -> list[int]:
+        """Those of ``lengths``, of documents, that ``step.tokens`` is too small for.
+
+        Raises:
+            TrainError: there are some, and ``data.long`` does not say that they be split.
+        """
+        lengths, tokens = list(lengths), self.step.tokens
+        longer = [length for length in lengths if length > tokens]
+        if longer and self.data.long == "refuse":
+            which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({tokens}) tokens"
+            raise TrainError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
+        return longer
+
+    @property
+    def ks(self) -> list[int]:
+        """The K that AL is measured for."""
+        return self.every.k or [k for k in (3, 5, 7) if k <= self.head.depths] or [self.head.depths]
+
+
+def read_config(file: Path) -> Config:
+    """Read and check a peagle.yaml.
+
+    Raises:
+        TrainError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+    """
+    return read_yaml(file, Config, TrainError, "peagle.yaml")

@@ -1,0 +1,156 @@
+"""speculators' P-EAGLE model, trained in parts: the same weights, loss and gradients, less memory."""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from speculators.losses import LossConfig
+from speculators.losses.utils import _LOSS_REDUCTION_EPS
+from speculators.models import peagle
+from speculators.models.peagle.data import generate_cod_sample_indices
+from speculators.models.peagle.metrics import compute_metrics
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, Rows, anchor_chunks, chunked_sum
+
+
+class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.json, where vLLM reads it
+    """speculators' ``PEagleDraftModel`` with another ``forward``; weights and checkpoints are the same."""
+
+    supports_gradient_checkpointing = False  # forward does it, and layers that do it again would lose keys and values
+
+    def __init__(self, config: peagle.PEagleSpeculatorConfig):
+        config.transformer_layer_config._attn_implementation = ATTENTION
+        super().__init__(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        input_ids: Tensor,
+        document_ids: Tensor,
+        loss_mask: Tensor,
+        verifier_last_hidden_states: Tensor,
+        position_ids: Tensor | None = None,
+        loss_config: LossConfig | None = None,
+        max_anchors: int | None = None,
+        num_depths: int = 8,
+        down_sample_ratio: float = 0.7,
+        down_sample_ratio_min: float = 0.2,
+        chunk_rows: int = 1024,
+        **options: Any,
+    ) -> tuple[None, Tensor, dict[str, Tensor]]:
+        """Loss and metrics of one step, as speculators computes them from the same state of torch's generator.
+
+        Args:
+            hidden_states: of the target, [1, N, n_aux * hidden].
+            input_ids: [1, N] int64.
+            document_ids: document of each position in one run each, -1 for padding, [1, N] int64.
+            loss_mask: 1 where a position is supervised, [1, N]; not where a document begins, nor in padding.
+            verifier_last_hidden_states: of the target before its last norm, [1, N, hidden].
+            position_ids: not used, as in speculators: positions count from the start of the sequence.
+            num_depths: K, the real row's depth included.
+            down_sample_ratio, down_sample_ratio_min: r and m; of depth d the share max(r^d, m) is kept, 1 keeps all.
+            chunk_rows: rows computed at once, beside which an anchor is finished; memory grows with it.
+            options: passed to the layers.
+
+        Raises:
+            ValueError: ``loss_mask`` supervises where it must not.
+        """
+        num_tokens, supervised = input_ids.shape[1], loss_mask[0].nonzero()[:, 0]
+        documents = Documents(document_ids[0].to(hidden_states.device))
+        documents.check(loss_mask[0])
+        anchor, depth = generate_cod_sample_indices(
+            num_tokens, loss_mask, num_depths, down_sample_ratio, down_sample_ratio_min, max_anchors=max_anchors
+        )
+        mask_rows = Rows(anchor[depth > 0], depth[depth > 0])
+        total = loss_mask[0, anchor + depth].sum(dtype=torch.float64)
+        metrics: dict[str, Tensor] = {}
+
+        def loss_of(states: Tensor, rows: Rows) -> Tensor:
+            """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
+            with torch.no_grad():
+                last = verifier_last_hidden_states[:, rows.position]
+                targets = self.verifier_lm_head(self.verifier_norm(last))
+            logits = self.lm_head(self.norm(states))
+            of_rows = loss_mask, rows.anchor, rows.depth
+            loss, found = compute_metrics(logits, targets, *of_rows, num_depths, loss_config)  # a mean over these rows
+            count = loss_mask[0, rows.position].sum(dtype=torch.float64)
+            share = ((count + _LOSS_REDUCTION_EPS) / (total + _LOSS_REDUCTION_EPS)).to(loss.dtype)
+            for name, value in found.items():
+                if name.endswith("loss_total"):
+                    metrics[name] = value  # 1: a step
+                else:
+                    metrics[name] = metrics.get(name, 0) + value * (share if name.endswith("loss_sum") else 1)
+            return loss * share
+
+        batch = input_ids, hidden_states, documents
+        return None, self.sum_over(loss_of, *batch, supervised, mask_rows, chunk_rows, **options), metrics
+
+    def sum_over(
+        self,
+        part: Callable[[Tensor, Rows], Tensor],
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        documents: Documents,
+        supervised: Tensor,
+        mask_rows: Rows,
+        chunk_rows: int,
+        **options: Any,
+    ) -> Tensor:
+        """The sum of ``part(states, rows)`` over chunks of rows, whose states [1, n, hidden] are before the last norm.
+
+        Args:
+            input_ids, hidden_states: [1, N] and [1, N, n_aux * hidden], as in ``forward``.
+            supervised: positions of the real rows that ``part`` gets; all of them are attended to.
+            options: passed to the layers.
+        """
+        num_tokens = input_ids.shape[1]
+        mask_id = input_ids.new_full((1, 1), self.mask_token_id)
+        mask_hidden = self.mask_hidden.to(hidden_states)
+        inputs = self._layer_input(torch.cat([input_ids, mask_id], 1), torch.cat([hidden_states, mask_hidden], 1))
+        states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]  # all mask rows have one input
+        positions = torch.arange(num_tokens, device=states.device)
+        rotary = self.rotary_emb(states, positions[None])
+        windows = [self.sliding_window if i in self.sliding_window_indices else None for i in range(len(self.layers))]
+
+        def run(layer: torch.nn.Module, states: Tensor, attention: Any, position: Tensor) -> Tensor:
+            of_rows = tuple(part[:, position] for part in rotary)
+            return layer(
+                states, attention_mask=attention, position_ids=position[None], position_embeddings=of_rows, **options
+            )
+
+        def run_real(layer: torch.nn.Module, states: Tensor, attention: RealRows) -> tuple[Tensor, ...]:
+            return run(layer, states, attention, positions), *attention.kept
+
+        real = {window: RealRows(documents, window, chunk_rows, states.dtype) for window in set(windows)}
+        kept: list[Tensor] = []
+        for layer, window in zip(self.layers, windows, strict=True):
+            states, *key_value = checkpoint(run_real, layer, states, real[window], use_reentrant=False)
+            kept += key_value
+
+        def real_chunk(position: Tensor, states: Tensor) -> Tensor:
+            return part(states[:, position], Rows(position, torch.zeros_like(position)))
+
+        def mask_chunk(rows: Rows, mask_row: Tensor, *kept: Tensor) -> Tensor:
+            states = mask_row.expand(-1, len(rows.anchor), -1)
+            attention = {window: MaskRows(documents, rows, window, states.dtype) for window in set(windows)}
+            for layer, window, key, value in zip(self.layers, windows, kept[::2], kept[1::2], strict=True):
+                states = run(layer, states, attention[window].on(key, value), rows.position)
+            return part(states, rows)
+
+        output = [*self.norm.parameters(), *self.lm_head.parameters()]
+        of_real = chunked_sum(real_chunk, supervised.split(chunk_rows), [states], output)
+        weights = chain(self.layers.parameters(), output)
+        return of_real + chunked_sum(mask_chunk, anchor_chunks(mask_rows, chunk_rows), [mask_row, *kept], weights)
+
+    def _layer_input(self, input_ids: Tensor, hidden_states: Tensor) -> Tensor:
+        """What the first layer reads, [1, n, 2 * hidden], of tokens [1, n] and target states [1, n, n_aux * hidden]."""
+        embeds = self.embed_tokens(input_ids).to(hidden_states.dtype)
+        if self.input_norm is not None:
+            hidden_states = self.input_norm(hidden_states)
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, hidden_states.chunk(len(self.fc_norm), dim=-1), strict=True)
+            hidden_states = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        return torch.cat([embeds, self.fc(hidden_states)], dim=-1)

@@ -1,0 +1,163 @@
+"""Prompts of any data set, without answers and without personal data.
+
+Answers in a data set are another model's, often under terms that forbid to train on them, and text that the target
+would not say. So only what systems and users said is kept; the target answers each user's turn itself.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from peagle_tools.bench.cells import write_whole
+from peagle_tools.train import TrainError
+from peagle_vllm.heads.files import one_line
+
+LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
+COLUMNS = ("prompt", "instruction", "question", "text")  # of a row that holds no conversation, the first there is
+CONVERSATIONS = ("messages", "conversations", "prompt")
+KINDS = {
+    "EMAIL_ADDRESS": "e-mail addresses",
+    "CREDIT_CARD": "card numbers",
+    "IBAN_CODE": "IBANs",
+    "PHONE_NUMBER": "phone numbers (international ones; national ones of US, GB, DE, FR, IL, IN, CA, BR)",
+    "IP_ADDRESS": "IP addresses",
+}
+NAMES = {"PERSON": "names", "LOCATION": "places"}  # only a model finds them
+NOBODYS = ["127.0.0.1", "0.0.0.0", "255.255.255.255", "::1"]
+LEAST_SCORE = 0.4  # presidio's of a phone number; what a checksum or a domain confirms has 1
+CHUNK = 64  # prompts handed to a process at once
+
+
+def write_prompts(data: list[str], out: Path, pii: str, action: str, ner: str | None, workers: int) -> dict[str, Any]:
+    """Write the prompts of ``data`` to ``out``, whole or not at all: {id, messages, source, pii: {kind: count}} a line.
+
+    Lines are in the order of their ids, which are hashes: the first ones are a random share. Rows that are dropped are
+    listed beside it in ``.dropped.jsonl`` without their text, and the report is ``.report.json``.
+
+    Args:
+        data: files, presets of speculators, or data sets of the hub as ``NAME[:SPLIT]``.
+        pii: ``presidio``, or ``none``.
+        action: ``drop`` a prompt with personal data, or ``mask`` what was found.
+        ner: model for token classification that finds names and places too.
+        workers: processes that search.
+
+    Returns:
+        The report: counts of rows, of personal data by kind, what was looked for, and what was not.
+
+    Raises:
+        TrainError: a data set that cannot be read, or from which nothing is left.
+    """
+    counts: Counter[str] = Counter(dict.fromkeys(("rows", "without a prompt in text", "duplicates"), 0))
+    rows: dict[str, dict[str, Any]] = {}
+    for source in data:
+        for row in _prompts(source, counts):
+            counts["duplicates"] += row["id"] in rows
+            rows.setdefault(row["id"], row)
+    ordered = [rows[key] for key in sorted(rows)]
+    looked_for = {} if pii == "none" else KINDS | (NAMES if ner else {})
+    searching = partial(search, kinds=list(looked_for), action=action, ner=ner)
+    if workers == 1 or not looked_for:
+        searched = [searching(row) for row in ordered]
+    else:
+        with get_context("spawn").Pool(workers) as pool:
+            searched = pool.map(searching, ordered, CHUNK)
+    dropped = [{**row, "messages": None} for row in searched if row["pii"] and action == "drop"]
+    kept = [row for row in searched if not row["pii"] or action == "mask"]
+    counts["dropped for personal data"], counts["kept"] = len(dropped), len(kept)
+    counts["kept with personal data masked"] = sum(bool(row["pii"]) for row in kept)
+    found: Counter[str] = Counter()
+    for row in searched:
+        found.update(row["pii"])
+    report = {
+        "rows": dict(counts),
+        "personal data found": dict(sorted(found.items())),
+        "looked for": list(looked_for.values()),
+        "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in looked_for],
+    }
+    if not kept:
+        raise TrainError(f"no prompt is left of {', '.join(data)}: {json.dumps(report['rows'])}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for file, some in ((out.with_suffix(".dropped.jsonl"), dropped), (out, kept)):
+        write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))
+    write_whole(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def _prompts(source: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """{id, messages, source} of each row that holds a prompt."""
+    from speculators.cli.regenerate_responses import prepare_row
+    from speculators.data_generation.configs import DATASET_CONFIGS, DatasetConfig
+
+    name = Path(source).name if Path(source).exists() else source
+    for number, row in enumerate(_rows(source), start=1):
+        column = next((each for each in COLUMNS if isinstance(row.get(each), str)), None)
+        plain = DatasetConfig(name=name, hf_path=source, split="", prompt_field=column)
+        nothing: tuple[dict[str, Any], list[dict[str, Any]], list] = {}, [], []
+        whole, messages, _ = prepare_row(row, DATASET_CONFIGS.get(source, plain)) or nothing
+        counts["rows"] += 1
+        if not messages or not all(isinstance(message["content"], str) for message in messages):
+            counts["without a prompt in text"] += 1
+            continue
+        said = next((whole[each] for each in CONVERSATIONS if isinstance(whole.get(each), list)), messages)
+        counts["answers and tool results left out"] += len(said) - len(messages)
+        counts["conversations of several turns"] += sum(message["role"] == "user" for message in messages) > 1
+        key = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:16]
+        yield {"id": key, "messages": messages, "source": f"{name}:{number}"}
+
+
+def _rows(source: str) -> Iterator[dict[str, Any]]:
+    """The rows of a file, a preset, or a data set of the hub."""
+    from datasets import load_dataset
+    from speculators.data_generation.configs import DATASET_CONFIGS
+
+    try:
+        if Path(source).is_file():
+            loader = LOADERS.get(Path(source).suffix, "json")
+            yield from load_dataset(loader, data_files=source, split="train", streaming=True)
+        elif preset := DATASET_CONFIGS.get(source):
+            yield from load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True)
+        else:
+            name, _, split = source.partition(":")
+            yield from load_dataset(name, split=split or "train", streaming=True)
+    except Exception as error:  # the library has many kinds
+        mend = f"name a file ({' '.join(LOADERS)}) or a data set of the hub, ORG/NAME[:SPLIT]"
+        raise TrainError(f"{source} cannot be read ({one_line(error)}); {mend}") from None
+
+
+@cache
+def analyzer(ner: str | None) -> Any:
+    """presidio, without a language model of its own; made once in each process."""
+    import tldextract
+    from presidio_analyzer import AnalyzerEngine, RecognizerRegistry, predefined_recognizers
+    from presidio_analyzer.nlp_engine import NoOpNlpEngine
+
+    # The list of domains that the package brings along; else the first e-mail address would fetch one.
+    tldextract.tldextract.TLD_EXTRACTOR = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+    kinds = ("EmailRecognizer", "CreditCardRecognizer", "IbanRecognizer", "PhoneRecognizer", "IpRecognizer")
+    recognizers = [getattr(predefined_recognizers, kind)() for kind in kinds]
+    if ner:
+        model = predefined_recognizers.HuggingFaceNerRecognizer
+        recognizers.append(model(model_name=ner, supported_entities=list(NAMES)))
+    blank = NoOpNlpEngine([{"lang_code": "en", "model_name": "none"}])
+    return AnalyzerEngine(RecognizerRegistry(recognizers), blank, supported_languages=["en"])
+
+
+def search(row: dict[str, Any], kinds: list[str], action: str, ner: str | None) -> dict[str, Any]:
+    """``row`` with the count of each kind that its messages hold; ``mask``: with <EMAIL_ADDRESS> and so on in place."""
+    found: Counter[str] = Counter()
+    messages = []
+    for message in row["messages"] if kinds else []:
+        content = message["content"]
+        hits = analyzer(ner).analyze(content, "en", kinds, score_threshold=LEAST_SCORE, allow_list=NOBODYS)
+        found.update(hit.entity_type for hit in hits)
+        if hits and action == "mask":
+            from presidio_anonymizer import AnonymizerEngine
+
+            content = AnonymizerEngine().anonymize(content, hits).text
+        messages.append({**message, "content": content})
+    return {**row, "messages": messages or row["messages"], "pii": dict(sorted(found.items()))}

@@ -1,0 +1,145 @@
+"""Acceptance of a head without a server: the drafts it would make, walked over text that its target said greedily.
+
+A greedy target accepts a draft as far as it is the text. So one forward over all (anchor, depth) rows of a document
+tells every draft that a server could make of it, and the rounds for each K follow from those.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from speculators.models.eagle3.data import shift_batch
+from speculators.train.distributed import get_rank
+from speculators.train.recovery import SampleUnavailable
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import Dataset
+
+from peagle_tools.bench.cells import write_whole
+from peagle_tools.shared.acceptance import Acceptance, sum_of
+from peagle_tools.train.config import Config
+from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.partition import Documents, Rows
+
+
+@torch.no_grad()
+def replay(
+    head: PEagleDraftModel,
+    documents: Iterable[dict[str, Tensor]],
+    num_k: int,
+    max_tokens: int,
+    chunk_rows: int = 1024,
+) -> list[dict[int, Acceptance]]:
+    """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order, by context length.
+
+    A round whose draft begins after n tokens, of prompt and answer, counts for the smallest power of two that is not
+    below n.
+
+    Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, what the target would have said
+    next is not known, so rounds with such drafts are left out.
+
+    Args:
+        documents: greedy answers as ``shift_batch`` leaves them: input_ids [N], loss_mask [N] and hidden_states
+            [N, n_aux * hidden], where position i holds token i + 1 and the target's states at i.
+        num_k: at most the depths that the head is trained for.
+        max_tokens: to which the answers were limited.
+        chunk_rows: rows computed at once.
+    """
+    # Accepted tokens of each round, for each K and context length.
+    rounds: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(num_k)]
+    for document in documents:
+        anchors = document["loss_mask"].nonzero()[:, 0]
+        if not len(anchors):
+            continue
+        first, tokens = int(anchors[0]), document["input_ids"].to(head.fc.weight.device)
+        drafts = _drafts(head, tokens, document["hidden_states"].to(head.fc.weight), first, num_k, chunk_rows)
+        following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
+        following[: len(tokens) - first - 1] = tokens[first + 1 :]
+        agree = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1)
+        for num, accepted in enumerate(rounds, start=1):
+            lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
+            is_whole = len(lengths) < max_tokens
+            while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
+                accepted[1 << (first + at + 1).bit_length()].append(lengths[at])
+                at += lengths[at] + 1
+    return [
+        {context: _counts(lengths, num) for context, lengths in sorted(accepted.items())}
+        for num, accepted in enumerate(rounds, start=1)
+    ]
+
+
+def _drafts(
+    head: PEagleDraftModel, tokens: Tensor, hidden_states: Tensor, first: int, num_k: int, chunk_rows: int
+) -> Tensor:
+    """[N - first, num_k] target ids drafted after each position from ``first`` on; 0 past the end."""
+    anchors = torch.arange(first, len(tokens), device=tokens.device)
+    depth = torch.arange(1, num_k, device=tokens.device).repeat_interleave(len(anchors))
+    anchor = anchors.repeat(num_k - 1)
+    inside = anchor + depth < len(tokens)
+    mask_rows = Rows(anchor[inside], depth[inside])
+    drafts = tokens.new_zeros(len(tokens), num_k)
+
+    def note(states: Tensor, rows: Rows) -> Tensor:
+        best = head.lm_head(head.norm(states))[0].argmax(dim=-1)
+        drafts[rows.anchor, rows.depth] = best if head.d2t is None else best + head.d2t[best]
+        return states.new_zeros(())
+
+    one_document = Documents(torch.zeros_like(tokens))
+    head.sum_over(note, tokens[None], hidden_states[None], one_document, anchors, mask_rows, chunk_rows)
+    return drafts[first:]
+
+
+def _counts(accepted: list[int], num_k: int) -> Acceptance:
+    """The counts of rounds that accepted so many tokens each."""
+    positions = tuple(sum(length > i for length in accepted) for i in range(num_k))
+    return Acceptance(len(accepted), num_k * len(accepted), sum(accepted), positions)
+
+
+def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, dict[int, Acceptance]]]) -> None:
+    """Put a line for each (K, acceptance by context length) into ``file``, al.jsonl.
+
+    A line is {step, K, al, acceptance, by_context, how}; ``by_context`` has AL by context length, and is left out where
+    ``found`` does not tell these apart.
+
+    Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
+
+    Args:
+        how: ``replay`` or ``vllm``.
+    """
+    lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = [line for line in lines if line["how"] != how or line["step"] < step]
+    for num_k, by_context in found:
+        one = sum_of([*by_context.values()])
+        shares = [round(share, 4) for share in one.shares]
+        lines.append({"step": step, "K": num_k, "al": round(one.length, 4), "acceptance": shares, "how": how})
+        if any(by_context):
+            lines[-1]["by_context"] = {context: round(part.length, 3) for context, part in by_context.items()}
+    write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, int], float]:
+    """Measures a head at a step: AL and acceptance for every K go to al.jsonl, AL at the largest of ``config.ks`` back.
+
+    All processes of a run call it; the first one writes. A sharded head is put together meanwhile.
+
+    Args:
+        held_out: speculators' documents, whose answers are greedy.
+    """
+
+    def measure(head: PEagleDraftModel, step: int) -> float:
+        head.eval()
+        if isinstance(head, FSDPModule):
+            head.unshard()
+        samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
+        documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
+        found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
+        if isinstance(head, FSDPModule):
+            head.reshard()
+        if get_rank() == 0:
+            note_al(config.run / "al.jsonl", step, "replay", enumerate(found, start=1))
+        return sum_of([*found[max(config.ks) - 1].values()]).length
+
+    return measure

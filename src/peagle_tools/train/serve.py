@@ -1,0 +1,111 @@
+"""The target's vLLM server: it answers prompts, or writes the hidden states that a head reads."""
+
+import json
+import os
+import shutil
+import signal
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from peagle_tools.bench import BenchError
+from peagle_tools.bench.server import Server, ServerFailed
+from peagle_tools.train import TrainError, TryAgain
+from peagle_tools.train.config import Config
+from peagle_vllm.heads.target import read_target
+
+START_SECONDS = 3600.0
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
+
+
+def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
+    """Arguments of ``vllm serve`` for the target; with a folder, its server writes the prompts' hidden states there.
+
+    Those are of the layers that the head reads and, last, what leaves the target's last layer, which it learns from.
+    """
+    words: dict[str, Any] = {"model": config.target, "dtype": config.step.dtype, **config.engine}
+    if hidden_states:
+        from vllm.platforms import current_platform
+
+        from peagle_tools.train.shards import HiddenStatesBackend  # which has ours, too
+
+        layers = [*config.aux_layers, read_target(config.target).num_layers]
+        backend = HiddenStatesBackend.registry[config.data.backend]
+        transfer = backend.build_kv_transfer_config(Namespace(hidden_states_path=str(hidden_states)))
+        if current_platform.is_cpu():
+            if config.data.backend not in ("file", "shards"):
+                raise TrainError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file` or `shards`")
+            transfer |= {"kv_connector": "CpuHiddenStates", "kv_connector_module_path": "peagle_tools.train.cpu_states"}
+        words["speculative_config"] = {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
+        }
+        words["kv_transfer_config"] = transfer
+        # A prompt that begins like another one would be computed in other pieces, with other last bits.
+        words["enable_prefix_caching"] = False
+    flags: list[str] = []
+    for name, value in words.items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{dashed}" if value else f"--no-{dashed}")
+        else:
+            flags += [f"--{dashed}", value if isinstance(value, str) else json.dumps(value)]
+    return flags
+
+
+@contextmanager
+def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[Server | None]:
+    """The target's server at ``data.endpoint``, until the block ends; None where it is the user's.
+
+    Args:
+        hidden_states: it writes those of each prompt, into ``states.partial``: on one disk with where they belong.
+
+    Raises:
+        TrainError: it does not start; one line with its reason.
+        TryAgain: it ended.
+    """
+    if not config.data.serve:
+        yield None
+        return
+    address, partial = urlsplit(config.data.endpoint), config.run / "states.partial"
+    if address.hostname not in ("localhost", "127.0.0.1"):
+        raise TrainError(f"data.endpoint: {address.hostname} is not this machine; set `serve: false` in data")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")  # the reason of an earlier failure must not be found in it
+    shutil.rmtree(partial, ignore_errors=True)
+    left = config.run / "server.json"
+    _end_left(left)
+    words, is_ready = arguments(config, partial if hidden_states else None), False
+    try:
+        with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
+            process = server.process
+            left.write_text(json.dumps({"pid": process.pid, "began": process.create_time()}))
+            print(f"the target's server starts; its log: {log}", flush=True)
+            server.wait_until_ready(START_SECONDS)
+            is_ready = True
+            yield server
+    except BenchError as error:
+        raise TrainError(f"data.endpoint: {error}") from None
+    except ServerFailed as error:
+        if not is_ready:
+            raise TrainError(f"{error}; its log: {log}") from None
+        raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command goes on") from None
+    shutil.rmtree(partial, ignore_errors=True)
+    left.unlink(missing_ok=True)
+
+
+def _end_left(left: Path) -> None:
+    """Kill the server of a step that was killed: while vLLM starts, SIGTERM does not end it."""
+    try:
+        found = json.loads(left.read_text())
+        if psutil.Process(found["pid"]).create_time() == found["began"]:
+            os.killpg(found["pid"], signal.SIGKILL)
+            psutil.wait_procs([psutil.Process(found["pid"])], 20)
+    except (OSError, ValueError, psutil.NoSuchProcess):
+        return

@@ -1,0 +1,273 @@
+"""speculators' trainer, whose run can be killed at any point and goes on bit for bit."""
+
+import json
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging import Handler, LogRecord, getLogger
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from speculators.train import trainer as library
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from peagle_tools.bench.cells import write_whole
+from peagle_tools.train import TrainError, TryAgain
+from peagle_tools.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
+from peagle_tools.train.config import Config
+from peagle_tools.train.documents import listed, set_epoch
+from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.plots import write_plots
+from peagle_vllm.heads.files import one_line
+
+Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
+
+
+class Stopped(TryAgain):
+    """The run was stopped, by a signal or for want of hidden states; the same command goes on."""
+
+
+class Trainer(library.Trainer):
+    """speculators' ``Trainer`` with seeds of each step, checkpoints between steps, and one process or several.
+
+    Args:
+        settings: peagle.yaml.
+        total: steps of the whole run.
+
+    Attributes:
+        measure: measures AL beside the held-out loss, and decides then which head is the best; may be set.
+    """
+
+    def __init__(
+        self,
+        settings: Config,
+        model: PEagleDraftModel,
+        options: library.TrainerConfig,
+        loaders: tuple[DataLoader, DataLoader],
+        total: int,
+    ):
+        self.settings, self.total = settings, total
+        self.measure: Measure | None = None
+        self.log_file = settings.run / "log.jsonl"
+        self.local_step, self.stopping, self.loss = 0, False, torch.zeros(())
+        super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
+        self.model.register_forward_pre_hook(self._seed)
+        self.model.register_forward_hook(self._keep_loss)
+
+    @property
+    def head(self) -> PEagleDraftModel:
+        return cast("PEagleDraftModel", getattr(self.model, "module", self.model))  # DistributedDataParallel wraps it
+
+    def setup_trainer(self) -> None:
+        """Where to begin: at the newest checkpoint that opens."""
+        if not torch.accelerator.is_available():
+            self.local_rank = self.device_type = "cpu"  # the library has a GPU's number, and "cuda"
+        self.world = dist.get_world_size() if self.is_distributed else 1
+        kind = ShardedCheckpoints if self.config.fsdp_shard else WholeCheckpoints
+        self.checkpointer = kind(self.config.save_path)
+        state = self.checkpointer.state
+        self.current_epoch, self._resume_local_step = state.get("epoch", 0), state.get("local_step", 0)
+        self.global_step, self.local_step = state.get("step", 0), self._resume_local_step
+        if state:
+            self._check_same_run(state)
+
+    def _check_same_run(self, state: dict[str, Any]) -> None:
+        then, now = state["run"], self._run_of()
+        changed = next((name for name in now if then.get(name) != now[name]), None)
+        if changed is not None:
+            what = f"{changed} was {then.get(changed)!r} and is {now[changed]!r}"
+            mend = "put it back, or begin another run with another `folder`"
+            raise TrainError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {mend}")
+
+    def _setup_model_fsdp(self, load_checkpoint: bool) -> None:
+        """Split the whole head at once, in float32.
+
+        speculators splits each layer. Its layers then gather their weights whenever they run, and how often mask rows
+        run through them differs from process to process, so that these would wait for each other for ever.
+        """
+        self.model.to(self.local_rank)
+        fully_shard(self.model)
+        if load_checkpoint:
+            self.checkpointer.load_model_state_dict(self.model)
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            Stopped: a signal came, and its step is saved; or the server gives no hidden states.
+            TrainError: a loss that is no number, or a checkpoint that cannot be written.
+        """
+        with self._signals(), self._log():
+            for epoch in range(self.current_epoch, self.config.num_epochs):
+                if self.global_step >= self.total:
+                    break
+                try:
+                    self.train_epoch(epoch, step_callback=self._after_step)
+                except RuntimeError as error:
+                    if "circuit breaker" not in str(error):
+                        raise
+                    begin = (
+                        f"from step {self.checkpointer.steps()[-1]}"
+                        if self.checkpointer.steps()
+                        else "from the beginning"
+                    )
+                    raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
+                self.local_step = 0
+            if self.rank == 0:
+                write_plots(self.settings.run)  # here, so that a run killed after its last step draws them too
+
+    def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
+        self.epoch = epoch
+        set_epoch(self.train_loader, epoch, self.settings)
+        self.batches = list(self.train_loader.batch_sampler)
+        super().train_epoch(epoch, step_callback=step_callback)
+
+    def _seed(self, model: torch.nn.Module, _: Any) -> None:
+        """What a step samples depends on its number only, so that a resumed run samples the same."""
+        step = self.global_step * self.world + self.rank if model.training else 0
+        torch.manual_seed(self.settings.optimizer.seed + step)
+
+    def _keep_loss(self, _: Any, __: Any, output: tuple) -> None:
+        self.loss = output[1].detach()
+
+    def _optimizers_step(self) -> None:
+        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if not (norm + self.loss).isfinite():
+            step = self.global_step + 1
+            rows = listed(sorted({self.train_loader.dataset.pieces[i][0] for i in self.batches[self.local_step]}))
+            found = f"step {step}: the loss is {float(self.loss)}, the norm of its gradient {float(norm)}, with {rows}"
+            kept = f"step-{self.checkpointer.steps()[-1]} is kept" if self.checkpointer.steps() else "nothing was saved"
+            raise TrainError(f"{found} of the data; {kept}. Look at their hidden states, or lower optimizer.lr")
+        super()._optimizers_step()
+
+    def _after_step(self) -> None:
+        self.local_step += 1
+        self.bar.update()
+        last, every = self.global_step == self.total, self.settings.every
+        stopping = self._any_stopping()
+        if last or stopping or self.global_step % every.checkpoint == 0:
+            measured = last or self.global_step % every.replay == 0
+            self._save(self._measure() if measured else None)
+            if measured and not last and self.rank == 0:
+                write_plots(self.settings.run)
+        if stopping and not last:
+            raise Stopped(f"stopped after step {self.global_step}, which is saved; the same command goes on")
+
+    def _any_stopping(self) -> bool:
+        """Whether a signal came to one of the processes: they reach the same step before they save it."""
+        if not self.is_distributed:
+            return self.stopping
+        flag = torch.tensor(float(self.stopping), device=self.loss.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
+    def _measure(self) -> float | None:
+        """How good the head is, more is better: its AL, and without that the held-out loss, negative."""
+        metrics = self.val_epoch(self.epoch) or {}
+        if self.rank == 0:
+            add_line(self.log_file, {"step": self.global_step, "held_out": _shown(metrics, "_epoch")})
+        loss = metrics.get("loss_epoch")
+        found = self.measure(self.head, self.global_step) if self.measure else None if loss is None else -loss
+        self.model.train()
+        return found
+
+    def _save(self, score: float | None) -> None:
+        state = {"step": self.global_step, "epoch": self.epoch, "local_step": self.local_step, "score": score}
+        state["run"] = self._run_of()
+        self.checkpointer.write(self.model, self.optimizers, self.schedulers, state)
+
+    def _run_of(self) -> dict[str, Any]:
+        """What decides the weights of this run, by its key in peagle.yaml."""
+        parts = self.settings.model_dump(
+            mode="json", include={"data": {"held_out", "mix"}, "head": True, "step": True, "optimizer": True}
+        )
+        found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
+        found |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
+        return {**found, "processes": self.world}
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGTERM or SIGINT stops the run at its next step, the second one at once."""
+
+        def stop(number: int, _: Any) -> None:
+            self.stopping = True
+            signal.signal(number, before[number])
+
+        before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _log(self) -> Iterator[None]:
+        """The library's metrics of a step as a line of log.jsonl, and a bar with the time that is left."""
+        library.tqdm = lambda loader, **_: loader  # the library's bar, which knows an epoch only
+        begun, shown = self.global_step, self.rank == 0
+        self.bar = tqdm(total=self.total, initial=begun, unit="step", mininterval=1, disable=not shown)
+        handler, logger = _Log(self), getLogger("speculators.metrics")
+        if shown:
+            cut_after(self.log_file, begun)
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            self.bar.close()
+
+
+class _Log(Handler):
+    """Writes what speculators' trainer logs of a step."""
+
+    def __init__(self, trainer: Trainer):
+        super().__init__()
+        self.trainer = trainer
+
+    def emit(self, record: LogRecord) -> None:
+        if not isinstance(record.msg, dict) or "train" not in record.msg:
+            return
+        line = {"step": record.msg["global_step"] + 1, "lr": record.msg["lr"], **_shown(record.msg["train"])}
+        line["tokens/s"] = round(record.msg["profile"]["tokens_per_s"] * self.trainer.world)
+        line["peak_gb"] = round(peak_memory() / 2**30, 2)
+        line["time"] = round(time.time())
+        add_line(self.trainer.log_file, line)
+        right = " ".join(f"{share:.2f}" for share in line["accuracy"])
+        shown = {"loss": f"{line['loss']:.3f}", "right": right, "tokens/s": line["tokens/s"], "GB": line["peak_gb"]}
+        self.trainer.bar.set_postfix(shown, refresh=False)
+
+
+def _shown(metrics: dict[str, float], end: str = "") -> dict[str, Any]:
+    """Loss, and accuracy by depth, of speculators' metrics, whose names have ``end``."""
+    accuracy = [
+        value for name, value in metrics.items() if name.startswith("position_") and name.endswith("_acc" + end)
+    ]
+    return {"loss": metrics.get("loss" + end), "accuracy": [round(share, 4) for share in accuracy]}
+
+
+def peak_memory() -> int:
+    """Bytes that this process used at most: of the accelerator, where there is one."""
+    if torch.accelerator.is_available():
+        return torch.accelerator.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def add_line(file: Path, row: dict[str, Any]) -> None:
+    with file.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+
+
+def cut_after(file: Path, step: int) -> None:
+    """Take the lines of later steps, which will be run again, out of a log, and one that was cut off."""
+    if file.exists():
+        whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        write_whole(file, "".join(line for line in whole if json.loads(line)["step"] <= step))

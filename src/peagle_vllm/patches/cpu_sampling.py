@@ -1,0 +1,44 @@
+"""vLLM's CPU build samples garbage at temperature > 0 with any speculation, and top-k alone ends its engine."""
+
+from types import ModuleType
+
+import peagle_vllm.patches as seams
+from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.patching import wrap
+
+SEAM = Seam(
+    name="cpu-sampling",
+    runner="CPU",
+    why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
+    "temperatures, top-k and top-p never reach the verified rows. apply_top_k_only takes the largest top-k of the "
+    "verified rows, and raises where there are none, as in a batch of prompts.",
+    waits_for="_expand_kernel_impl writing into the tensor it was given, and apply_top_k_only taking no rows",
+    delete_when="vLLM's CPU build samples correctly at temperature > 0 with speculation (tests/sampling shows it), and "
+    "tests/drafts/test_stock_defects.py fails on stock at top_k",
+)
+
+
+def install(module: ModuleType) -> None:
+    def make(original):
+        def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
+            if not seams.serving_peagle:
+                return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
+            counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+            values = input_val.masked_fill(input_val == replace_from, replace_to)
+            output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
+
+        return _expand_kernel_impl
+
+    wrap(module, "_expand_kernel_impl", make)
+
+
+def install_top_k(module: ModuleType) -> None:
+    def make(original):
+        def apply_top_k_only(logits, k):
+            if seams.serving_peagle and not len(logits):
+                return logits
+            return original(logits, k)
+
+        return apply_top_k_only
+
+    wrap(module, "apply_top_k_only", make)

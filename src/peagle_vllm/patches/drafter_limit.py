@@ -1,0 +1,29 @@
+"""On V1, one request next to max_model_len stops drafting for the whole batch."""
+
+from types import ModuleType
+
+from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.patching import wrap
+
+SEAM = Seam(
+    name="drafter-limit",
+    runner="V1",
+    why="The V1 runner stops all drafts while any request is within K tokens of max_model_len. The geometry "
+    "handles the end of a sequence, so P-EAGLE drafts on.",
+    waits_for="nothing: vLLM has deprecated the V1 runner",
+    delete_when="vLLM drops the V1 model runner",
+)
+
+
+def install(module: ModuleType) -> None:
+    def make(original):
+        def _input_fits_in_drafter(self, common_attn_metadata, *args, **kwargs):
+            drafts_on = getattr(self.drafter, "drafts_up_to_max_model_len", False) and common_attn_metadata is not None
+            # A shorter limit that the user set for the drafter holds.
+            if drafts_on and self.effective_drafter_max_model_len >= self.max_model_len:
+                return True
+            return original(self, common_attn_metadata, *args, **kwargs)
+
+        return _input_fits_in_drafter
+
+    wrap(module.GPUModelRunner, "_input_fits_in_drafter", make)

@@ -1,0 +1,45 @@
+"""Takes P-EAGLE off the list of what Model Runner V2 does not support."""
+
+import functools
+import logging
+from types import ModuleType
+
+from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.patching import wrap
+from peagle_vllm.serving import is_peagle
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
+
+REFUSAL = "parallel drafting for EAGLE speculative decoding"
+
+SEAM = Seam(
+    name="gate",
+    runner="V2",
+    why="vLLM lists P-EAGLE among what Model Runner V2 does not support, and falls back to V1.",
+    waits_for="a P-EAGLE speculator in vLLM's Model Runner V2",
+    delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
+    obsolete_if_missing=REFUSAL,
+)
+
+
+def install(module: ModuleType) -> None:
+    def make(original):
+        def _get_v2_model_runner_unsupported_features(self, *args, **kwargs):
+            unsupported = original(self, *args, **kwargs)
+            if not is_peagle(self):
+                return unsupported
+            # "auto" until one of vLLM's platforms has put its own worker there.
+            worker = str(self.parallel_config.worker_cls)
+            if worker.partition(".")[0] not in ("auto", "vllm"):
+                _warn_of_foreign_worker(worker)
+                return unsupported
+            return [feature for feature in unsupported if feature != REFUSAL]
+
+        return _get_v2_model_runner_unsupported_features
+
+    wrap(module.VllmConfig, "_get_v2_model_runner_unsupported_features", make)
+
+
+@functools.cache
+def _warn_of_foreign_worker(worker: str) -> None:
+    logger.warning("P-EAGLE stays off Model Runner V2: the worker class %s may have a runner of its own", worker)

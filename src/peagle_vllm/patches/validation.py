@@ -1,0 +1,289 @@
+"""Bad P-EAGLE configurations are refused in one line, before any weight is loaded."""
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping, Set
+from dataclasses import fields
+from difflib import get_close_matches
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import peagle_vllm.patches as seams
+from peagle_vllm.heads.checks import Problem, check_pair, num_tokens_faults
+from peagle_vllm.heads.config import family_of
+from peagle_vllm.heads.files import HeadError, locate, one_line, path_fault
+from peagle_vllm.heads.head import Head, read_head
+from peagle_vllm.heads.target import Target
+from peagle_vllm.patches import head_config
+from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.patching import wrap
+from peagle_vllm.serving import TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
+
+QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
+FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}  # of EngineArgs
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
+
+SEAM = Seam(
+    name="validation",
+    runner="both",
+    why="vLLM serves heads with a zero, NaN or misread mask_hidden without an error, and refuses others with an "
+    "error about something else.",
+    waits_for="the same checks in vLLM's SpeculativeConfig",
+    delete_when="vLLM refuses the heads of tests/heads by itself",
+    also={
+        # Read by name, in a loop.
+        "vllm.engine.arg_utils": tuple(f"EngineArgs.{flag}" for flag in FLAGS),
+        # Reads the aux layers that _complete sets.
+        "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
+    },
+)
+
+
+def refuse(line: str) -> RefusedError:
+    return RefusedError(f"P-EAGLE refused: {line}")
+
+
+def install_arguments(module: ModuleType) -> None:
+    def make(original):
+        def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
+            given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
+            for flag, key in FLAGS.items():  # merged in by the original
+                if getattr(self, flag, None) is not None:
+                    given.setdefault(key, getattr(self, flag))
+            if given and on_vllm_platform():
+                _check_given(given, {field.name for field in fields(module.SpeculativeConfig)})
+            return original(self, *args, **kwargs)
+
+        return create_speculative_config
+
+    wrap(module.EngineArgs, "create_speculative_config", make)
+
+
+def _check_given(given: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse a speculative config that is meant for P-EAGLE and that vLLM would refuse, or misread, later.
+
+    Args:
+        given: by key, as the user wrote it.
+        known: the keys that this vLLM has.
+    """
+    public = [key for key in known if not key.endswith("_config")]
+    nearest = {key: get_close_matches(key, public, 1) for key in given if key not in known}
+    meant = {(nearest.get(key) or [key])[0]: value for key, value in given.items()}
+    model, revision = meant.get("model"), meant.get("revision")
+    if not meant.get("parallel_drafting") or not isinstance(model, str):
+        return
+    if (method := meant.get("method")) != "eagle3" and (method or not _carries_mask_hidden(model, revision)):
+        return
+    if given.get(QUANTIZATION) and QUANTIZATION not in known:
+        raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
+    for key, close in nearest.items():
+        mend = f"write {close[0]}" if close else "remove it"
+        raise refuse(f"{key} is no key of vLLM's speculative config; {mend}")
+    if line := path_fault(model):
+        raise refuse(line)
+    num_tokens, head = meant.get("num_speculative_tokens"), _read(model, revision)
+    if num_tokens is None and isinstance(head, Head) and head.served.get("n_predict"):
+        return  # where vLLM takes K from
+    for line in num_tokens_faults(num_tokens):
+        raise refuse(line)
+
+
+def install_speculative(module: ModuleType) -> None:
+    def make(original):
+        def __post_init__(self, *args: Any, **kwargs: Any) -> None:
+            if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
+                # Before vLLM reads the head, because its own errors are about something else.
+                if self.method is None and _carries_mask_hidden(self.model, self.revision):
+                    self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
+                if is_peagle_spec(self):
+                    _check_head(self.model, self)
+                    _read_config(original, self, *args, **kwargs)
+                    _complete(self)
+                    return
+            unnamed = self.method is None and not self.parallel_drafting and on_vllm_platform()
+            try:
+                original(self, *args, **kwargs)
+            except Exception as error:
+                # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
+                if unnamed and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, self.revision):  # noqa: PTH112
+                    raise _unnamed(self) from error
+                raise
+            if self.draft_model_config is None or self.target_model_config is None:
+                return
+            is_other = self.method in ("draft_model", "eagle") and on_vllm_platform()
+            if is_other and _names_peagle(self.draft_model_config.hf_config):
+                raise _unnamed(self)
+            if self.parallel_drafting and is_peagle_spec(self):
+                _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
+                _complete(self)
+
+        return __post_init__
+
+    wrap(module.SpeculativeConfig, "__post_init__", make)
+
+
+def _names_peagle(hf_config: Any) -> bool:
+    """Whether a draft config that vLLM has read is that of a P-EAGLE head, and not of PARD's draft model."""
+    named = {key: getattr(hf_config, key, None) for key in (*MASK_TOKEN_KEYS, "architectures")}
+    architecture = next(iter(named.pop("architectures") or ()), None)
+    is_eagle3 = family_of(architecture) is not None or named["ptd_token_id"] is not None
+    return is_eagle3 and any(token is not None for token in named.values())
+
+
+def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
+    return refuse(
+        f"{spec.model} is a P-EAGLE head, and the speculative config as it stands would run it as another drafter; "
+        'add "method": "eagle3", "parallel_drafting": true'
+    )
+
+
+def install_whole(module: ModuleType) -> None:
+    def make(original):
+        def __post_init__(self, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            _check_whole(self)
+
+        return __post_init__
+
+    wrap(module.VllmConfig, "__post_init__", make)
+
+
+def _check_whole(vllm_config: "VllmConfig") -> None:
+    """Checks that need the whole configuration. Configurations without EAGLE-3 are left alone."""
+    spec = vllm_config.speculative_config
+    if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
+        return
+    if not spec.parallel_drafting:
+        _warn_of_forgotten_flag(spec)
+    if not is_peagle_spec(spec):
+        return
+    seams.refuse_if_moved()
+    _check_depth(spec.num_speculative_tokens, vllm_config)
+    if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
+        # V1 knows the method "synthetic" alone, and takes any other for "standard".
+        raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
+    parallel = vllm_config.parallel_config
+    if (size := parallel.prefill_context_parallel_size) > 1:
+        why = "splits a prompt over ranks and the drafter needs it whole"
+        raise refuse(f"prefill_context_parallel_size={size} {why}; set it to 1")
+    if (size := parallel.decode_context_parallel_size) > 1 and not vllm_config.use_v2_model_runner:
+        why = "shards the drafter's KV cache on V1; set it to 1, or use Model Runner V2"
+        raise refuse(f"decode_context_parallel_size={size} {why}")
+
+
+def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
+    """Refuse a K with which vLLM starts, and ends at the first request, or during the warm-up."""
+    # vLLM warms V2 up with requests of K + 2 tokens, each in one step; nothing else bounds K there.
+    max_len, max_rows = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
+    limits = {f"max_model_len {max_len}": max_len - 2, f"max_num_batched_tokens {max_rows}": max_rows - 2}
+    if not vllm_config.use_v2_model_runner:
+        from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+        limits["the V1 model runner"] = MAX_SPEC_LEN
+    what, limit = min(limits.items(), key=lambda each: each[1])
+    if num_tokens > limit:
+        raise refuse(f"num_speculative_tokens is {num_tokens}, and {what} allows {limit} at most; lower it")
+
+
+def _check_head(model: str, spec: "SpeculativeConfig") -> None:
+    """Refuse a P-EAGLE head that does not fit."""
+    for problem in _problems(model, spec.revision, _target(spec.target_model_config), spec.num_speculative_tokens):
+        if problem.severity == "error":
+            raise refuse(problem.line)
+        _warn_once(problem.line)
+    head = _read(model, spec.revision)
+    if isinstance(head, Head) and getattr(spec, QUANTIZATION, None) and head.draft_vocab_size != head.vocab_size:
+        raise refuse(
+            f"{QUANTIZATION} quantizes a copy of the target's lm_head, and {head.name} has its own, of "
+            f"{head.draft_vocab_size} tokens; leave it out"
+        )
+
+
+def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
+    """Reads only what vLLM has loaded anyway, so that plain EAGLE-3 needs no further file or request to the hub."""
+    draft = spec.draft_model_config
+    named = [key for key in MASK_TOKEN_KEYS if getattr(draft.hf_config, key, None) is not None]
+    if named:
+        _warn_once(
+            f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
+            'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
+        )
+
+
+def _carries_mask_hidden(model: str, revision: str | None) -> bool:
+    head = _read(model, revision)
+    return isinstance(head, Head) and head.has_mask_hidden
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)
+
+
+def _target(model_config: "ModelConfig") -> Target:
+    return Target(
+        name=model_config.model,
+        hidden_size=model_config.get_hidden_size(),
+        vocab_size=model_config.get_vocab_size(),
+        num_layers=model_config.get_total_num_hidden_layers(),
+    )
+
+
+def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args: Any, **kwargs: Any) -> None:
+    """Let vLLM read the head's config, with what it does not find by itself."""
+    assert spec.model is not None
+    head = _read(spec.model, spec.revision)
+    with head_config.serving(head.mapped if isinstance(head, Head) else {}, spec.target_model_config):
+        try:
+            original(spec, *args, **kwargs)
+        except RefusedError:
+            raise
+        except Exception as error:
+            if spec.draft_model_config is not None or not isinstance(head, Head):
+                raise  # not about the head's config, or not known to be
+            raise refuse(
+                f"vLLM cannot take the head's config ({one_line(error)}): {head.config_file}; correct it"
+            ) from error
+
+
+def _complete(spec: "SpeculativeConfig") -> None:
+    """Put the trained depth where other processes find it, without the head's files.
+
+    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us.
+    """
+    hf_config = spec.draft_model_config.hf_config
+    head = _read(spec.draft_model_config.model, spec.revision)
+    if isinstance(head, Head) and head.trained_depth:
+        setattr(hf_config, TRAINED_DEPTH, head.trained_depth)
+    nested = getattr(hf_config, "eagle_config", None) or {}
+    named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
+    if named and not getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):
+        hf_config.eagle_aux_hidden_state_layer_ids = list(named)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(model: str, revision: str | None) -> Head | HeadError | None:
+    """The head's files, the reason why they cannot be read, or None where they are not on this machine yet.
+
+    vLLM builds its configuration several times a start; once is enough.
+    """
+    try:
+        path = locate(model, revision)
+        return None if path is None else read_head(path)
+    except HeadError as error:
+        return error
+
+
+def _problems(model: str, revision: str | None, target: Target, num_speculative_tokens: int) -> list[Problem]:
+    head = _read(model, revision)
+    if head is None:
+        return []  # the loaded head is checked instead
+    if isinstance(head, HeadError):
+        return [Problem(str(head))]
+    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens)

@@ -1,0 +1,63 @@
+"""``doctor --target --speculative-config``: what drafting takes, or why vLLM would not serve it, in one line."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.models import PEAGLE as HEAD
+from tests.support.models import TARGET
+
+pytestmark = pytest.mark.arm("plugin-v1")
+
+PEAGLE = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5, "parallel_drafting": True}
+
+
+def drafts(speculative: str | dict[str, Any], **flags: Any) -> Any:
+    from peagle_tools.doctor.memory import drafting
+
+    return drafting(str(TARGET), speculative if isinstance(speculative, str) else json.dumps(speculative), flags)
+
+
+def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
+    """A CPU has no graphs, so the platform's answer is replaced: sizes as a GPU's configuration has them."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    from peagle_tools.doctor.memory import lines
+    from peagle_vllm.v2 import memory
+
+    assert drafts(PEAGLE, max_num_seqs=8)["full_graphs"] == 0
+    original = memory.draft_graphs
+
+    def with_graphs(config: Any, mode: Any) -> Any:
+        sizes = SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4, 8], max_cudagraph_capture_size=8)
+        parts = {name: getattr(config, f"{name}_config") for name in ("scheduler", "speculative")}
+        config = SimpleNamespace(
+            num_speculative_tokens=5, compilation_config=sizes, **{f"{k}_config": v for k, v in parts.items()}
+        )
+        return original(config, CUDAGraphMode.FULL_AND_PIECEWISE)
+
+    monkeypatch.setattr(memory, "draft_graphs", with_graphs)
+    sizes = drafts(PEAGLE, max_num_seqs=8)
+    assert (sizes["num_speculative_tokens"], sizes["max_num_seqs"]) == (5, 8)
+    assert sizes["full_graph_requests"] == 8
+    assert sizes["piecewise_rows"] == 120  # 8 requests decode in 80, and room for prefills beside them
+    assert sizes["buffers_bytes"] > (8 * 6 + 1) * 3 * 128 * 4
+    assert any("120 rows" in value for _, value in lines(sizes))
+
+
+@pytest.mark.parametrize(
+    ("speculative", "line"),
+    [
+        ("{", "is not JSON"),
+        ({**PEAGLE, "parallel_drafting": False}, "not P-EAGLE"),
+        ({**PEAGLE, "num_speculative_tokens": -1}, "num_speculative_tokens"),
+    ],
+)
+def test_what_would_not_be_served_is_one_line(speculative: Any, line: str):
+    from peagle_tools.doctor.memory import DraftingError
+
+    with pytest.raises(DraftingError, match=line) as caught:
+        drafts(speculative)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,299 @@
+"""``peagle-vllm doctor``: what it prints, and how it exits."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import peagle_vllm
+from peagle_tools.cli import app
+from peagle_tools.doctor.report import Environment, decide_runner, read_environment
+from peagle_vllm.patches.fingerprint import Report, SeamReport, Status
+from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.version import VllmInstall
+from tests.patches.trees import change, copy_of_used, installed, next_path, next_release
+
+GPU = Environment(
+    torch="2.11.0",
+    triton="3.6.0",
+    device="a GPU",
+    cpu_build=False,
+    no_triton="",
+    registered=True,
+    platform=None,
+    variables={},
+)
+CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
+
+
+def report(version: str = "0.33.0", status: Status = "holds") -> Report:
+    seam = Seam(name="gate", runner="V2", why="x", waits_for="x", delete_when="x")
+    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (SeamReport(seam, status, 1),))
+
+
+def under(environment: Environment, **variables: str) -> Environment:
+    return replace(environment, variables=variables)
+
+
+@pytest.mark.parametrize(
+    ("environment", "found", "name", "because"),
+    [
+        (GPU, report(), "V2", "default"),
+        (CPU, report(), "V1", "no CPU backend"),
+        (replace(CPU, no_triton=""), report(), "V2", "default"),
+        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (under(replace(CPU, no_triton=""), VLLM_USE_V2_MODEL_RUNNER="1"), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
+        (under(CPU, VLLM_USE_V2_MODEL_RUNNER="1"), report(), "none", "needs Triton"),
+        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="yes"), report(), "none", "yes"),
+        (replace(GPU, device=None), report(), "none", "accelerator"),
+        (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (under(GPU, VLLM_PLUGINS="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS=""), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (under(GPU, VLLM_PLUGINS="other,peagle"), report(), "V2", "default"),
+        (under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"), report(), "refused", "forces V2"),
+        (
+            under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"),
+            report(status="not needed"),
+            "stock vLLM",
+            "PEAGLE_VLLM_DISABLE",
+        ),
+        (GPU, report(status="moved"), "refused", "gate"),
+        (GPU, report(status="not needed"), "V2", "default"),
+        (GPU, report("0.99.0"), "V2", "default"),
+        (GPU, report(status="accepted"), "V2", "default"),
+        (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(), "out-of-tree", "vllm_ascend"),
+        (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(status="moved"), "out-of-tree", "workers"),
+        (GPU, None, "none", "not installed"),
+    ],
+)
+def test_the_runner_and_why(environment: Environment, found: Report | None, name: str, because: str) -> None:
+    runner = decide_runner(environment, found)
+    assert runner.name == name
+    assert because in runner.why
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PEAGLE_VLLM_DISABLE", "PEAGLE_VLLM_ACCEPT", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's entry point, wherever the package itself came from."""
+    folder = tmp_path / "site" / "peagle_vllm_test-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Name: peagle-vllm-test\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[vllm.general_plugins]\npeagle = peagle_vllm.plugin:register\n")
+    monkeypatch.syspath_prepend(folder.parent)
+
+
+def doctor(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("registered")
+def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = doctor()
+    assert ran.exit_code == 0, ran.output
+    install = installed()
+    for text in (peagle_vllm.__version__, install.version, install.distribution, importlib.metadata.version("torch")):
+        assert text in ran.output
+    assert re.search(r"plugin +registered", ran.output)
+    assert re.search(r"P-EAGLE gets +V[12]", ran.output)
+    assert max(map(len, ran.output.splitlines())) <= 80
+    assert "Traceback" not in ran.output
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert re.search(r"VLLM_USE_V2_MODEL_RUNNER +0", doctor().output)
+    monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
+    assert "switched off by PEAGLE_VLLM_DISABLE=1" in doctor().output
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_filesystem_resolver")
+    excluded = json.loads(doctor("--json").output)
+    assert excluded["plugin"] == {
+        "registered": True,
+        "disabled": True,
+        "VLLM_PLUGINS": "lora_filesystem_resolver",
+        "excluded": True,
+    }
+    assert excluded["runner"]["name"] == "stock vLLM"
+
+
+@pytest.mark.usefixtures("registered")
+def test_its_runner_is_the_one_vllm_takes() -> None:
+    """vLLM's own flag decides as doctor says."""
+    from vllm.triton_utils import HAS_TRITON
+
+    assert decide_runner(read_environment(installed()), report()).name == ("V2" if HAS_TRITON else "V1")
+
+
+@pytest.mark.parametrize("entry_point", [True, False])
+def test_it_sees_whether_the_plugin_is_registered(entry_point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ["peagle"] if entry_point else [])
+    assert read_environment(None).registered is entry_point
+
+
+def test_the_next_release_holds() -> None:
+    ran = doctor("--vllm", next_path())
+    assert ran.exit_code == 0, ran.output
+    assert next_release().version in ran.output
+    assert "P-EAGLE gets" not in ran.output  # a path says nothing of this machine
+
+
+def test_a_moved_seam_is_named_with_its_definitions_and_exits_1(tmp_path: Path) -> None:
+    root = copy_of_used(tmp_path)
+    assert doctor("--vllm", root).exit_code == 0
+    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 1
+    assert re.search(r"speculator +V2 +\d+ +moved", ran.output)
+    assert re.search(r"gate +V2 +\d+ +holds", ran.output)
+    assert re.search(r"DraftModelSpeculator\._copy_request_inputs  [0-9a-f]{8} -> [0-9a-f]{8}", ran.output)
+    assert max(map(len, ran.output.splitlines())) <= 100
+
+    data = json.loads(doctor("--vllm", root, "--json").output)
+    moved = {seam["name"]: [each["definition"] for each in seam["moved"]] for seam in data["seams"] if seam["moved"]}
+    definition = "vllm.v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._copy_request_inputs"
+    assert moved == {"speculator": [definition]}
+
+
+def test_comments_in_vllm_change_nothing(tmp_path: Path) -> None:
+    root = copy_of_used(tmp_path)
+    old = "self.idx_mapping.fill_(-1)\n"
+    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", old, old.rstrip() + "  # every row\n")
+    assert doctor("--vllm", root).exit_code == 0
+
+
+def test_a_gate_that_is_gone_is_not_needed(tmp_path: Path) -> None:
+    root = copy_of_used(tmp_path)
+    change(root, "vllm.config.vllm", "parallel drafting for EAGLE speculative decoding", "something else")
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 0
+    assert re.search(r"gate +V2 +\d+ +not needed", ran.output)
+
+
+def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
+    root = copy_of_used(tmp_path)
+    (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+gabc"\n')
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 0
+    minor = installed().minor
+    assert re.search(r"vLLM +0\.99\.0\.dev1\+gabc \(unknown\)", ran.output)
+    assert re.search(rf"looks like +{minor}; this version itself is not recorded", ran.output)
+    data = json.loads(doctor("--vllm", root, "--json").output)
+    assert data["vllm"] == {
+        "version": "0.99.0.dev1+gabc",
+        "distribution": "unknown",
+        "compared_with": minor,
+        "served": True,
+    }
+
+
+def test_an_accepted_seam_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = copy_of_used(tmp_path)
+    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head-config,speculator")
+    ran = doctor("--vllm", root)
+    assert ran.exit_code == 0
+    assert re.search(r"speculator +V2 +\d+ +accepted", ran.output)
+    assert re.search(r"head-config +both +\d+ +holds", ran.output)
+    assert "speculator: 1 moved, accepted by PEAGLE_VLLM_ACCEPT" in ran.output
+    assert "DraftModelSpeculator._copy_request_inputs" in ran.output
+    assert ", but for 1 definition" in ran.output
+    data = json.loads(doctor("--vllm", root, "--json").output)
+    assert [seam["name"] for seam in data["seams"] if seam["status"] == "accepted"] == ["speculator"]
+    assert data["vllm"]["served"]
+
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "gate")
+    assert doctor("--vllm", root).exit_code == 1
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
+    ran = doctor("--vllm", root)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("peagle-vllm: PEAGLE_VLLM_ACCEPT names 'head config', which is no seam")
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("gives", "plugins", "target_device", "active"),
+    [
+        ("vllm_ascend.platform.NPUPlatform", None, "cuda", True),
+        ("vllm_ascend.platform.NPUPlatform", "peagle,ascend", "cuda", True),
+        ("vllm_ascend.platform.NPUPlatform", "peagle", "cuda", False),
+        ("vllm_ascend.platform.NPUPlatform", None, "cpu", False),
+        ("vllm.platforms.cuda.CudaPlatform", None, "cuda", False),
+        (None, None, "cuda", False),
+        (ImportError("no such device"), None, "cuda", False),
+    ],
+)
+def test_a_platform_plugin_is_found_as_vllm_finds_it(
+    gives: object,
+    plugins: str | None,
+    target_device: str,
+    active: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The case of vllm-ascend, whose own workers P-EAGLE would get."""
+    folder = tmp_path / "platform"
+    folder.joinpath("peagle_test_ascend-1.dist-info").mkdir(parents=True)
+    (folder / "peagle_test_ascend-1.dist-info" / "METADATA").write_text("Name: peagle-test-ascend\nVersion: 1\n")
+    (folder / "peagle_test_ascend-1.dist-info" / "entry_points.txt").write_text(
+        "[vllm.platform_plugins]\nascend = peagle_test_ascend:register\n"
+    )
+    body = f"raise {gives!r}" if isinstance(gives, Exception) else f"return {gives!r}"
+    (folder / "peagle_test_ascend.py").write_text(f"def register():\n    {body}\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "peagle_test_ascend", raising=False)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", target_device)
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    assert read_environment(None).platform == (gives if active else None)
+    if active:
+        data = json.loads(doctor("--json").output)
+        assert (data["platform_plugin"], data["runner"]["name"]) == (gives, "out-of-tree")
+
+
+def test_an_accelerator_need_not_be_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XPU, for one: what torch calls the accelerator of this machine."""
+    xpu = SimpleNamespace(type="xpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: xpu)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda: "Data Center GPU")
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: getattr(torch, kind.type))
+    assert read_environment(None).device == "Data Center GPU, 2 visible"
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    assert read_environment(None).device is None
+
+
+def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle_vllm.patches.version.find_vllm", lambda: None)
+    ran = doctor()
+    assert ran.exit_code == 1
+    assert re.search(r"vLLM +not installed", ran.output)
+
+
+def test_an_unusable_path_exits_2_with_one_line_on_stderr(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "peagle_tools.cli", "doctor", "--vllm", str(tmp_path)], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.count("\n") == 1
+    assert str(tmp_path) in ran.stderr
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output.split() == ["peagle-vllm", peagle_vllm.__version__]

@@ -1,0 +1,260 @@
+"""``peagle-vllm convert``: every dialect, there and back, whole or not at all."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.config import vllm_name
+from peagle_vllm.heads.convert import new_folder
+from peagle_vllm.heads.files import HeadError
+from peagle_vllm.heads.head import read_head
+from tests.heads import published, writers
+from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed
+from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB, Written
+from tests.inspect.running import only_line, run
+
+# What a head is, in either format; everything else in its config follows.
+FACTS = (
+    *("family", "num_layers", "hidden_size", "target_hidden_size", "vocab_size", "draft_vocab_size"),
+    *("aux_layer_ids", "num_aux", "mask_token_id", "trained_depth"),
+)
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "layer_types", "sliding_window", "rope_theta")
+
+
+def varied(change, base=writers.speculators):
+    head = base()
+    change(head)
+    return head
+
+
+def with_values(head: Written) -> Written:
+    """Numbers that differ from one tensor to the next, so that a mix-up shows."""
+    gen = torch.Generator().manual_seed(0)
+    for name, tensor in head.tensors.items():
+        if name not in ("d2t", "t2d"):
+            head.tensors[name] = torch.randn(tensor.shape, generator=gen).to(tensor.dtype)
+    return head
+
+
+CASES = SERVED | {
+    "sharded": lambda: varied(lambda head: setattr(head, "shards", 3)),
+    "fc_norm": lambda: varied(fc_norm),
+    "top_fc_norm": lambda: varied(top_fc_norm),
+    "norm_before_fc": lambda: varied(norm_before_fc),
+    "windowed": lambda: varied(windowed),
+    "prefixed": lambda: varied(prefixed),
+    "windowed qwen3": lambda: varied(windowed, lambda: writers.speculators("qwen3")),
+    "bfloat16": lambda: varied(lambda h: h.tensors.update({n: t.bfloat16() for n, t in h.tensors.items()})),
+    "float16": lambda: varied(lambda h: h.tensors.update({n: t.half() for n, t in h.tensors.items()})),
+    "bare": lambda: varied(lambda h: [h.tensors.pop(n) for n in ("embed_tokens.weight", "lm_head.weight")]),
+}
+
+
+def facts(folder: Path) -> dict:
+    head = read_head(folder)
+    found = {name: getattr(head, name) for name in FACTS}
+    return found | {name: head.served.get(name) or False for name in NORMS}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {vllm_name(n): t for path in folder.glob("*.safetensors") for n, t in load_file(path).items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = with_values(CASES[name]()).save(tmp_path / "head")
+    wanted, original = facts(head), tensors(head)
+    if read_head(head).draft_vocab_size == VOCAB:  # the identity map says nothing
+        original = {name: tensor for name, tensor in original.items() if name not in ("d2t", "t2d")}
+    source = head
+    for step, to in enumerate(("vllm", "speculators", "vllm", "speculators")):
+        out = tmp_path / f"{step}-{to}"
+        ran = run(monkeypatch, "convert", source, out, "--to", to)
+        assert ran.code == 0, ran.err
+        assert same(tensors(out), original)
+        got = facts(out)
+        if wanted["trained_depth"] is None and to == "speculators":
+            got["trained_depth"] = None  # the format must name a number of tokens; 5 stands there
+        if step < 2:
+            assert got == wanted
+        assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+        ran = run(monkeypatch, "inspect", out)
+        assert (ran.code, "unfit" in ran.out, "warning" in ran.out) == (0, False, False), ran.out
+        source = out
+    assert (tmp_path / "0-vllm/model.safetensors").read_bytes() == (tmp_path / "2-vllm/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is left for serving to map, and vLLM's own reading holds all of it."""
+    from tests.heads.test_vllm_agrees import vllms_config
+
+    head = CASES[name]().save(tmp_path / "head")
+    assert run(monkeypatch, "convert", head, tmp_path / "out", "--to", to).code == 0
+    read = read_head(tmp_path / "out")
+    assert read.mapped == {}
+    config = vllms_config(tmp_path / "out")
+    assert config.architectures == [read.architecture]
+    for field in ("norm_before_residual", "norm_before_fc", "fc_norm"):
+        assert bool(getattr(config, field, False)) == facts(head)[field]
+    types = getattr(config, "layer_types", None) or []
+    sliding = facts(head)["layer_types"] or []
+    assert [i for i, t in enumerate(types) if t == "sliding_attention"] == [1] * ("sliding_attention" in sliding)
+    if sliding:
+        assert config.sliding_window == facts(head)["sliding_window"]
+    rope = getattr(config, "rope_parameters", None) or {}
+    assert rope.get("rope_theta", getattr(config, "rope_theta", None)) == facts(head)["rope_theta"]
+    assert (getattr(config, "num_aux_hidden_states", None) or 3) == facts(head)["num_aux"]
+
+
+def test_specforge_is_given_its_mask_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.specforge().save(tmp_path / "head")
+    ran = run(monkeypatch, "convert", head, tmp_path / "out")
+    assert ran.code == 1
+    assert ran.err.startswith("error: no mask token id: ")
+    assert run(monkeypatch, "convert", head, tmp_path / "out", "--mask-token-id", VOCAB).code == 1
+    assert not (tmp_path / "out").exists()
+    assert run(monkeypatch, "convert", head, tmp_path / "out", "--mask-token-id", MASK_TOKEN).code == 0
+    assert read_head(tmp_path / "out").mask_token_id == MASK_TOKEN
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_target_ids_become_offsets(marked: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    offsets, t2d = head.tensors["d2t"].clone(), head.tensors["t2d"].clone()
+    head.tensors["d2t"] = (offsets + torch.arange(DRAFT_VOCAB)).to(dtype)
+    if not marked:
+        del head.tensors["t2d"]
+    assert run(monkeypatch, "convert", head.save(tmp_path / "head"), tmp_path / "out").code == 0
+    written = tensors(tmp_path / "out")
+    assert torch.equal(written["d2t"], offsets) and torch.equal(written["t2d"], t2d)
+
+
+def test_the_target_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(
+        json.dumps({"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": TARGET.num_layers})
+    )
+    head = writers.aws().save(tmp_path / "head")
+    ran = run(monkeypatch, "convert", head, tmp_path / "out", "--to", "speculators", "--target", target)
+    assert (ran.code, ran.err) == (0, "")
+    read = read_head(tmp_path / "out")
+    assert read.aux_layer_ids == tuple(AUX[3])
+    assert read.config["speculators_config"]["verifier"]["name_or_path"] == str(target)
+    assert check_pair(read, TARGET, num_speculative_tokens=5) == []
+    ran = run(monkeypatch, "convert", head, tmp_path / "nameless", "--to", "speculators")
+    assert ran.code == 0 and "names no target" in ran.err
+
+
+def test_a_foreign_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = published.write_target(tmp_path / "target")
+    ran = run(monkeypatch, "convert", writers.aws().save(tmp_path / "head"), tmp_path / "out", "--target", target)
+    assert ran.code == 1 and "use the head that was trained for this target" in ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.aws().save(tmp_path / "head")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    for out in (head, tmp_path / "empty", tmp_path / "dangling", head / "config.json", tmp_path):
+        assert "exists; name a folder that does not" in only_line(run(monkeypatch, "convert", head, out))
+    assert "is not a folder; make it first" in only_line(run(monkeypatch, "convert", head, tmp_path / "a" / "b"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "empty", "head"]
+
+
+def test_a_broken_weight_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.aws()
+    head.tensors["lm_head.weight"][1, 1] = float("nan")
+    head.save(tmp_path / "head")
+    line = only_line(run(monkeypatch, "convert", tmp_path / "head", tmp_path / "out"))
+    assert "lm_head.weight holds NaN or Inf" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_an_error_while_writing_leaves_nothing(tmp_path: Path):
+    with pytest.raises(HeadError, match="cannot be written"), new_folder(tmp_path / "out") as work:
+        (work / "config.json").write_text("{}")
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quicker_of_two_converts_wins(tmp_path: Path):
+    with pytest.raises(HeadError, match="has appeared meanwhile"), new_folder(tmp_path / "out") as slow:
+        (slow / "file").write_text("slow")
+        with new_folder(tmp_path / "out") as quick:
+            assert (slow / "file").exists(), "a living process's work was taken for a leftover"
+            (quick / "file").write_text("quick")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "file").read_text() == "quick"
+
+
+def start(head: Path, out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "peagle_tools.cli", "convert", str(head), str(out)]
+    quiet = subprocess.DEVNULL
+    # A job in the background starts its children with SIGINT ignored, and they would keep to that.
+    return subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=_heed_interrupts)
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def partials(folder: Path) -> list[Path]:
+    return list(folder.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: Path):
+    head, out = published.write_head(tmp_path / "head"), tmp_path / "out"
+    process = start(head, out)
+    limit = time.monotonic() + 60
+    while not any(path.stat().st_size > 1 << 20 for part in partials(tmp_path) for path in part.rglob("*")):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.005)
+    process.send_signal(how)
+    process.wait()
+    assert process.returncode != 0
+    assert not out.exists()
+    assert len(partials(tmp_path)) == (how == signal.SIGKILL)
+    # The next convert removes what is left, writes, and leaves nothing else.
+    small = writers.aws().save(tmp_path / "small")
+    assert start(small, out).wait() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "out", "small"]
+
+
+@pytest.mark.full
+def test_memory_stays_small(tmp_path: Path):
+    """3.6 GB of weights in well under 1 GB: the child's own high-water mark, in kilobytes."""
+    head = published.write_head(tmp_path / "head")
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from peagle_vllm.heads.convert import convert\n"
+        "from peagle_vllm.heads.head import read_head\n"
+        "convert(read_head(Path(sys.argv[1])), Path(sys.argv[2]), 'vllm', None)\n"
+        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(head), str(tmp_path / "out")], capture_output=True, text=True, check=True
+    )
+    peak = int(done.stdout) * 1024
+    print(f"peak {peak >> 20} MB for {(head / 'model.safetensors').stat().st_size >> 20} MB")
+    assert peak < 1_000_000_000
+    (tmp_path / "out" / "model.safetensors").unlink()

@@ -1,0 +1,277 @@
+"""``peagle-vllm inspect``: the table, the JSON, the exit status."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peagle_tools.inspect.report import FIELDS, SCHEMA
+from peagle_vllm.heads.files import RemoteHead, TensorInfo
+from tests.heads import published, writers
+from tests.heads.writers import DRAFT_VOCAB, FOREIGN, HIDDEN, LAYERS, SERVED, VOCAB
+from tests.inspect.running import only_line, run
+from tests.support.models import EAGLE3, PEAGLE, QWEN3, TARGET
+
+
+def inspected(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict:
+    ran = run(monkeypatch, "inspect", "--json", *arguments)
+    assert ran.err == ""
+    data = json.loads(ran.out)
+    assert ran.code == (0 if data["fit"] else 1)
+    return data
+
+
+@pytest.mark.parametrize("name", SERVED | FOREIGN)
+def test_every_dialect_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = (SERVED | FOREIGN)[name]()
+    head.save(tmp_path / "head")
+    data = inspected(monkeypatch, tmp_path / "head")
+    assert list(data) == list(FIELDS)
+    assert data["schema"] == SCHEMA
+    assert data["dialect"] == name.split("-")[0]
+    assert (data["layers"], data["hidden_size"], data["vocab_size"]) == (LAYERS, HIDDEN, VOCAB)
+    assert data["weights"]["tensors"] == len(head.tensors)
+    assert data["weights"]["bytes"] == sum(t.numel() * t.element_size() for t in head.tensors.values())
+    assert data["fit"] is (name != "specforge")
+
+
+def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", PEAGLE, "--target", TARGET)
+    assert (ran.code, ran.err) == (0, "")
+    words = " ".join(ran.out.split())
+    for fact in (
+        "dialect speculators",
+        "layers 4",
+        "aux layers [2, 5, 7] (from eagle_aux_hidden_state_layer_ids)",
+        "mask token 6 (mask_token_id); '<|mask|>', a special token that no text uses",
+        "mask_hidden [1, 1, 384] BF16, norm 19.63",
+        "trained depth 8",
+        "1,001,088 parameters, 2.0 MB, BF16",
+        '"num_speculative_tokens": 5, "parallel_drafting": true',
+        "fits ",
+    ):
+        assert fact in words
+    facts = [line for line in ran.out.splitlines() if "--speculative-config" not in line and "fits" not in line]
+    assert max(map(len, facts)) <= 80
+
+
+def test_a_foreign_target_is_unfit(monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", PEAGLE, "--target", QWEN3)
+    assert (ran.code, ran.err) == (1, "")
+    assert "unfit    hidden_size is 128, " in ran.out
+    assert "--speculative-config" not in ran.out
+
+
+def test_the_forms_of_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    offsets = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    assert inspected(monkeypatch, offsets.save(tmp_path / "offsets"))["vocabulary_map"] == "offsets"
+    absolute = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    absolute.tensors["d2t"] += torch.arange(DRAFT_VOCAB)
+    for name in ("with t2d", "without t2d"):
+        data = inspected(monkeypatch, absolute.save(tmp_path / name))
+        assert data["vocabulary_map"] == "target ids"
+        assert "peagle-vllm convert" in data["problems"][0]["line"]
+        absolute.tensors.pop("t2d", None)
+    assert inspected(monkeypatch, writers.aws().save(tmp_path / "aws"))["vocabulary_map"] == "identity"
+
+
+def test_what_few_heads_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.speculators(draft_vocab=DRAFT_VOCAB)
+    head.config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = 3
+    head.config["eagle_aux_hidden_state_layer_ids"] = [0, 4, 5]
+    head.layer_config.update(layer_types=["sliding_attention"] * LAYERS, sliding_window=8)
+    del head.tensors["embed_tokens.weight"]
+    head.tensors["mask_hidden"][0, 0, 3] = float("nan")
+    data = inspected(monkeypatch, head.save(tmp_path / "head"))
+    assert data["speculative_config"]["num_speculative_tokens"] == 3
+    assert data["sliding_window"] == {"size": 8, "layers": LAYERS}
+    assert data["mask_hidden"]["norm"] is None  # JSON has no NaN
+    weights = data["weights"]
+    assert (weights["embed_tokens"], weights["lm_head"]) == (False, True)
+    assert weights["parameters"] == sum(t.numel() for name, t in head.tensors.items() if name not in ("d2t", "t2d"))
+    assert "target's layers the embeddings, 4, 5" in " ".join(
+        run(monkeypatch, "inspect", tmp_path / "head").out.split()
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = writers.speculators()
+    head.tensors = {name: tensor.to(dtype) for name, tensor in head.tensors.items()}
+    head.tensors["layers.1.mlp.down_proj.weight"][3, 5] = value
+    head.save(tmp_path / "head")
+    (problem,) = inspected(monkeypatch, tmp_path / "head")["problems"]
+    assert problem["line"].startswith("layers.1.mlp.down_proj.weight holds NaN or Inf: ")
+    assert inspected(monkeypatch, tmp_path / "head", "--headers-only")["fit"]
+
+
+def test_pickled_weights_are_unfit_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = writers.speculators().save(tmp_path / "head")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    (problem,) = inspected(monkeypatch, folder)["problems"]
+    assert "pickled weights are never read" in problem["line"]
+
+
+def test_hashes_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch):
+    hashes = inspected(monkeypatch, PEAGLE)["sha256"]
+    files = ("config.json", "model.safetensors")
+    assert hashes == {file: hashlib.sha256((PEAGLE / file).read_bytes()).hexdigest() for file in files}
+    assert hashes["model.safetensors"] in run(monkeypatch, "inspect", PEAGLE).out
+    assert inspected(monkeypatch, PEAGLE, "--headers-only")["sha256"] is None
+
+
+@pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])
+def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = tmp_path / "target"
+    target.mkdir()
+    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 8, "eos_token_id": [3, 60]}
+    added = [{"id": 60, "content": "<|end|>"}, {"id": 61, "content": "<|mask|>"}, {"id": 62, "content": "<|user|>"}]
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"the": 5}}}))
+    if template == "tokenizer_config.json":
+        (target / template).write_text(json.dumps({"chat_template": "<|user|>{{ text }}"}))
+    else:
+        (target / template).write_text("<|user|>{{ text }}")
+    wanted = {
+        60: ("<|end|>", "in use"),
+        61: ("<|mask|>", "special"),
+        62: ("<|user|>", "in use"),
+        5: ("the", "ordinary"),
+    }
+    for number, (text, kind) in (wanted | {7: (None, "unused")}).items():
+        head = writers.speculators()
+        head.config["mask_token_id"] = number
+        data = inspected(monkeypatch, head.save(tmp_path / "head"), "--target", target)
+        assert data["mask_token"] == {"id": number, "key": "mask_token_id", "text": text, "kind": kind}
+        warned = [p["line"] for p in data["problems"] if p["severity"] == "warning"]
+        assert len(warned) == (kind in ("in use", "ordinary"))
+
+
+PUBLISHED_TABLE = (
+    "dialect AWS (flat config, ptd_token_id)",
+    "served as LlamaForCausalLMEagle3 (llama)",
+    "layers 4",
+    "width 2880; reads hidden states 2880 wide",
+    "vocabulary 201,088 tokens, all can be drafted (identity d2t)",
+    "aux layers [2, 12, 21] (vLLM's default for 24 layers)",
+    "mask token 201020 (ptd_token_id); '<|reserved_201020|>'",
+    "mask_hidden [1, 1, 8640] BF16",
+    "3.6 GB",
+    "fits ",
+)
+
+
+def test_a_published_head_by_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    head = published.write_head(tmp_path / "head")
+    target = published.write_target(tmp_path / "target")
+    began = time.perf_counter()
+    ran = run(monkeypatch, "inspect", head, "--target", target, "--headers-only")
+    assert time.perf_counter() - began < 5
+    assert (ran.code, ran.err) == (0, "")
+    for fact in PUBLISHED_TABLE:
+        assert fact in " ".join(ran.out.split())
+
+
+def test_a_published_head_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tensors = {
+        name: TensorInfo(name, tuple(shape), dtype, "model.safetensors", math.prod(shape) * published.BYTES[dtype])
+        for name, (dtype, shape) in published.shapes().items()
+    }
+    remote = RemoteHead("amazon/GPT-OSS-20B-P-EAGLE", published.CONFIG, tensors)
+    asked = []
+
+    def find(model: str, revision: str | None) -> RemoteHead:
+        asked.append(revision)
+        return replace(remote, name=model)
+
+    monkeypatch.setattr("peagle_vllm.heads.files.find", find)
+    target = published.write_target(tmp_path / "target")
+    ran = run(monkeypatch, "inspect", remote.name, "--target", target, "--revision", "v1")
+    assert (ran.code, ran.err, asked) == (0, "", ["v1"])
+    for fact in PUBLISHED_TABLE:
+        assert fact in " ".join(ran.out.split())
+
+
+def test_what_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", "no/where"))
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
+
+
+def test_a_plain_model_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", TARGET)
+    assert (ran.code, ran.err) == (1, "")
+    assert f"unfit    {TARGET} is a target, not a head; name a head, and this model as --target" in ran.out
+    config = json.loads((TARGET / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "with pictures", "text_config": config}))
+    assert f"{tmp_path} is a target, not a head" in only_line(run(monkeypatch, "inspect", tmp_path))
+
+
+def test_a_sound_eagle3_head_comes_with_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, "inspect", EAGLE3, "--target", TARGET)
+    assert (ran.code, ran.err) == (0, "")
+    config = {"method": "eagle3", "model": str(EAGLE3), "num_speculative_tokens": 5}
+    assert f"--speculative-config '{json.dumps(config)}'" in ran.out
+    assert "an EAGLE-3 head, which drafts its tokens one after the other; fits" in ran.out
+    assert "hidden_size is 128" in run(monkeypatch, "inspect", EAGLE3, "--target", QWEN3).out
+    shutil.copytree(EAGLE3, tmp_path / "other")
+    config = json.loads((EAGLE3 / "config.json").read_text())
+    del config["speculators_config"], config["speculators_model_type"], config["target_hidden_size"]
+    config |= config.pop("transformer_layer_config") | {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}
+    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    data = inspected(monkeypatch, tmp_path / "other")
+    assert data["kind"] == "eagle3" and "is not checked here" in data["problems"][0]["line"]
+
+
+def test_a_bad_target_is_named_as_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.json").write_text("{}")
+    line = only_line(run(monkeypatch, "inspect", PEAGLE, "--target", tmp_path))
+    assert line == f"peagle-vllm: target: hidden_size is missing: {tmp_path}/config.json; add it"
+
+
+def test_an_unreachable_hub_is_no_wrong_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    now = "import time; time.sleep = int; from peagle_tools.cli import app; app()"  # the hub's client tries for 24 s
+    command = [sys.executable, "-c", now, "inspect", "some/head"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "some/head is not a folder, and the hub cannot be reached (" in done.stderr
+    assert "check the name" not in done.stderr
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = writers.speculators().save(tmp_path / "head")
+    (folder / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in only_line(run(monkeypatch, "inspect", folder))
+
+
+@pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["diagnose"], ["doctor"]])
+def test_help_fits_80_columns(command: list[str], monkeypatch: pytest.MonkeyPatch):
+    ran = run(monkeypatch, *command, "--help")
+    assert ran.code == 0
+    assert max(map(len, ran.out.splitlines())) <= 80
+    for word in command:
+        assert word in ran.out
+
+
+def test_inspect_and_convert_need_neither_torch_nor_vllm(tmp_path: Path):
+    script = (
+        "import sys\nfrom peagle_tools.cli import app\n"
+        "assert not {'numpy', 'rich.progress', 'huggingface_hub'} & set(sys.modules), 'the help would be slow'\n"
+        "for arguments in (['inspect', sys.argv[1], '--target', sys.argv[2]], ['convert', sys.argv[1], sys.argv[3]]):\n"
+        "    try:\n        app(arguments)\n"
+        "    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, str(PEAGLE), str(TARGET), str(tmp_path / "out")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

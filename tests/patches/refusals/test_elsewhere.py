@@ -1,0 +1,164 @@
+"""Where the plugin does not belong: plain EAGLE-3, platforms and workers that are not vLLM's own."""
+
+import builtins
+import io
+import os
+import re
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.patches.refusals.configuring import configure, edit_config, edit_weights, warnings_with
+from tests.support import random_heads as tiny_heads
+from tests.support.random_heads import HeadSpec
+
+pytestmark = pytest.mark.arm("plugin-v1")
+
+REFUSAL = "parallel drafting for EAGLE speculative decoding"
+
+
+@pytest.mark.parametrize("fmt", ["aws", "speculators"])
+def test_a_peagle_head_without_the_flag_is_warned_of(
+    target: Path, tmp_path: Path, warning_log: pytest.LogCaptureFixture, fmt: str
+):
+    head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
+    configure(target, head, parallel_drafting=None)
+    (warning,) = warnings_with(warning_log, str(head))
+    assert (
+        'is served as EAGLE-3, one token a forward: if it is a P-EAGLE head, add "parallel_drafting": true' in warning
+    )
+
+
+@pytest.fixture
+def our_accesses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What our code asks of files and of the network, while every such access of it fails; vLLM's own pass."""
+    accesses: list[str] = []
+
+    def guard(module: object, name: str) -> None:
+        original = getattr(module, name)
+
+        def guarded(*args, **kwargs):
+            frame = sys._getframe(1)
+            while frame and frame.f_globals.get("__name__", "").split(".")[0] not in ("vllm", "peagle_vllm"):
+                frame = frame.f_back
+            if frame and frame.f_globals["__name__"].startswith("peagle_vllm"):
+                accesses.append(f"{frame.f_globals['__name__']}: {name}{args[:1]}")
+                raise OSError("no file and no network")
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, guarded)
+
+    guard(builtins, "open")
+    guard(io, "open")
+    for name in ("open", "stat", "listdir", "scandir"):
+        guard(os, name)
+    guard(socket.socket, "connect")
+    guard(socket, "getaddrinfo")
+    return accesses
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+@pytest.mark.parametrize("name", ["peagle", "eagle3"])
+def test_what_is_no_peagle_costs_no_file_and_no_request(
+    target: Path, head: Path, our_accesses: list[str], method: str, name: str
+):
+    """Plain EAGLE-3, also of a head that was meant for P-EAGLE. P-EAGLE's is read, which proves the guard."""
+    from peagle_vllm.serving import RefusedError
+
+    if method == "draft_model":
+        head = tiny_heads.write_target(head.parent / "draft")
+    elif name == "eagle3":
+        edit_config(head, lambda c: (c.pop("mask_token_id"), c.update(speculators_model_type="eagle3")))
+    our_accesses.clear()
+    config = configure(target, head, method=method, parallel_drafting=None)
+    assert config.speculative_config.method == method
+    assert our_accesses == []
+    if (name, method) == ("peagle", "eagle3"):
+        with suppress(OSError, RefusedError):
+            configure(target, head)
+        assert our_accesses != []
+
+
+def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """What a platform plugin does: its class, which is vLLM's for a CPU in all but its module, is the current one."""
+    import vllm.platforms
+
+    kind = type("Platform", (type(vllm.platforms.current_platform),), {"__module__": module})
+    monkeypatch.setattr(vllm.platforms, "_current_platform", kind())
+
+
+def test_the_gate_opens_on_every_platform_of_vllms(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those that vLLM names itself, the TPU's, whose runner is another package's, excepted."""
+    import vllm.platforms
+
+    named = re.findall(r'return "([\w.]+)\.\w*Platform"', Path(vllm.platforms.__file__).read_text())
+    named += re.findall(r'"([\w.]+)\.CudaPlatform" if', Path(vllm.platforms.__file__).read_text())
+    kinds = {module.rpartition(".")[2] for module in named}
+    assert kinds >= {"cpu", "cuda", "rocm", "xpu", "tpu_platform"}
+    config = configure(target, head)
+    for module in named:
+        other_platform(monkeypatch, module)
+        closed = REFUSAL in config._get_v2_model_runner_unsupported_features()
+        assert closed is module.startswith("tpu_inference"), module
+
+
+@pytest.mark.parametrize("flaw", ["nothing", "mask_hidden", "K", "no method"])
+def test_another_platform_keeps_its_own_behaviour(
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, our_accesses: list[str], flaw: str
+):
+    """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
+    from peagle_vllm.serving import is_peagle
+
+    if flaw == "mask_hidden":
+        edit_weights(head, lambda w: w["mask_hidden"].zero_())
+    other_platform(monkeypatch, "vllm_ascend.platform")
+    if flaw == "K":
+        with pytest.raises(ValueError, match="num_speculative_tokens"):  # vLLM's own words
+            configure(target, head, num_speculative_tokens=0)
+        return
+    config = configure(target, head, method=None if flaw == "no method" else "eagle3")
+    assert config.speculative_config.parallel_drafting and not is_peagle(config)
+    assert REFUSAL in config._get_v2_model_runner_unsupported_features()
+    assert our_accesses == []
+
+
+def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):
+    """What vLLM's own would refuse, and drop, reaches the class as it is."""
+    from peagle_vllm.patches import head_weights
+    from peagle_vllm.serving import RefusedError
+
+    body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
+    module = ModuleType("vllm.model_executor.models.llama_eagle3")
+    head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})
+    head_weights.install_llama(module)
+    weights = [("model.d2t", torch.tensor([float("nan")]))]
+    with pytest.raises(RefusedError):
+        head().load_weights(weights)
+    other_platform(monkeypatch, "vllm_ascend.platform")
+    assert head().load_weights(weights) == weights
+
+
+@pytest.mark.parametrize(
+    ("worker", "opens"),
+    [
+        ("auto", True),  # before one of vLLM's platforms has named its worker
+        ("vllm.v1.worker.gpu_worker.Worker", True),
+        ("vllm.v1.worker.xpu_worker.XPUWorker", True),
+        ("vllm_ascend.worker.worker.NPUWorker", False),
+        ("my.Worker", False),
+    ],
+)
+def test_the_gate_opens_for_vllms_own_workers(
+    target: Path, head: Path, warning_log: pytest.LogCaptureFixture, worker: str, opens: bool
+):
+    config = configure(target, head)
+    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    config.parallel_config.worker_cls = worker
+    for _ in range(2):
+        assert (REFUSAL not in config._get_v2_model_runner_unsupported_features()) is opens
+    assert len(warnings_with(warning_log, worker)) == (0 if opens else 1)

@@ -1,0 +1,289 @@
+"""A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+
+from tests.patches.refusals.configuring import configure, edit_config, edit_weights, refusal
+from tests.support import random_heads as tiny_heads
+from tests.support.random_heads import MASK_TOKEN, HeadSpec
+
+pytestmark = pytest.mark.arm("plugin-v1")
+
+
+def test_a_sound_pair_is_configured(target: Path, head: Path):
+    config = configure(target, head)
+    assert config.speculative_config.parallel_drafting
+    assert config.speculative_config.draft_model_config.hf_config.eagle_aux_hidden_state_layer_ids == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda w: w.pop("mask_hidden"), "mask_hidden"),
+        (lambda w: w["mask_hidden"].fill_(float("nan")), "mask_hidden holds NaN or Inf"),
+        (lambda w: w["mask_hidden"].view(-1)[3].fill_(float("inf")), "mask_hidden holds NaN or Inf"),
+        (lambda w: w["mask_hidden"].zero_(), "mask_hidden is all zeros"),
+        (lambda w: w.update(mask_hidden=torch.ones(1, 1, 77)), "mask_hidden is 77 wide, needs 3 x 64 = 192"),
+    ],
+)
+def test_mask_hidden(target: Path, head: Path, edit, says: str):
+    edit_weights(head, edit)
+    assert says in refusal(target, head)
+
+
+@pytest.mark.parametrize("mask_token", [None, 512, -1, 7.5, "x", True])
+def test_mask_token_id(target: Path, head: Path, mask_token):
+    edit_config(head, lambda c: c.update(mask_token_id=mask_token))
+    assert "mask_token_id" in refusal(target, head)
+
+
+def test_a_served_head_without_mask_token_id(target: Path, head: Path):
+    from vllm.engine.arg_utils import EngineArgs
+
+    from peagle_vllm.serving import RefusedError
+
+    edit_config(head, lambda c: c.pop("mask_token_id"))
+    with pytest.raises(RefusedError, match="no mask token id"):
+        EngineArgs(model=str(head), skip_tokenizer_init=True).create_engine_config()
+
+
+def test_an_eagle3_head_with_the_flag(target: Path, head: Path):
+    edit_weights(head, lambda w: w.pop("mask_hidden"))
+    edit_config(head, lambda c: (c.pop("mask_token_id"), c.update(speculators_model_type="eagle3")))
+    assert "is no P-EAGLE head" in refusal(target, head)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5])
+def test_number_of_speculative_tokens(target: Path, head: Path, k):
+    assert "num_speculative_tokens" in refusal(target, head, num_speculative_tokens=k)
+
+
+def test_no_number_of_speculative_tokens(target: Path, head: Path):
+    assert "num_speculative_tokens is missing" in refusal(target, head, num_speculative_tokens=None)
+    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws"))
+    edit_config(aws, lambda c: c.update(n_predict=4))
+    config = configure(target, aws, num_speculative_tokens=None)
+    assert config.speculative_config.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mend"),
+    [
+        ({"parallel_drafting": None, "parralel_drafting": True}, "write parallel_drafting"),
+        ({"parallel_drafting": None, "parallel-draftin": True}, "write parallel_drafting"),
+        ({"num_speculative_tokens": None, "num_speculative_token": 3}, "write num_speculative_tokens"),
+        ({"method": None, "metod": "eagle3"}, "write method"),
+        ({"zzz": 1}, "remove it"),
+    ],
+)
+def test_a_misspelt_key(target: Path, head: Path, wrong: dict, mend: str):
+    key = [*wrong][-1].replace("-", "_")
+    assert refusal(target, head, **wrong) == f"P-EAGLE refused: {key} is no key of vLLM's speculative config; {mend}"
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model", "dflash", None])
+def test_a_misspelt_key_of_another_drafter_is_vllms_own_error(target: Path, tmp_path: Path, method: str | None):
+    draft = tiny_heads.write_target(tmp_path / "draft")
+    changes = {"method": method, "parallel_drafting": None if method == "eagle3" else True, "zzz": 1}
+    with pytest.raises(ValueError, match=r"zzz\n.*Unexpected keyword argument"):
+        configure(target, draft, **changes)
+
+
+def test_a_folder_that_does_not_exist(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In one line, before vLLM looks for it on the hub."""
+    monkeypatch.setattr("vllm.config.speculative.ModelConfig", None)
+    assert "nowhere is not on this machine" in refusal(target, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("runner", "changes", "limit"),
+    [
+        ("V1", {}, "the V1 model runner allows 128"),
+        ("V1", {"engine_max_model_len": 100}, "max_model_len 100 allows 98"),
+        ("V2", {"engine_max_model_len": 400}, "max_model_len 400 allows 398"),
+        ("V2", {"engine_max_num_batched_tokens": 300}, "max_num_batched_tokens 300 allows 298"),
+    ],
+)
+def test_more_drafts_than_the_runner_verifies(
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, runner: str, changes: dict, limit: str
+):
+    """Without Triton there is no configuration of V2: one of V1 is made, and checked again as V2's."""
+    from vllm.config import VllmConfig
+
+    from peagle_vllm.patches import validation
+    from peagle_vllm.serving import RefusedError
+
+    config, most = configure(target, head, **changes), int(limit.split()[-1])
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", runner == "V2")
+    config.speculative_config.num_speculative_tokens = most
+    validation._check_whole(config)
+    config.speculative_config.num_speculative_tokens = most + 1
+    with pytest.raises(RefusedError) as refused:
+        validation._check_whole(config)
+    assert str(refused.value) == (
+        f"P-EAGLE refused: num_speculative_tokens is {most + 1}, and {limit} at most; lower it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda c: c.update(target_hidden_size=96), "target_hidden_size is 96"),
+        (lambda c: c["transformer_layer_config"].update(vocab_size=500), "vocab_size is 500"),
+        (lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 2, 5]), "names layer 2 twice"),
+        (lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), "names layer 9"),
+    ],
+)
+def test_a_head_that_does_not_fit(target: Path, head: Path, edit, says: str):
+    edit_config(head, edit)
+    assert says in refusal(target, head)
+
+
+def test_quantized_lm_head_before_vllm_knows_it(target: Path, head: Path):
+    assert "draft_lm_head_quantization needs vLLM 0.33" in refusal(target, head, draft_lm_head_quantization="fp8")
+
+
+def test_quantized_lm_head_of_a_head_with_its_own(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What vLLM 0.33 would say once the weights are loaded; its field is put where 0.32 has none."""
+    from vllm.config import SpeculativeConfig
+
+    monkeypatch.setattr(SpeculativeConfig, "draft_lm_head_quantization", "fp8", raising=False)
+    whole = tiny_heads.write_head(tmp_path / "whole", target, HeadSpec())
+    configure(target, whole)
+    reduced = tiny_heads.write_head(tmp_path / "reduced", target, HeadSpec(draft_vocab=200))
+    assert "has its own, of 200 tokens" in refusal(target, reduced)
+
+
+@pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
+def test_context_parallelism(target: Path, head: Path, name: str):
+    """vLLM's own checks of the CPU platform come later than the whole configuration's."""
+    from peagle_vllm.patches import validation
+    from peagle_vllm.serving import RefusedError
+
+    config = configure(target, head)
+    setattr(config.parallel_config, name, 2)
+    with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2"):
+        validation._check_whole(config)
+
+
+def test_decode_context_parallelism_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from vllm.config import VllmConfig
+
+    from peagle_vllm.patches import validation
+
+    config = configure(target, head)
+    config.parallel_config.decode_context_parallel_size = 2
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    validation._check_whole(config)
+
+
+def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from vllm.config import VllmConfig
+
+    from peagle_vllm.patches import validation
+
+    says = "rejection_sample_method=block needs Model Runner V2, this engine runs V1"
+    assert says in refusal(target, head, rejection_sample_method="block")
+    config = configure(target, head)
+    config.speculative_config.rejection_sample_method = "block"
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    validation._check_whole(config)
+
+
+def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Path, head: Path):
+    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws", aux_layers=(1, 3, 6)))
+
+    def move(config: dict) -> None:
+        ids = config.pop("eagle_aux_hidden_state_layer_ids")
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids}
+
+    edit_config(aws, move)
+    hf_config = configure(target, aws).speculative_config.draft_model_config.hf_config
+    assert list(hf_config.eagle_aux_hidden_state_layer_ids) == [1, 3, 6]
+
+
+def nemo(target: Path, folder: Path) -> Path:
+    """An architecture that vLLM does not know."""
+    head = tiny_heads.write_head(folder, target, HeadSpec(fmt="aws"))
+    edit_config(head, lambda c: c.update(architectures=["LlamaEagle3DraftModel"]))
+    return head
+
+
+def test_what_serving_maps_reaches_other_processes(target: Path, tmp_path: Path):
+    """The draft config is pickled on its way to engine and workers, and read anew from its overrides there."""
+    draft = configure(target, nemo(target, tmp_path / "nemo")).speculative_config.draft_model_config
+    assert draft.hf_config.architectures == ["LlamaForCausalLMEagle3"]
+    overrides = pickle.loads(pickle.dumps(draft.hf_overrides))
+    assert overrides(PretrainedConfig(architectures=["x"])).architectures == ["LlamaForCausalLMEagle3"]
+
+
+def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A fault that our checks let pass: vLLM's page of text becomes a line that names the head's config."""
+    from peagle_vllm.patches import validation
+
+    head = nemo(target, tmp_path / "nemo")
+    edit_config(head, lambda c: c.update(model_type="nobody_knows_it"))
+    monkeypatch.setattr(validation, "_problems", lambda *_: [])
+    line = refusal(target, head)
+    assert "vLLM cannot take the head's config (" in line and f"{head}/config.json" in line
+
+
+def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):
+    from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+
+    assert (
+        get_parallel_drafting_token_id(configure(target, head).speculative_config.draft_model_config.hf_config)
+        == MASK_TOKEN
+    )
+
+
+def test_the_number_of_tokens_may_come_by_its_own_flag(target: Path, head: Path):
+    config = configure(target, head, num_speculative_tokens=None, engine_spec_tokens=4)
+    assert config.speculative_config.num_speculative_tokens == 4
+    assert "num_speculative_tokens is 0" in refusal(target, head, num_speculative_tokens=None, engine_spec_tokens=0)
+
+
+def test_another_parallel_drafter_is_none_of_our_business(target: Path, tmp_path: Path):
+    """PARD: a whole draft model, its method left for vLLM to find."""
+    draft = tiny_heads.write_target(tmp_path / "pard")
+    edit_config(draft, lambda c: c.update(pard_token=MASK_TOKEN))
+    config = configure(target, draft, method=None)
+    assert config.speculative_config.method == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("aws", None), ("aws", "LlamaForCausalLM"), ("aws", "LlamaEagle3DraftModel"), ("some-eagle-head", None)],
+)
+def test_a_flat_head_without_method_and_flag(target: Path, tmp_path: Path, name: str, architecture: str | None):
+    """vLLM would take it for a draft model, for EAGLE-1 by its name, or for no model at all."""
+    head = tiny_heads.write_head(tmp_path / name, target, HeadSpec(fmt="aws"))
+    edit_config(head, lambda c: c.update(architectures=[architecture]) if architecture else None)
+    line = refusal(target, head, method=None, parallel_drafting=None)
+    assert f"{head} is a P-EAGLE head" in line and line.endswith('add "method": "eagle3", "parallel_drafting": true')
+
+
+@pytest.mark.parametrize("method", [None, "draft_model"])
+def test_a_head_without_method_and_flag(target: Path, head: Path, method: str | None):
+    assert f"{head} is a P-EAGLE head" in refusal(target, head, method=method, parallel_drafting=None)
+
+
+def test_a_draft_model_without_method_is_none_of_our_business(target: Path, tmp_path: Path):
+    """An ordinary one, and PARD's, which runs without the flag too; a broken one ends in vLLM's own error."""
+    draft = tiny_heads.write_target(tmp_path / "draft")
+    assert configure(target, draft, method=None, parallel_drafting=None).speculative_config.method == "draft_model"
+    edit_config(draft, lambda c: c.update(pard_token=MASK_TOKEN))
+    assert configure(target, draft, method=None, parallel_drafting=None).speculative_config.method == "draft_model"
+    edit_config(draft, lambda c: c.update(architectures=["Unknown"]))
+    with pytest.raises(ValueError, match="Unknown"):
+        configure(target, draft, method=None, parallel_drafting=None)
+
+
+def test_a_peagle_head_needs_no_method(target: Path, head: Path):
+    """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
+    aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
+    assert configure(target, aws, method=None).speculative_config.method == "eagle3"

@@ -1,0 +1,192 @@
+"""A fingerprint moves with what a definition does, and with nothing else."""
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from peagle_vllm.patches.ledger import Definition, What
+from peagle_vllm.patches.source import Source
+from tests.patches.trees import fake
+
+BASE = dedent('''
+    """Module."""
+    from vllm.elsewhere import Other, Thing as Named
+
+    LIMIT = 1e-5
+
+    @dataclass
+    class Batch:
+        """Docstring."""
+        ids: list[int]
+        """What an attribute's docstring says."""
+        size: int = 0
+
+        def grow(self, by: int, *, fast: bool = False) -> int:
+            """Grow."""
+            # why
+            self.total = self.size + by
+            return f"{self.total:>{by}} of {self.size!r}" "!"
+
+        def _private(self, x):
+            self.drafter.propose(x, limit=1)
+            return x
+
+    if LIMIT:
+        def function(a, b=2):
+            return a + b
+    else:
+        def function(a, b=3):
+            return a - b
+''')
+
+
+def digest(tmp_path: Path, text: str, qualname: str, what: What = "body") -> str | None:
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    return Source(fake(folder, {"mod.py": text})).digest(Definition("vllm.mod", qualname, "called", what))
+
+
+EVERYTHING = [
+    "LIMIT",
+    "Batch",
+    "Batch.grow",
+    "Batch.size",
+    "Batch.total",
+    "Batch.drafter.propose",
+    "function",
+    "Other",
+    "Named",
+]
+
+
+SAME = dedent('''
+    import os
+    from vllm.elsewhere import (
+        Other,
+        Thing as Named,
+    )
+
+    LIMIT = 0.00001  # small
+
+    @dataclass
+    class Batch:
+        # no docstring
+        ids: list[int]
+        size: int = 0
+
+        def grow(
+            self,
+            by: int,
+            *, fast: bool = False,
+        ) -> int:
+            """Another text."""
+            self.total = (self.size + (by))
+            return f\'{self.total:>{by}} of {self.size!r}!\'
+        def _private(self, x):
+            self.drafter.propose(
+                x, limit=1
+            )
+            return x
+
+    if LIMIT:
+        def function(a, b=2):
+            """Sum."""
+            return a + b
+    else:
+        def function(a, b=3): return a - b
+''')
+
+
+@pytest.mark.parametrize("qualname", EVERYTHING)
+def test_comments_docstrings_and_formatting_do_not_count(tmp_path: Path, qualname: str) -> None:
+    first = digest(tmp_path, BASE, qualname)
+    assert first is not None
+    assert digest(tmp_path, SAME, qualname) == first
+
+
+@pytest.mark.parametrize(
+    ("qualname", "old", "new"),
+    [
+        ("LIMIT", "1e-5", "1e-6"),
+        ("Batch", "ids: list[int]", "ids: list[int] | None"),
+        ("Batch", "@dataclass", "@dataclass(frozen=True)"),
+        ("Batch.grow", "self.size + by", "self.size - by"),
+        ("Batch.grow", "fast: bool = False", "fast: bool = True"),
+        ("Batch.grow", "of {self", "off {self"),
+        ("Batch.grow", ":>{by}", ":<{by}"),
+        ("Batch.grow", "self.size!r", "self.size!s"),
+        ("Batch.size", "size: int = 0", "size: int = 1"),
+        ("Batch.total", "self.size + by", "by"),
+        ("Batch.drafter.propose", "limit=1", "limit=2"),
+        ("Batch.drafter.propose", "propose(x, ", "propose("),
+        ("function", "a - b", "b - a"),
+        ("Other", "vllm.elsewhere", "vllm.moved"),
+        ("Named", "Thing as Named", "Else as Named"),
+    ],
+)
+def test_what_it_does_counts(tmp_path: Path, qualname: str, old: str, new: str) -> None:
+    assert old in BASE
+    assert digest(tmp_path, BASE, qualname) != digest(tmp_path, BASE.replace(old, new), qualname)
+
+
+@pytest.mark.parametrize("qualname", ["Other", "Named"])
+def test_an_import_is_what_it_binds_not_its_neighbours(tmp_path: Path, qualname: str) -> None:
+    more = BASE.replace("import Other", "import First, Other")
+    assert digest(tmp_path, BASE, qualname) == digest(tmp_path, more, qualname)
+
+
+@pytest.mark.parametrize(
+    ("qualname", "old", "new", "moves"),
+    [
+        ("Batch", "self.size + by", "self.size - by", False),
+        ("Batch", "def _private(self, x)", "def _private(self, y)", False),
+        ("Batch", "ids: list[int]", "ids: list[str]", False),
+        ("Batch", "size: int = 0", "size: int = 1", False),
+        ("Batch", "size: int = 0", "size: int", True),
+        ("Batch", "ids: list[int]", "names: list[int]", True),
+        ("Batch", "@dataclass", "", True),
+        ("Batch", "class Batch:", "class Batch(Other):", True),
+        ("Batch", "def grow(self, by: int", "def grow(self, more: int, by: int", True),
+        ("Batch.grow", "self.size + by", "self.size - by", False),
+        ("Batch.grow", "by: int", "by: float", False),
+        ("Batch.grow", "fast: bool = False", "fast: bool = True", True),
+        ("Batch.grow", "*, fast", "fast", True),
+        ("Batch.grow", "fast: bool", "quick: bool", True),
+        ("function", "b=3", "b=4", True),
+        ("function", "a - b", "b - a", False),
+        ("Batch.grow", "def grow", "async def grow", True),
+        ("Batch.size", "size: int = 0", "size: int = 1", False),
+        ("Batch.size", "size: int = 0", "size: int", True),
+    ],
+)
+def test_a_signature_is_what_a_caller_sees(tmp_path: Path, qualname: str, old: str, new: str, moves: bool) -> None:
+    assert old in BASE
+    changed = digest(tmp_path, BASE.replace(old, new), qualname, "signature")
+    assert (digest(tmp_path, BASE, qualname, "signature") != changed) is moves
+
+
+@pytest.mark.parametrize("qualname", ["Gone", "Batch.gone", "Gone.grow", "Batch.drafter.gone", "function.inner"])
+def test_what_is_gone_has_no_digest(tmp_path: Path, qualname: str) -> None:
+    assert digest(tmp_path, BASE, qualname) is None
+
+
+def test_a_missing_or_unreadable_module_has_no_digest(tmp_path: Path) -> None:
+    source = Source(fake(tmp_path, {"mod.py": "def broken(:"}))
+    assert source.digest(Definition("vllm.mod", "broken", "called", "body")) is None
+    assert source.digest(Definition("vllm.none", "broken", "called", "body")) is None
+
+
+def test_digests_are_the_same_on_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded on one Python, checked on another: these were computed on 3.11, 3.12 and 3.13."""
+    names = ("Batch", "function", "Named")
+    recorded = ["9a1105d300046e6f", "8766ac2451ac2f40", "106eead21a6c0778"]
+    assert [digest(tmp_path, BASE, name) for name in names] == recorded
+
+    class LikePython312(ast.NodeTransformer):
+        def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+            self.generic_visit(node)
+            return ast.JoinedStr([*node.values, ast.Constant("")])
+
+    monkeypatch.setattr(Source, "parse", staticmethod(lambda text: LikePython312().visit(ast.parse(text))))
+    assert [digest(tmp_path, BASE, name) for name in names] == recorded

@@ -1,0 +1,94 @@
+"""Finding a vLLM and its version, without importing it."""
+
+import importlib.metadata
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from peagle_vllm.patches.fingerprint import load_recorded
+from peagle_vllm.patches.version import NotVllmError, VllmInstall, read
+from tests.patches.trees import fake, installed, next_release
+
+
+def wheel_of(folder: Path, wheel: Path) -> Path:
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, file.relative_to(folder))
+    return wheel
+
+
+@pytest.mark.parametrize("form", ["folder", "vllm folder", "wheel"])
+def test_a_vllm_is_read_in_every_form(tmp_path: Path, form: str) -> None:
+    folder = fake(tmp_path / "unpacked", {}, version="0.33.1+cu130", distribution="vllm-gpu")
+    path = {"folder": folder, "vllm folder": folder / "vllm", "wheel": wheel_of(folder, tmp_path / "x.whl")}[form]
+    install = read(path)
+    assert (install.version, install.distribution, install.minor) == ("0.33.1+cu130", "vllm-gpu", "0.33")
+    assert install.label == "vllm-gpu 0.33.1"
+    assert install.root.joinpath("vllm/__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["vllm-aaa", "vllm-zzz"])
+def test_a_plugin_beside_vllm_is_not_taken_for_it(tmp_path: Path, name: str) -> None:
+    folder = fake(tmp_path, {}, version="0.32.0", distribution="vllm-mmm")
+    other = folder / f"{name.replace('-', '_')}-0.32.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text(f"Name: {name}\nVersion: 0.32.0\n")
+    (other / "RECORD").write_text("vllm_plugin/__init__.py,,\n")
+    assert read(folder).distribution == "vllm-mmm"
+
+
+def test_a_checkout_without_a_version_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    install = read(tmp_path)
+    assert (install.version, install.distribution, install.minor) == ("unknown", "unknown", "unknown")
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "folder named vllm", "text", "other wheel"])
+def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ("vllm" if kind == "folder named vllm" else "thing")
+    if kind.startswith(("empty", "folder")):
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("no wheel")
+    elif kind == "other wheel":
+        (tmp_path / "content").mkdir()
+        (tmp_path / "content" / "other.py").touch()
+        wheel_of(tmp_path / "content", path)
+    with pytest.raises(NotVllmError) as refused:
+        read(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "minor"),
+    [
+        ("0.33.0", "0.33"),
+        ("0.33.1rc1.dev3+gabc", "0.33"),
+        ("1.10.2+cpu", "1.10"),
+        ("unknown", "unknown"),
+        ("dev", "dev"),
+    ],
+)
+def test_minor_version(version: str, minor: str) -> None:
+    assert VllmInstall(Path(), version, "vllm").minor == minor
+
+
+def test_the_installed_vllm_is_found_as_it_names_itself() -> None:
+    install = installed()
+    assert importlib.metadata.version(install.distribution).partition("+")[0] == install.version.partition("+")[0]
+    ran = subprocess.run(
+        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').origin)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
+
+
+def test_the_next_release_is_another_recorded_one() -> None:
+    assert next_release().minor in {*load_recorded()} - {installed().minor}

@@ -1,0 +1,72 @@
+"""vLLM source trees to check: made up, copied and doctored, installed, and the next release's wheel."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peagle_vllm.patches.fingerprint import load_recorded
+from peagle_vllm.patches.ledger import Definition
+from peagle_vllm.patches.source import Source
+from peagle_vllm.patches.version import VllmInstall, find_vllm, read
+
+
+def fake(folder: Path, files: dict[str, str], version: str = "0.32.0", distribution: str = "vllm") -> Path:
+    """A folder that holds a ``vllm/`` of these files (path inside ``vllm/`` -> text) and its metadata."""
+    stated = f"__version__ = version = {version!r}\n"
+    for name, text in {"__init__.py": "", "_version.py": stated, **files}.items():
+        file = folder / "vllm" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {distribution}\nVersion: {version}\n")
+    (info / "RECORD").write_text("vllm/__init__.py,,\n")
+    return folder
+
+
+def installed() -> VllmInstall:
+    """The installed vLLM."""
+    install = find_vllm()
+    if install is None:
+        pytest.fail("vLLM is not installed: run the suite with `make test`")
+    return install
+
+
+def next_path() -> str:
+    """Where the other supported release lies: its own wheel, or a folder that it was unpacked to."""
+    path = os.environ.get("PEAGLE_VLLM_NEXT_WHEEL") or os.environ.get("PEAGLE_VLLM_033")
+    if not path:
+        pytest.fail(
+            "PEAGLE_VLLM_NEXT_WHEEL is not set: `make test` sets it to vLLM 0.33.0's wheel; "
+            "by hand, `pip download vllm==0.33.0 --no-deps`"
+        )
+    return path
+
+
+def next_release() -> VllmInstall:
+    """The other supported release."""
+    return read(next_path())
+
+
+def copy_of_used(folder: Path) -> Path:
+    """The modules of the installed vLLM that the seams depend on, copied to ``folder`` so that they can be changed."""
+    install = installed()
+    source = Source(install.root)
+    builds = load_recorded()[install.minor].values()
+    modules = {Definition.of_key(key).module for build in builds for own in build.values() for key in own}
+    texts = {module: source.text(module) for module in modules}
+    files = {
+        module.replace(".", "/").removeprefix("vllm/") + ("/__init__.py" if source.is_package(module) else ".py"): text
+        for module, text in texts.items()
+        if text is not None
+    }
+    return fake(folder, files, install.version, install.distribution)
+
+
+def change(root: Path, module: str, old: str, new: str) -> None:
+    """Replace ``old``, which must be there, in a module of a copied tree."""
+    path = root / f"{module.replace('.', '/')}.py"
+    text = path.read_text()
+    assert old in text, f"{module} has no {old!r}: choose another place to doctor"
+    path.write_text(text.replace(old, new))

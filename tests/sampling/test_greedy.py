@@ -1,0 +1,112 @@
+"""Greedy drafts without a scattered logit, and in parts: the tokens that vLLM's whole logits give."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from peagle_vllm.sampling import greedy
+
+VOCAB, HIDDEN = 40, 16
+
+
+class Processor:
+    """vLLM's LogitsProcessor as far as it is used; counts how many rows it is given at a time."""
+
+    def __init__(self, scale: float = 1.0):
+        self.scale, self.rows, self.asked_for_best = scale, [], 0
+        self.head_dtype: torch.dtype | None = None
+
+    def __call__(self, head, hidden_states: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(hidden_states))
+        return hidden_states @ head.weight.T * self.scale
+
+    def get_top_tokens(self, head, hidden_states: torch.Tensor) -> torch.Tensor:
+        self.asked_for_best += 1
+        return self(head, hidden_states).argmax(-1)
+
+    def get_top_k_tokens(self, head, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked_for_best += 1
+        values, ids = self(head, hidden_states).topk(k)
+        return ids, values
+
+
+def model(draft_vocab: int, tp_size: int = 1, scale: float = 1.0) -> SimpleNamespace:
+    gen = torch.Generator().manual_seed(draft_vocab)
+    chosen = torch.randperm(VOCAB, generator=gen)[:draft_vocab].sort().values
+    offsets = None if draft_vocab == VOCAB else chosen - torch.arange(draft_vocab)
+    weight = torch.randn(draft_vocab, HIDDEN, generator=gen)
+    return SimpleNamespace(
+        config=SimpleNamespace(draft_vocab_size=draft_vocab),
+        lm_head=SimpleNamespace(weight=weight, tp_size=tp_size),
+        logits_processor=Processor(scale),
+        draft_id_to_target_id=offsets,
+    )
+
+
+def scattered(made: SimpleNamespace, hidden_states: torch.Tensor) -> torch.Tensor:
+    """As vLLM's compute_logits and argmax choose."""
+    logits = hidden_states @ made.lm_head.weight.T * made.logits_processor.scale
+    offsets = 0 if made.draft_id_to_target_id is None else made.draft_id_to_target_id
+    whole = torch.full((len(logits), VOCAB), float("-inf"))
+    whole[:, torch.arange(logits.shape[1]) + offsets] = logits
+    return whole.argmax(-1)
+
+
+@pytest.mark.parametrize("draft_vocab", [VOCAB, 7])
+@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("scale", [1.0, 0.5, -1.0])
+def test_the_same_tokens(draft_vocab: int, tp_size: int, scale: float):
+    made, hidden_states = model(draft_vocab, tp_size, scale), torch.randn(12, HIDDEN)
+    assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
+    # A sharded head gathers its shards' best, except where vLLM refuses to.
+    assert made.logits_processor.asked_for_best == (tp_size > 1 and scale > 0)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("scale", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("limit_rows", [5, 12])
+def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
+    made, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
+    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * 7 * 4)
+    ids, logits = greedy.top_candidates(made, hidden_states, 3)
+    best = (hidden_states @ made.lm_head.weight.T * scale).topk(3)
+    assert torch.equal(ids, best.indices)
+    torch.testing.assert_close(logits, best.values)
+    assert max(made.logits_processor.rows) == limit_rows
+    # On a CPU, vLLM's gathering of shards has no whole numbers.
+    assert bool(made.logits_processor.asked_for_best) == (tp_size == 1 and scale > 0)
+
+
+@pytest.mark.parametrize("draft_vocab", [VOCAB, 7])
+def test_written_into_some_columns_of_a_buffer(draft_vocab: int):
+    made, hidden_states = model(draft_vocab), torch.randn(12, HIDDEN)
+    buffer = torch.full((6, 5), -7)
+    out = greedy.top_tokens(made, hidden_states, out=buffer[:4, :3])
+    assert torch.equal(buffer[:4, :3].flatten(), scattered(made, hidden_states))
+    assert out.data_ptr() == buffer.data_ptr()
+    assert (buffer[4:] == -7).all() and (buffer[:, 3:] == -7).all()
+
+
+@pytest.mark.parametrize("draft_vocab", [VOCAB, 7])
+@pytest.mark.parametrize("limit_rows", [1, 5, 11, 12])
+def test_peak_logits_are_bounded(draft_vocab: int, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
+    made, hidden_states = model(draft_vocab), torch.randn(12, HIDDEN)
+    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * draft_vocab * 4 + 3)
+    assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
+    assert max(made.logits_processor.rows) == limit_rows
+    assert sum(made.logits_processor.rows) == 12
+
+
+def test_a_wider_head_dtype_counts(monkeypatch: pytest.MonkeyPatch):
+    made, hidden_states = model(VOCAB), torch.randn(12, HIDDEN)
+    made.logits_processor.head_dtype = torch.float64
+    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", 4 * VOCAB * 8)
+    greedy.top_tokens(made, hidden_states)
+    assert made.logits_processor.rows == [4, 4, 4]
+
+
+def test_the_limit_of_a_large_server():
+    """1,024 requests at K = 7 with gpt-oss-20b's vocabulary: 2.9 GB of logits in bf16, in parts of half a gigabyte."""
+    rows = greedy.MAX_LOGITS_BYTES // (201_088 * 2)
+    assert rows * 201_088 * 2 <= 512 << 20 < 1024 * 7 * 201_088 * 2

@@ -1,0 +1,240 @@
+"""In-process vLLM engines for tests: start one, reuse it, look inside it.
+
+An engine starts in about a second once vLLM is imported. Most of a normal start goes into garbage
+collections over vLLM's million objects, so those are frozen first and collected never.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ARM, HAS_GPU
+
+BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What distinguishes one engine from another.
+
+    Attributes:
+        head: P-EAGLE head, or None for no speculation.
+        k: draft tokens a step.
+        token_budget: target rows a step; smaller than a prompt, it makes chunked prefill.
+        kv_blocks: KV blocks of BLOCK_SIZE tokens; too few for all requests, they make preemption.
+        serve_head: give the head itself as the served model (speculators format only).
+        speculative: more entries for speculative_config.
+        llm: more arguments for LLM.
+    """
+
+    target: Path
+    head: Path | None = None
+    k: int = 5
+    max_num_seqs: int = 4
+    max_model_len: int = 192
+    token_budget: int = 512
+    kv_blocks: int = 64
+    prefix_caching: bool = False
+    dtype: str = "float32"
+    parallel_drafting: bool = True
+    serve_head: bool = False
+    speculative: tuple[tuple[str, Any], ...] = ()
+    llm: tuple[tuple[str, Any], ...] = ()
+
+    def llm_arguments(self) -> dict[str, Any]:
+        arguments: dict[str, Any] = {
+            "model": str(self.target),
+            "skip_tokenizer_init": True,
+            "dtype": self.dtype,
+            "enforce_eager": True,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.token_budget,
+            "block_size": BLOCK_SIZE,
+            "num_gpu_blocks_override": self.kv_blocks,
+            "kv_cache_memory_bytes": 256 << 20,
+            "enable_prefix_caching": self.prefix_caching,
+            "seed": 0,
+            "disable_log_stats": True,
+        }
+        if self.head is not None:
+            # vLLM takes K-1 rows a request off the token budget; give them back, so that it means target rows.
+            arguments["max_num_batched_tokens"] += (self.k - 1) * self.max_num_seqs
+            speculative: dict[str, Any] = {"num_speculative_tokens": self.k, "method": "eagle3"}
+            if self.serve_head:
+                arguments["model"] = str(self.head)
+            else:
+                speculative |= {"model": str(self.head), "parallel_drafting": self.parallel_drafting}
+            arguments["speculative_config"] = speculative | dict(self.speculative)
+        return arguments | dict(self.llm)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: its own id, prompt token ids, and the engine steps at which it arrives and may be aborted."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    arrives: int = 0
+    aborted: int | None = None
+    sampling: tuple[tuple[str, Any], ...] = ()
+    image: Any = None
+
+
+@dataclass
+class Finished:
+    """A finished or aborted request: prompt and output as one token sequence."""
+
+    request: Request
+    output: list[int]
+    num_cached_tokens: int
+    raw: Any = field(repr=False, default=None)
+
+    @property
+    def tokens(self) -> list[int]:
+        prompt = self.request.prompt if self.raw is None else self.raw.prompt_token_ids  # an image takes many tokens
+        return [*prompt, *self.output]
+
+
+class Engine:
+    """A live LLM and what tests need from inside it."""
+
+    def __init__(self, settings: Settings):
+        from vllm import LLM
+
+        self.settings = settings
+        self.llm = LLM(**settings.llm_arguments())
+
+    @property
+    def core(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    @property
+    def runner(self) -> Any:
+        return self.core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def drafter(self) -> Any:
+        """V1's proposer or V2's speculator."""
+        return self.runner.speculator if ARM == "plugin-v2" else self.runner.drafter
+
+    def run(self, requests: Sequence[Request]) -> dict[str, Finished]:
+        """Run requests to their end, each from the engine step at which it arrives. Greedy unless told."""
+        from vllm import SamplingParams, TokensPrompt
+
+        engine, finished, step = self.llm.llm_engine, {}, 0
+        came: dict[str, Any] = {}  # the last output of each request
+        waiting = sorted(requests, key=lambda r: r.arrives)
+        while waiting or engine.has_unfinished_requests():
+            while waiting and (waiting[0].arrives <= step or not engine.has_unfinished_requests()):
+                request = waiting.pop(0)
+                sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | dict(request.sampling)
+                params = SamplingParams(max_tokens=request.max_tokens, **sampling)
+                prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
+                if request.image is not None:
+                    prompt["multi_modal_data"] = {"image": request.image}
+                engine.add_request(request.id, prompt, params)
+            for request in requests:
+                if request.aborted == step and request.id not in finished and request not in waiting:
+                    engine.abort_request([request.id])
+                    left = [each for each in self.scheduler.requests if each.startswith(f"{request.id}-")]
+                    assert not left, f"{left} was aborted and is still scheduled"
+                    finished[request.id] = _finished(request, came.get(request.id))
+            for out in engine.step():
+                came[out.request_id] = out
+                if out.finished and out.request_id not in finished:
+                    request = next(r for r in requests if r.id == out.request_id)
+                    finished[request.id] = _finished(request, out)
+            step += 1
+        assert len(finished) == len(requests), "request ids must be unique"
+        return finished
+
+
+def _finished(request: Request, out: Any) -> Finished:
+    """Of vLLM's last output, or of None where it was aborted before there was any."""
+    if out is None:
+        return Finished(request, [], 0)
+    return Finished(request, list(out.outputs[0].token_ids), out.num_cached_tokens or 0, out)
+
+
+@contextmanager
+def count_preemptions(engine: Engine) -> Iterator[list[str]]:
+    """The ids of requests that the scheduler preempts meanwhile."""
+    scheduler, seen = engine.scheduler, []
+    original = scheduler._preempt_request
+
+    def _preempt_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(request.request_id)
+        return original(request, *args, **kwargs)
+
+    scheduler._preempt_request = _preempt_request
+    try:
+        yield seen
+    finally:
+        del scheduler._preempt_request
+
+
+_live: Engine | None = None
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """vLLM collects garbage seven times a start; over its own modules that takes seconds and finds nothing."""
+    collect = gc.collect
+    gc.collect = lambda *_: 0  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        gc.collect = collect
+
+
+def shut_down() -> None:
+    """End the live engine, if any."""
+    global _live
+    if _live is None:
+        return
+    with no_collection():
+        # The client's shutdown also detaches its finalizer, which would tear down the *next* engine's groups.
+        _live.llm.llm_engine.engine_core.shutdown()
+    _live = None
+
+
+def prepare_process() -> None:
+    """What must happen once, before the first engine of this process."""
+    if ARM == "plugin-v2" and not HAS_GPU:
+        from tests.support.interpreter import enable
+
+        enable()
+    if ARM != "stock-v1":
+        from peagle_vllm import plugin
+
+        plugin.register()  # idempotent: an installed distribution registers through its entry point too
+
+
+def engine(settings: Settings) -> Engine:
+    """The live engine if it has these settings, else a new one in its place."""
+    global _live
+    if _live is not None and _live.settings == settings:
+        return _live
+    shut_down()
+    prepare_process()
+    import vllm  # noqa: F401  (before the freeze, so that its objects are never scanned again)
+
+    gc.freeze()
+    with no_collection():
+        try:
+            _live = Engine(settings)
+        except Exception:
+            from vllm.distributed import destroy_model_parallel
+
+            destroy_model_parallel()  # groups of an engine that did not start may not suit the next one
+            raise
+    return _live

@@ -1,0 +1,248 @@
+"""CUDA graphs on a CPU: what capture would have recorded, run again.
+
+``emulate`` gives a live V2 engine the product's own graph manager, with vLLM's capture and replay replaced:
+
+* A FULL graph is the function that vLLM would record, made once for each shape; replay calls it again. So, as in a
+  graph, every Python number and every tensor address of the product is the one of capture time, attention metadata
+  included, and only the contents of persistent buffers are new.
+* A PIECEWISE graph is the drafter's forward; replay checks that its inputs stand where they stood, and its output goes
+  where it went.
+* The CPU's attention backend refreshes its metadata as FlashAttention does, in place and from the tensors that the
+  metadata holds (``in_place``), or as backends do that vLLM rebuilds before a replay, into buffers of their own.
+  Nothing else in captured metadata is renewed: what the product leaves stale there spoils drafts here, as on a GPU.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.support.engines import Engine
+
+
+@dataclass
+class Seen:
+    """What was captured and replayed.
+
+    Attributes:
+        captured: (requests, rows a request) of FULL graphs.
+        sizes: rows of PIECEWISE graphs.
+        replayed: how often each FULL graph served a batch.
+        pieces: the same of PIECEWISE graphs.
+        padded: FULL replays with more requests than the batch had.
+        unequal: FULL replays of batches whose requests verified different numbers of rows.
+        depths: K of each FULL replay.
+        eager: draft batches that no graph served.
+    """
+
+    captured: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    replayed: Counter[tuple[int, int]] = field(default_factory=Counter)
+    pieces: Counter[int] = field(default_factory=Counter)
+    padded: int = 0
+    unequal: int = 0
+    depths: Counter[int] = field(default_factory=Counter)
+    steps: int = 0
+
+    @property
+    def eager(self) -> int:
+        return self.steps - self.replayed.total() - self.pieces.total()
+
+
+@contextmanager
+def emulate(
+    engine: Engine,
+    request_counts: Sequence[int],
+    sizes: Sequence[int] = (),
+    mode: str = "FULL_AND_PIECEWISE",
+    in_place: bool = True,
+    kernel_blocks: bool = False,
+) -> Iterator[Seen]:
+    """Serve draft batches from "graphs" until the end of the block.
+
+    Args:
+        request_counts: of the target's decode graphs.
+        sizes: more capture sizes of the target, in rows.
+        mode: the target's cudagraph_mode.
+        in_place: the backend refreshes its metadata inside the graph.
+        kernel_blocks: the backend reads a block table of its own, mapped from the KV cache manager's.
+    """
+    from vllm.config.compilation import CUDAGraphMode
+
+    drafter, seen, stock = engine.drafter, Seen(), engine.drafter.vllm_config
+    num_query = 1 + stock.num_speculative_tokens
+    config = copy.copy(stock)
+    config.compilation_config = copy.copy(stock.compilation_config)
+    config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
+    config.compilation_config.cudagraph_capture_sizes = sorted({n * num_query for n in request_counts} | set(sizes))
+    config.compilation_config.max_cudagraph_capture_size = config.compilation_config.cudagraph_capture_sizes[-1]
+    try:
+        with ExitStack() as patches, torch.inference_mode():
+            _graphs_without_a_gpu(patches, seen)
+            _backend_with_graphs(patches, in_place)
+            _start_over(drafter, config)
+            if kernel_blocks:
+                _give_kernel_block_tables(drafter)
+            from vllm.v1.attention.backend import AttentionCGSupport
+
+            drafter.attn_cg_support = SimpleNamespace(
+                min_cg_support=AttentionCGSupport.UNIFORM_BATCH, min_cg_attn_backend=None
+            )
+            drafter.init_cudagraph_manager(CUDAGraphMode[mode])
+            drafter.capture()
+            seen.replayed.clear()
+            seen.pieces.clear()
+            _note_steps(patches, drafter, seen)
+            yield seen
+    finally:
+        with torch.inference_mode():
+            _start_over(drafter, stock)
+        drafter.cudagraph_manager = None
+
+
+def _start_over(drafter: Any, config: Any) -> None:
+    """The drafter's own set-up, for another configuration."""
+    drafter.vllm_config = config
+    drafter._allocate_buffers()
+    drafter.set_attn(
+        drafter.model_state,
+        drafter.kv_cache_config,
+        drafter.block_tables,
+        drafter.target_input_buffers,
+        drafter.target_attn_groups,
+    )
+
+
+def _graphs_without_a_gpu(patches: ExitStack, seen: Seen) -> None:
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.forward_context import get_forward_context
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    from peagle_vllm.v2 import speculator
+
+    captured: dict[int, tuple[list[tuple[int, torch.Size]], tuple[torch.Tensor, ...]]] = {}
+
+    def capture(self: Any, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
+        for desc in self._capture_descs.get(CUDAGraphMode.PIECEWISE, []):
+            forward = create_forward_fn(desc, warmup=True)
+            forward(CUDAGraphMode.NONE)
+            forward(CUDAGraphMode.PIECEWISE)
+            seen.sizes.append(desc.num_tokens)
+        for desc in self._capture_descs.get(CUDAGraphMode.FULL, []):
+            create_forward_fn(desc, warmup=True)(CUDAGraphMode.NONE)
+            self.graphs[desc] = create_forward_fn(desc, warmup=False)
+            self.graphs[desc](CUDAGraphMode.NONE)
+            seen.captured.append((desc.num_reqs, desc.uniform_token_count))
+        self._graphs_captured = True
+
+    def run_fullgraph(self: Any, desc: Any) -> None:
+        seen.replayed[desc.num_reqs, desc.uniform_token_count] += 1
+        self.graphs[desc](CUDAGraphMode.NONE)
+
+    def run_pw_graph(self: Any, model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        rows = get_forward_context().batch_descriptor.num_tokens
+        seen.pieces[rows] += 1
+        stands = [(x.data_ptr(), x.shape) for x in inputs.values() if x is not None]
+        made = model(**inputs)
+        if rows not in captured:
+            captured[rows] = stands, made
+            return made
+        assert captured[rows][0] == stands, "a graph reads its inputs where they stood when it was captured"
+        for kept, new in zip(captured[rows][1], made, strict=True):
+            kept.copy_(new)
+        return captured[rows][1]
+
+    platform = SimpleNamespace(get_global_graph_pool=lambda: None)
+    patches.enter_context(patch.object(cudagraph_utils, "current_platform", platform))
+    patches.enter_context(patch.object(speculator, "has_compiled_submodule", lambda model: True))
+    for method in (capture, run_fullgraph, run_pw_graph):
+        patches.enter_context(patch.object(cudagraph_utils.CudaGraphManager, method.__name__, method))
+
+
+def _backend_with_graphs(patches: ExitStack, in_place: bool) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
+
+    build = Builder.build
+
+    def update_draft_decode_metadata(self: Any, metadata: Any) -> None:
+        common = SimpleNamespace(
+            num_reqs=len(metadata.seq_lens),
+            block_table_tensor=metadata.block_table,
+            **{name: getattr(metadata, name) for name in ("num_actual_tokens", "max_query_len", "max_seq_len")},
+            **{name: getattr(metadata, name) for name in ("query_start_loc", "seq_lens", "slot_mapping", "causal")},
+        )
+        metadata.scheduler_metadata = build(self, 0, common).scheduler_metadata
+
+    def shape(common: Any) -> tuple[int, int]:
+        return common.num_reqs, common.num_actual_tokens
+
+    def build_for_cudagraph_capture(self: Any, common: Any) -> Any:
+        kept[id(self), *shape(common)] = build(self, 0, common)
+        return kept[id(self), *shape(common)]
+
+    def build_again(self: Any, common_prefix_len: int, common: Any, **kwargs: Any) -> Any:
+        metadata = build(self, common_prefix_len, common, **kwargs)
+        captured = kept.get((id(self), *shape(common)), metadata)
+        captured.scheduler_metadata = metadata.scheduler_metadata  # what a backend keeps in a buffer of its own
+        return metadata
+
+    kept: dict[tuple[int, ...], Any] = {}
+    if in_place:
+        update = update_draft_decode_metadata
+        patches.enter_context(patch.object(Builder, "supports_draft_decode_metadata_update", True))
+        patches.enter_context(patch.object(Builder, update.__name__, update, create=True))
+    else:
+        patches.enter_context(patch.object(Builder, "build", build_again))
+        patches.enter_context(patch.object(Builder, "build_for_cudagraph_capture", build_for_cudagraph_capture))
+
+
+def _give_kernel_block_tables(drafter: Any) -> None:
+    """Tables of the backend's own, whose blocks are as large as the manager's: equal numbers, another tensor."""
+    for groups in drafter.attn_groups:
+        for group in groups:
+            table = drafter.block_tables.input_block_tables[group.kv_cache_group_id]
+            group.kernel_block_size = group.kv_cache_spec.block_size
+            group.kernel_block_table = torch.zeros(1, *table.shape, dtype=torch.int32)
+            group.kernel_block_offsets = torch.zeros(1, dtype=torch.int32)
+
+
+def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
+    """Count what ``prepare_inputs`` fills, and poison before it all that a step has to write.
+
+    The poison is values that a lookup survives. Temperatures and seeds belong to requests, also to those not in this
+    batch; the starts of a ragged batch are an input.
+    """
+    from peagle_vllm.v2 import speculator
+
+    prepare_inputs, first_rows = speculator.prepare_inputs, speculator.first_rows
+
+    def noting_prepare(target: Any, aux: Any, groups: Any, layout: Any, step: Any, out: Any) -> None:
+        for buffer in (drafter.hidden_states, drafter.staging):
+            buffer.fill_(float("nan"))
+        drafter.draft_tokens.fill_(-1)
+        poison = {"input_ids": 3, "positions": 5, "row_map": 0, "slot_mappings": 32, "seq_lens": 1}
+        poison |= {"sample_indices": 0, "sample_pos": 1, "sample_idx_mapping": 0}
+        if layout.static_length:
+            poison["query_start_loc"] = 0
+        for name, value in poison.items():
+            getattr(drafter.buffers, name).fill_(value)
+        prepare_inputs(target, aux, groups, layout, step, out)
+        seen.steps += 1
+        if layout.static_length:
+            seen.padded += layout.num_reqs_padded > step.num_reqs
+            num_query = target.query_start_loc[: step.num_reqs + 1].diff()
+            seen.unequal += bool((num_query != num_query[0]).any())
+            seen.depths[step.num_speculative_tokens] += 1
+
+    def poisoned_first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:
+        rows = first_rows(buffer, num_rows)
+        return rows if num_rows <= len(buffer) else rows.fill_(float("nan"))
+
+    patches.enter_context(patch.object(speculator, "prepare_inputs", noting_prepare))
+    patches.enter_context(patch.object(speculator, "first_rows", poisoned_first_rows))

@@ -1,0 +1,27 @@
+"""The trained tiny models that ship with the project, for tests that need real acceptance."""
+
+import functools
+import json
+from pathlib import Path
+
+MODELS = Path(__file__).parents[2] / "models"
+TARGET = MODELS / "tiny-llama"
+EAGLE3 = MODELS / "tiny-llama-eagle3"
+PEAGLE = MODELS / "tiny-llama-peagle"
+PEAGLE_REDUCED = MODELS / "tiny-llama-peagle-d2t"
+QWEN3 = MODELS / "tiny-qwen3"
+QWEN3_PEAGLE = MODELS / "tiny-qwen3-peagle"
+
+
+@functools.cache
+def prompt_token_ids() -> list[list[int]]:
+    """The held-out prompts through the target's chat template, as token ids."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    lines = (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()
+    chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
+    return [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+        for chat in chats
+    ]

@@ -1,0 +1,262 @@
+"""Random tiny targets and P-EAGLE heads, written in the formats that vLLM loads.
+
+Random weights need no training and no file in the repository, and every variant (family, draft
+vocabulary, checkpoint format, norms) costs a few milliseconds. Their drafts are as sharp as a
+trained head's, they are just never accepted; ``drafts.recorder`` plants acceptable drafts instead.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from peagle_vllm.heads import selector as edge
+from peagle_vllm.heads.files import EDGE
+from peagle_vllm.heads.head import read_head
+
+VOCAB = 512
+HIDDEN = 64
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 32  # 32 is the smallest head that vLLM's CPU attention takes
+INTERMEDIATE = 96
+EXPERTS, EXPERTS_PER_TOKEN = 4, 2
+TARGET_LAYERS = 8
+MAX_POSITIONS = 512
+MASK_TOKEN = 509
+AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
+EDGE_RANK, EDGE_CANDIDATES, EDGE_POSITIONS = 8, 6, 5
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+# A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
+# made to pick single rows (ATTENTION) and to outweigh the residual (CONTEXT): a wrong row then changes four in ten.
+# Targets stay plain: eight such layers would blow rounding errors up to the size of a margin.
+ATTENTION, CONTEXT = 2.0, 6.0
+# In bfloat16 such a head would do the same to rounding: three rows in 15,000 moved by 3 ulp, stock vLLM's alike.
+GENTLE_ATTENTION, GENTLE_CONTEXT = 0.7, 1.5
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One head variant.
+
+    Attributes:
+        family: "llama" or "qwen3", the head's decoder layers.
+        fmt: "speculators" (nested config) or "aws" (flat config, ``midlayer``, ``ptd_token_id``).
+        draft_vocab: rows of the head's lm_head; below VOCAB there is a d2t map.
+        norm_before_residual: which tensor the first layer adds back.
+        norm_before_fc: one RMSNorm over the concatenated aux hidden states.
+        fc_norm: one RMSNorm for each aux hidden state (flat config only in vLLM 0.32).
+        biases: of attention, and of a Llama head's MLP, too.
+        own_embeddings: carries embed_tokens of its own instead of the target's.
+        own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
+        spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
+        gentle: attention that spreads a rounding error less, for bfloat16.
+        edge: an edge of EDGE_RANK beside it, which moves about half of the drafts.
+        windows: of each layer, the tokens that it sees, or None for all; those that slide have one size.
+    """
+
+    family: str = "llama"
+    fmt: str = "speculators"
+    layers: int = 2
+    draft_vocab: int = VOCAB
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    biases: bool = False
+    own_embeddings: bool = True
+    own_lm_head: bool = True
+    spread: float = 0.0
+    gentle: bool = False
+    edge: bool = False
+    windows: tuple[int | None, ...] = ()
+    aux_layers: tuple[int, ...] = AUX_LAYERS
+    seed: int = 1
+
+
+def _linear(gen: torch.Generator, out_features: int, in_features: int) -> torch.Tensor:
+    return torch.randn(out_features, in_features, generator=gen) / math.sqrt(in_features)
+
+
+def _norm(gen: torch.Generator, width: int = HIDDEN) -> torch.Tensor:
+    return 1 + 0.2 * torch.randn(width, generator=gen)
+
+
+def _lm_head(gen: torch.Generator, rows: int, spread: float) -> torch.Tensor:
+    return 2 * _linear(gen, rows, HIDDEN) * (spread * torch.randn(rows, 1, generator=gen)).exp()
+
+
+def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN) -> Weights:
+    shapes = {
+        "self_attn.q_proj": (NUM_HEADS * HEAD_DIM, qkv_in),
+        "self_attn.k_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
+        "self_attn.v_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
+        "self_attn.o_proj": (HIDDEN, NUM_HEADS * HEAD_DIM),
+    }
+    experts = [f"mlp.experts.{e}" for e in range(EXPERTS)] if family == "qwen3_moe" else ["mlp"]
+    for mlp in experts:
+        shapes |= {f"{mlp}.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{mlp}.down_proj"] = (HIDDEN, INTERMEDIATE)
+    if family == "qwen3_moe":
+        shapes["mlp.gate"] = (EXPERTS, HIDDEN)
+    weights = {f"{prefix}.{name}.weight": _linear(gen, *shape) for name, shape in shapes.items()}
+    weights[f"{prefix}.input_layernorm.weight"] = _norm(gen)
+    weights[f"{prefix}.post_attention_layernorm.weight"] = _norm(gen)
+    if family != "llama":
+        weights[f"{prefix}.self_attn.q_norm.weight"] = _norm(gen, HEAD_DIM)
+        weights[f"{prefix}.self_attn.k_norm.weight"] = _norm(gen, HEAD_DIM)
+    return weights
+
+
+def _head_layer(gen: torch.Generator, prefix: str, spec: HeadSpec, qkv_in: int = HIDDEN) -> Weights:
+    weights = _layer(gen, prefix, spec.family, qkv_in)
+    kind = "norm" if spec.family == "qwen3" else "proj"
+    attention, context = (GENTLE_ATTENTION, GENTLE_CONTEXT) if spec.gentle else (ATTENTION, CONTEXT)
+    for name, factor in ((f"q_{kind}", attention), (f"k_{kind}", attention), ("o_proj", context)):
+        weights[f"{prefix}.self_attn.{name}.weight"] *= factor
+    if spec.biases:
+        kinds = ("_proj",) if spec.family == "llama" else ("q_proj", "k_proj", "v_proj")
+        modules = [module for name in weights if (module := name.removesuffix(".weight")).endswith(kinds)]
+        weights |= {f"{m}.bias": 0.2 * torch.randn(len(weights[f"{m}.weight"]), generator=gen) for m in modules}
+    return weights
+
+
+def _layer_config(family: str, num_layers: int) -> dict:
+    return {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "num_hidden_layers": num_layers,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _save(folder: Path, config: dict, weights: Weights) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file({name: w.contiguous() for name, w in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random token ids that any tiny target knows, the same for the same seed."""
+    gen = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, MASK_TOKEN, (length,), generator=gen).tolist())
+
+
+def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
+    """Write a random causal LM and return its folder.
+
+    Args:
+        family: "llama", "qwen3", or "qwen3_moe" for a mixture of experts in every layer.
+    """
+    gen = torch.Generator().manual_seed(seed)
+    weights = {
+        "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=gen),
+        "model.norm.weight": _norm(gen),
+        "lm_head.weight": _lm_head(gen, VOCAB, spread=0.0),
+    }
+    for i in range(TARGET_LAYERS):
+        weights |= _layer(gen, f"model.layers.{i}", family)
+    config = _layer_config(family, TARGET_LAYERS) | {"dtype": "float32"}
+    if family == "qwen3_moe":
+        config |= {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_PER_TOKEN, "norm_topk_prob": True}
+        config |= {"moe_intermediate_size": INTERMEDIATE, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return _save(folder, config, weights)
+
+
+def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
+    """Write a random P-EAGLE head for ``target`` and return its folder."""
+    gen = torch.Generator().manual_seed(spec.seed)
+    fc_in = len(spec.aux_layers) * HIDDEN
+    first = "midlayer" if spec.fmt == "aws" else "layers.0"
+    weights = {
+        "fc.weight": _linear(gen, HIDDEN, fc_in),
+        "norm.weight": _norm(gen),
+        "mask_hidden": torch.randn(1, 1, fc_in, generator=gen),
+        f"{first}.hidden_norm.weight": _norm(gen),
+    }
+    weights |= _head_layer(gen, first, spec, 2 * HIDDEN)
+    for i in range(1, spec.layers):
+        weights |= _head_layer(gen, f"layers.{i}", spec)
+    if spec.norm_before_fc:
+        weights["input_norm.weight"] = _norm(gen, fc_in)
+    if spec.fc_norm:
+        weights |= {f"fc_norm.{i}.weight": _norm(gen) for i in range(len(spec.aux_layers))}
+    if spec.own_embeddings:
+        weights["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN, generator=gen)
+    if spec.own_lm_head or spec.draft_vocab < VOCAB:
+        weights["lm_head.weight"] = _lm_head(gen, spec.draft_vocab, spec.spread)
+    if spec.draft_vocab < VOCAB:
+        chosen = torch.randperm(VOCAB, generator=gen)[: spec.draft_vocab].sort().values
+        weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
+        weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
+    _save(folder, _head_config(target, spec), weights)
+    return write_edge(folder, gen, 0.2 if spec.gentle else 1.0) if spec.edge else folder
+
+
+def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0, candidates: int = EDGE_CANDIDATES) -> Path:
+    """Sharpen the head in ``folder`` with a random edge."""
+    head = read_head(folder)
+    weights = {
+        edge.PREDECESSORS: torch.randn(VOCAB, EDGE_RANK, generator=gen),
+        edge.SUCCESSORS: torch.randn(head.draft_vocab_size, EDGE_RANK, generator=gen),
+        edge.PROJECTION: _linear(gen, EDGE_RANK, head.hidden_size),
+        edge.EDGE_SCALE: scale * (0.5 + torch.rand(EDGE_POSITIONS, generator=gen)),
+        edge.UNARY_SCALE: 0.5 + torch.rand(EDGE_POSITIONS, generator=gen),
+    }
+    config = json.loads((folder / "config.json").read_text())
+    selector = {"selector_rank": EDGE_RANK, "selector_top_k": candidates}
+    config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(head)}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / EDGE).mkdir(exist_ok=True)
+    save_file(weights, folder / EDGE / "model.safetensors")
+    return folder
+
+
+def _head_config(target: Path, spec: HeadSpec) -> dict:
+    layer_config = _layer_config(spec.family, spec.layers)
+    if any(spec.windows):
+        kinds = ["sliding_attention" if window else "full_attention" for window in spec.windows]
+        layer_config |= {"layer_types": kinds, "sliding_window": max(filter(None, spec.windows))}
+        layer_config |= {"use_sliding_window": True} if spec.family == "qwen3" else {}
+    own = {
+        "draft_vocab_size": spec.draft_vocab,
+        "target_hidden_size": HIDDEN,
+        "norm_before_residual": spec.norm_before_residual,
+        "norm_before_fc": spec.norm_before_fc,
+        "eagle_aux_hidden_state_layer_ids": list(spec.aux_layers),
+        "dtype": "float32",
+    }
+    layer_config |= {"attention_bias": spec.biases, "mlp_bias": spec.biases and spec.family == "llama"}
+    if spec.fmt == "aws":
+        name = "LlamaForCausalLMEagle3" if spec.family == "llama" else "Eagle3Qwen3ForCausalLM"
+        flat = layer_config | own | {"architectures": [name], "fc_norm": spec.fc_norm}
+        return flat | {"num_aux_hidden_states": len(spec.aux_layers), "ptd_token_id": MASK_TOKEN}
+    method = {"proposal_type": "greedy", "speculative_tokens": 5}
+    return own | {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "transformer_layer_config": layer_config,
+        "mask_token_id": MASK_TOKEN,
+        "speculators_config": {
+            "algorithm": "peagle",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": str(target), "architectures": ["LlamaForCausalLM"]},
+        },
+    }

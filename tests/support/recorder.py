@@ -1,0 +1,293 @@
+"""Record what a drafter drafts inside a live engine, row by row, and compare it with the reference.
+
+``record`` wraps ``propose`` of one drafter instance. It sees every draft before the engine does, so it can
+also *plant*: hand the engine other drafts than those it noted, for instance right ones up to a chosen
+column. So random heads get every rejection count, and the greedy output must still not change.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tests.support.engines import Engine, Finished
+from tests.support.reference import Draft, Reference
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request's share of one ``propose`` call.
+
+    Attributes:
+        req: the test's own request id.
+        p_last: last valid position.
+        num_verified: target rows of this request, refused ones included.
+        num_rejected: refused draft tokens.
+        bonus: token after p_last, None where a partial prefill has not sampled one.
+        draft: K draft tokens, fewer where a step wants fewer.
+    """
+
+    req: str
+    p_last: int
+    num_verified: int
+    num_rejected: int
+    bonus: int | None
+    draft: tuple[int, ...]
+
+
+Plant = Callable[[Row], list[int]]
+
+
+def _rows_v1(engine: Engine, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> list[Row]:
+    runner = engine.runner
+    starts = kwargs["common_attn_metadata"].query_start_loc.tolist()
+    rejected = kwargs.get("num_rejected_tokens_gpu")
+    partial = runner.discard_request_mask.np
+    rows = []
+    for b, draft in enumerate(drafts.tolist()):
+        refused = 0 if rejected is None else int(rejected[b])
+        p_last = int(kwargs["target_positions"][starts[b + 1] - 1]) - refused
+        bonus = None if partial[b] else int(kwargs["next_token_ids"][b])
+        rows.append((runner.input_batch.req_ids[b], p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
+    return [Row(_own_id(req), *rest) for req, *rest in rows]
+
+
+def _rows_v2(batch: Any, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> list[Row]:
+    starts = batch.query_start_loc_np.tolist()
+    drafts = drafts[:, : kwargs.get("num_speculative_tokens")]  # V2 keeps K columns when it wants fewer
+    rows = []
+    for b, draft in enumerate(drafts.tolist()):
+        refused = int(kwargs["num_rejected"][b])
+        p_last = int(batch.positions[starts[b + 1] - 1]) - refused
+        sampled = int(kwargs["num_sampled"][b]) > 0
+        bonus = int(kwargs["last_sampled"].flatten()[int(batch.idx_mapping[b])]) if sampled else None
+        rows.append(Row(_own_id(batch.req_ids[b]), p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
+    return rows
+
+
+def _own_id(internal: str) -> str:
+    """vLLM appends "-" and eight random characters to a request id."""
+    return internal.rpartition("-")[0]
+
+
+_V2_POSITIONAL = (
+    "input_batch",
+    "attn_metadata",
+    "slot_mappings",
+    "last_hidden_states",
+    "aux_hidden_states",
+    "num_sampled",
+    "num_rejected",
+    "last_sampled",
+    "next_prefill_tokens",
+    "temperature",
+    "seeds",
+)
+
+
+@dataclass
+class Recording:
+    """What ``record`` noted.
+
+    Attributes:
+        hidden: the target's captured hidden states of valid rows, by (request, position); only if asked for.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    hidden: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+
+
+@contextmanager
+def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False) -> Iterator[Recording]:
+    """Note every row that the engine's drafter drafts; with ``plant``, give the engine others."""
+    drafter, noted = engine.drafter, Recording()
+    original = drafter.propose
+
+    def propose(*args: Any, **kwargs: Any) -> torch.Tensor:
+        named = dict(zip(_V2_POSITIONAL, args, strict=False)) | kwargs
+        # Before drafting: where graphs share memory, the drafter's may write over what the target's left there.
+        states = _captured(named) if keep_hidden and not named.get("dummy_run") else None
+        drafts = original(*args, **kwargs)
+        if named.get("dummy_run"):
+            return drafts
+        batch = named.get("input_batch")
+        rows = _rows_v1(engine, named, drafts) if batch is None else _rows_v2(batch, named, drafts)
+        noted.rows.extend(rows)
+        if states is not None:
+            _keep_hidden(noted, rows, states)
+        if plant is None:
+            return drafts
+        drafts = drafts.clone()
+        for b, row in enumerate(rows):
+            drafts[b, : len(row.draft)] = torch.tensor(plant(row), dtype=drafts.dtype)
+        return drafts
+
+    drafter.propose = propose
+    try:
+        yield noted
+    finally:
+        del drafter.propose
+
+
+def _captured(named: Mapping[str, Any]) -> torch.Tensor:
+    """[rows, num_aux x hidden] a copy of what the target captured, in float32 on the CPU."""
+    states = named.get("target_hidden_states")
+    states = torch.cat(named["aux_hidden_states"], dim=-1) if states is None else states
+    return states.to("cpu", torch.float32, copy=True)
+
+
+def _keep_hidden(noted: Recording, rows: list[Row], states: torch.Tensor) -> None:
+    first = 0
+    for row in rows:
+        num_valid = row.num_verified - row.num_rejected
+        for j in range(num_valid):
+            noted.hidden[row.req, row.p_last - num_valid + 1 + j] = states[first + j]
+        first += row.num_verified
+
+
+def planter(right: Mapping[str, list[int]], vocab: int, num_right: int | None = None) -> Plant:
+    """Plant some right tokens in each row, and wrong ones after them.
+
+    Args:
+        right: each request's whole token sequence, as it comes out without speculation.
+        num_right: how many; by default a pseudo-random number 0..K for each row.
+    """
+
+    def plant(row: Row) -> list[int]:
+        k, tokens = len(row.draft), right[row.req]
+        rng = random.Random(f"{row.req}:{row.p_last}")
+        few = rng.random() < 0.4  # few accepted tokens make many rows
+        accepted = rng.randint(0, min(k, 1) if few else k) if num_right is None else num_right
+        known = tokens[row.p_last + 2 : row.p_last + 2 + k]
+        known += [0] * (k - len(known))
+        return known[:accepted] + [(token + 1) % vocab for token in known[accepted:]]
+
+    return plant
+
+
+@dataclass
+class Report:
+    """What a comparison saw; reports add up."""
+
+    rows: int = 0
+    tokens: int = 0  # compared, in these rows
+    near_end: int = 0  # rows with a column at or beyond max_model_len
+    ties: list[str] = field(default_factory=list)
+    rejections: Counter[int] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def __iadd__(self, other: "Report") -> "Report":
+        self.rows += other.rows
+        self.tokens += other.tokens
+        self.near_end += other.near_end
+        self.ties += other.ties
+        self.rejections += other.rejections
+        self.dropped += other.dropped
+        return self
+
+    def __str__(self) -> str:
+        refused = " ".join(f"{n}:{c}" for n, c in sorted(self.rejections.items()))
+        dropped = ", ".join(f"{c} {why}" for why, c in self.dropped.items()) or "none"
+        counts = f"{self.rows} rows equal, {len(self.ties)} ties, {self.near_end} at the end"
+        return f"{counts}; refused {refused}; dropped {dropped}"
+
+
+def _ulp(value: float, dtype: str) -> float:
+    """Distance of neighbouring numbers around ``value``."""
+    kind = getattr(torch, dtype)
+    x = torch.tensor(abs(value), dtype=kind)
+    return float(torch.nextafter(x, torch.tensor(float("inf"), dtype=kind)) - x)
+
+
+TIE_ULPS = {"float32": 256, "float16": 64, "bfloat16": 2}  # float32: the engine adds in another order
+MAX_TIE_SHARE = {"float32": 0.0001, "float16": 0.01, "bfloat16": 0.002}  # of the tokens compared
+
+
+class DifferentError(AssertionError):
+    """Rows that are not the reference's; the message begins with ``N of M rows differ``."""
+
+
+def compare(
+    noted: Recording,
+    finished: Mapping[str, Finished],
+    reference: Reference,
+    *,
+    k: int,
+    max_model_len: int,
+) -> Report:
+    """Every noted row against the reference; raises AssertionError with the first differing rows.
+
+    Left out, and counted: partial prefills (the engine throws their drafts away), rows whose bonus token
+    lies past the request's end, and steps that want no drafts. Columns whose row would stand at or beyond
+    ``max_model_len`` are left out of their row.
+
+    Where hidden states were kept, the head is judged on those. In bfloat16 it must be: a target's hidden
+    states depend on how many rows a kernel takes at once, and there one rounding in fifty moves a draft.
+    """
+    assert noted.rows, "the drafter was never asked"
+    report, wrong = Report(), []
+    by_request: dict[str, list[Row]] = {}
+    for row in noted.rows:
+        if row.num_verified == k + 1:
+            report.rejections[row.num_rejected] += 1
+        if row.bonus is None:
+            report.dropped["partial prefill"] += 1
+        elif row.p_last + 1 >= len(finished[row.req].tokens):
+            report.dropped["past the end"] += 1
+        elif not row.draft:
+            report.dropped["without drafts"] += 1
+        else:
+            report.near_end += row.p_last + len(row.draft) > max_model_len
+            by_request.setdefault(row.req, []).append(row)
+    for req, mine in by_request.items():
+        tokens, p_lasts = finished[req].tokens, sorted({row.p_last for row in mine})
+        aux = _kept_hidden(noted, finished, req, max(p_lasts)) if noted.hidden else None
+        expected = reference.drafts(tokens, p_lasts, k, aux)
+        for row in mine:
+            assert row.bonus == tokens[row.p_last + 1], f"{row}: the sequence holds {tokens[row.p_last + 1]}"
+            report.rows += 1
+            columns = min(len(row.draft), max_model_len - row.p_last)
+            report.tokens += columns
+            near = TIE_ULPS[reference.dtype] * _ulp(float(expected[row.p_last].logits.max()), reference.dtype)
+            draft = expected[row.p_last].after(row.bonus, row.draft, near)
+            verdict = _judge(row, draft, columns, reference.dtype)
+            if verdict and verdict.startswith("tie"):
+                report.ties.append(verdict)
+            elif verdict:
+                wrong.append(verdict)
+    if wrong:
+        raise DifferentError(f"{len(wrong)} of {report.rows} rows differ:\n" + "\n".join(wrong[:8]))
+    return report
+
+
+def _kept_hidden(noted: Recording, finished: Mapping[str, Finished], req: str, last: int) -> torch.Tensor:
+    """[last + 1, width] hidden states of a request; where the prefix cache spared them, another request's."""
+    tokens = finished[req].tokens
+
+    def state(p: int) -> torch.Tensor:
+        if (req, p) in noted.hidden:
+            return noted.hidden[req, p]
+        same = (o for o, f in finished.items() if (o, p) in noted.hidden and f.tokens[: p + 1] == tokens[: p + 1])
+        return noted.hidden[next(same), p]
+
+    return torch.stack([state(p) for p in range(last + 1)])
+
+
+def _judge(row: Row, expected: Draft, columns: int, dtype: str) -> str | None:
+    """None where the row equals the reference, else one line that says how it differs."""
+    if row.draft[:columns] == expected.tokens[:columns]:
+        return None
+    differing = [i for i in range(columns) if row.draft[i] != expected.tokens[i]]
+    tie = True
+    for i in differing:
+        best, got = expected.logit(i, expected.tokens[i]), expected.logit(i, row.draft[i])
+        tie &= best - got <= TIE_ULPS[dtype] * _ulp(best, dtype)
+    margins = ", ".join(f"{m:.4g}" for m in expected.margins()[:columns])
+    return (
+        f"{'tie' if tie else 'wrong'}: {row.req} p_last={row.p_last} refused={row.num_rejected}/{row.num_verified} "
+        f"columns {differing}: drafted {row.draft[:columns]}, expected {expected.tokens[:columns]}, margins [{margins}]"
+    )
