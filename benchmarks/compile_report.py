@@ -131,8 +131,9 @@ def prepare_inputs(
     out = case.buffers(extra=5)
     out = out._replace(staging=out.staging.to(dtype))
     target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
-    args = (target, case.aux, case.groups, case.layout, case.step, out)
-    return _compiled(arch, "prepare_inputs_kernel", "_prepare_inputs_kernel", prepare_inputs_triton, *args)
+    args = (target, case.aux, case.groups, case.batch, out)
+    launch = partial(prepare_inputs_triton, **case.constants)
+    return _compiled(arch, "prepare_inputs_kernel", "_prepare_inputs_kernel", launch, *args)
 
 
 def gather_hidden(arch: int, dtype: torch.dtype, width: int) -> Assembled:

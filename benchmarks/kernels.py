@@ -93,9 +93,9 @@ def moved_bytes(case: Case) -> dict[str, int]:
     it writes staging, and of each draft row id, position, map entry and slot. gather_hidden reads each valid row after
     fc, ``mask_hidden`` and the row map, and writes every draft row.
     """
-    rows, samples = case.step.num_target_rows, case.step.num_reqs * case.step.num_speculative_tokens
+    rows, samples = case.batch.num_target_rows, case.batch.num_reqs * case.batch.num_speculative_tokens
     valid = rows - sum(request.rejected for request in case.requests)
-    draft_rows, staged = case.layout.num_rows, case.layout.num_staging_rows or rows
+    draft_rows, staged = case.batch.num_rows, case.batch.num_staging_rows
     row = case.aux[0][0].nbytes
     indices = valid * (4 + 8) + draft_rows * (4 + 4 + 8 + 4 + 8) + samples * 3 * 8
     prepare_bytes = (valid + staged) * NUM_AUX * row + indices
@@ -111,9 +111,9 @@ class Calls:
         self.shape, self.case, self.out = shape, case, moved(case.buffers(), DEVICE)
         self.target, self.aux, self.groups = moved((case.target, case.aux, case.groups), DEVICE)
         self.target = self.target._replace(idx_mapping=self.target.idx_mapping.int())
-        self.after_fc = self.hidden(case.layout.num_staging_rows or shape.rows)
+        self.after_fc = self.hidden(case.batch.num_staging_rows)
         self.mask_hidden = self.hidden(1)[0]
-        self.draft_hidden = self.hidden(case.layout.num_rows)
+        self.draft_hidden = self.hidden(case.batch.num_rows)
         self.proposer, self.arguments = self._stock()
 
     def hidden(self, rows: int) -> torch.Tensor:
@@ -121,10 +121,10 @@ class Calls:
         return torch.randn(rows, self.shape.width, device=DEVICE, dtype=DTYPE)
 
     def prepare_inputs(self) -> None:
-        prepare_inputs(self.target, self.aux, self.groups, self.case.layout, self.case.step, self.out)
+        prepare_inputs(self.target, self.aux, self.groups, self.case.batch, self.out, **self.case.constants)
 
     def gather_hidden(self) -> None:
-        row_map = self.out.row_map[: self.case.layout.num_rows]
+        row_map = self.out.row_map[: self.case.batch.num_rows]
         gather_hidden(self.draft_hidden, self.after_fc, self.mask_hidden, row_map)
 
     def both(self) -> None:
@@ -144,7 +144,7 @@ class Calls:
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         shape, target = self.shape, self.target
-        max_rows, max_model_len = shape.rows + shape.reqs * (shape.k - 1), self.case.step.max_model_len
+        max_rows, max_model_len = shape.rows + shape.reqs * (shape.k - 1), self.case.max_model_len
         seq_lens = torch.tensor([r.p0 + r.n for r in self.case.requests], dtype=torch.int32)
 
         def zeros(*size: int, dtype: torch.dtype) -> torch.Tensor:

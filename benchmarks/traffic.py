@@ -149,16 +149,16 @@ def simulate(name: str, c: int, count: int, warm: int = WARM, seed: int = 0) -> 
     kinds, reasons, rows = Counter[str](), Counter[str](), Counter[str]()
     batches = list(steps(vllm_config, c * AL / OUTPUT, warm + count, seed))
     for scheduled in batches[warm:]:
-        run = graphs.dispatch(scheduled, K, **limits)
+        batch, starts, graph = graphs.dispatch(scheduled, int(scheduled.sum()), K, **limits)
         has_prefill = bool(scheduled.max() > K + 1)
-        kinds[run.graph.cg_mode.name if run.graph else "eager"] += 1
+        kinds[graph.cg_mode.name if graph else "eager"] += 1
         kinds["with a prefill"] += has_prefill
         kinds["eager before"] += has_prefill or len(scheduled) > server.max_cudagraph_capture_size // (K + 1)
-        if run.graph is None:
-            batch, graph = ("a prefill", "piecewise") if has_prefill else ("decodes", "full")
-            reasons[f"{batch} of more rows than the largest {graph} graph"] += 1
-        rows["own"] += run.num_rows
-        rows["computed"] += run.layout.num_rows
+        if graph is None:
+            kind, missing = ("a prefill", "piecewise") if has_prefill else ("decodes", "full")
+            reasons[f"{kind} of more rows than the largest {missing} graph"] += 1
+        rows["own"] += int(starts[-1])
+        rows["computed"] += batch.num_rows
     return {
         "server": name,
         **asdict(server),

@@ -3,21 +3,20 @@
 Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which is its specification.
 """
 
-from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch, allocate_buffers
+from peagle_kernels.batch import DraftBuffers, KVGroups, TargetBatch, allocate_buffers
 from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gather_hidden_triton
-from peagle_kernels.layout import Layout
+from peagle_kernels.layout import DraftBatch
 from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
 from peagle_kernels.prepare_inputs_kernel import prepare_inputs_triton
 from peagle_kernels.walk_edges import Candidates, Drawing, Edge, walk_edges, walk_edges_torch, walk_edges_triton
 
 __all__ = [
     "Candidates",
+    "DraftBatch",
     "DraftBuffers",
-    "DraftStep",
     "Drawing",
     "Edge",
     "KVGroups",
-    "Layout",
     "TargetBatch",
     "allocate_buffers",
     "gather_hidden",

@@ -1,6 +1,5 @@
-"""What ``prepare_inputs`` reads and writes: tensors that the kernel takes as they are, and a step's numbers."""
+"""What ``prepare_inputs`` reads and writes: tensors that the kernel takes as they are."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -51,17 +50,6 @@ class DraftBuffers(NamedTuple):
     staging: Tensor  # [max_staging_rows, sum of aux widths], captured hidden states side by side
     temperature: Tensor  # [max_num_reqs] float32, by row of the request state
     seeds: Tensor  # [max_num_reqs] int64, likewise
-
-
-@dataclass(frozen=True)
-class DraftStep:
-    """The numbers of one step."""
-
-    num_reqs: int
-    num_target_rows: int
-    num_speculative_tokens: int  # K of this step, 0 included
-    max_model_len: int
-    parallel_drafting_token_id: int
 
 
 def allocate_buffers(

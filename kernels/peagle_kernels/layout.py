@@ -8,8 +8,8 @@ from peagle_kernels.geometry import num_appended
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How many draft rows each request gets.
+class DraftBatch:
+    """The numbers of one draft batch.
 
     Ragged (``static_length`` 0): ``DraftBuffers.query_start_loc`` holds the starts, staging row i is target row i,
     and a request has as many samples as the step drafts.
@@ -19,6 +19,9 @@ class Layout:
     the last ones inert. So one shape, and one CUDA graph, serves every K of a step.
     """
 
+    num_reqs: int
+    num_target_rows: int
+    num_speculative_tokens: int  # K of this step, 0 included
     num_rows: int  # draft rows to fill, those of padding requests and beyond included
     num_reqs_padded: int  # requests to fill; from num_reqs on they are padding
     static_length: int = 0
@@ -26,12 +29,13 @@ class Layout:
 
     @property
     def num_staging_rows(self) -> int:
-        """Rows of compact staging."""
-        return self.num_reqs_padded * self.staging_length
+        """Rows of the target's hidden states that staging holds."""
+        return self.num_reqs_padded * self.staging_length if self.static_length else self.num_target_rows
 
-    def samples_per_req(self, num_speculative_tokens: int) -> int:
-        """Samples that a request has room for in a step that drafts ``num_speculative_tokens``."""
-        return self.static_length - self.staging_length + 1 if self.static_length else num_speculative_tokens
+    @property
+    def samples_per_req(self) -> int:
+        """Samples that a request has room for."""
+        return self.static_length - self.staging_length + 1 if self.static_length else self.num_speculative_tokens
 
 
 def ragged_lengths(num_query: np.ndarray, num_speculative_tokens: int, max_model_len: int) -> np.ndarray:

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from peagle_kernels.batch import DraftBuffers, DraftStep, KVGroups, TargetBatch
+from peagle_kernels.batch import DraftBuffers, KVGroups, TargetBatch
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
-from peagle_kernels.layout import Layout
+from peagle_kernels.layout import DraftBatch
 from peagle_kernels.prepare_inputs_parts import fill_requests, fill_rows, stage
 
 ROWS_PER_PROGRAM = 128
@@ -24,15 +24,17 @@ def prepare_inputs_triton(
     target: TargetBatch,
     aux: tuple[torch.Tensor, ...],
     groups: KVGroups,
-    layout: Layout,
-    step: DraftStep,
+    batch: DraftBatch,
     out: DraftBuffers,
+    *,
+    max_model_len: int,
+    parallel_drafting_token_id: int,
 ) -> None:
     """One launch of ``_prepare_inputs_kernel``; same meaning as ``prepare_inputs_torch``."""
-    row_programs = -(-layout.num_rows // ROWS_PER_PROGRAM)
+    row_programs = -(-batch.num_rows // ROWS_PER_PROGRAM)
     # One request more than there are: the last start of a static layout.
-    req_programs = -(-(layout.num_reqs_padded + 1) // REQS_PER_PROGRAM)
-    num_staging = (layout.num_staging_rows if layout.static_length else step.num_target_rows) if aux else 0
+    req_programs = -(-(batch.num_reqs_padded + 1) // REQS_PER_PROGRAM)
+    num_staging = batch.num_staging_rows if aux else 0
     aux_strides = tuple(hidden.stride(0) for hidden in aux)
     _prepare_inputs_kernel[(row_programs + req_programs + num_staging * len(aux),)](
         target,
@@ -44,19 +46,19 @@ def prepare_inputs_triton(
         aux_strides,
         out.slot_mappings.stride(0),
         out.staging.stride(0),
-        step.num_reqs,
-        layout.num_reqs_padded,
-        layout.num_rows,
+        batch.num_reqs,
+        batch.num_reqs_padded,
+        batch.num_rows,
         row_programs,
         req_programs,
-        layout.static_length,
-        layout.staging_length,
-        step.num_speculative_tokens,
-        layout.samples_per_req(step.num_speculative_tokens),
-        step.max_model_len,
-        step.parallel_drafting_token_id,
-        max(layout.num_reqs_padded - 1, 0).bit_length(),
-        IS_STATIC=layout.static_length > 0,
+        batch.static_length,
+        batch.staging_length,
+        batch.num_speculative_tokens,
+        batch.samples_per_req,
+        max_model_len,
+        parallel_drafting_token_id,
+        max(batch.num_reqs_padded - 1, 0).bit_length(),
+        IS_STATIC=batch.static_length > 0,
         NUM_GROUPS=len(groups.block_tables),
         AUX_WIDTHS=tuple(hidden.shape[1] for hidden in aux),
         MASK_ROW=MASK_ROW,

@@ -40,12 +40,13 @@ def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch:
     module, ran = importlib.import_module(f"peagle_kernels.{name}"), []
     monkeypatch.setattr(module, "INTERPRETED", False)
     for twin in ("torch", "triton"):
-        monkeypatch.setattr(module, f"{name}_{twin}", lambda *_, twin=twin: ran.append(twin))
+        monkeypatch.setattr(module, f"{name}_{twin}", lambda *_, twin=twin, **__: ran.append(twin))
     out = torch.empty(1, device=device)
     if name == "gather_hidden":
         module.gather_hidden(out, out, out, out)
     elif name == "walk_edges":
         module.walk_edges(out, None, None, None, out)
     else:
-        module.prepare_inputs(None, (), None, None, None, SimpleNamespace(input_ids=out))
+        step = {"max_model_len": 8, "parallel_drafting_token_id": 1}
+        module.prepare_inputs(None, (), None, None, SimpleNamespace(input_ids=out), **step)
     assert ran == ["torch" if device == "cpu" else "triton"]

@@ -14,7 +14,7 @@ def run(fn, case: Case):
     """The buffers that ``fn`` filled where it runs, on the CPU."""
     device = KERNEL_DEVICE if fn is prepare_inputs_triton else "cpu"
     out = moved(case.buffers(extra=5, fill=POISON), device)
-    fn(*moved((case.target, case.aux, case.groups), device), case.layout, case.step, out)
+    fn(*moved((case.target, case.aux, case.groups), device), case.batch, out, **case.constants)
     return moved(out, "cpu")
 
 
@@ -22,13 +22,12 @@ def run(fn, case: Case):
 @given(cases())
 def test_twin_equals_a_loop_over_requests(case: Case):
     """The twin against the description of the draft batch: loops over requests and positions, no shared code."""
-    out, step = run(prepare_inputs_torch, case), case.step
-    k = step.num_speculative_tokens
+    out, k = run(prepare_inputs_torch, case), case.batch.num_speculative_tokens
     drafted = max(k, 1)
     row0 = first = 0
     for b, (req, length) in enumerate(zip(case.requests, case.draft_lengths, strict=False)):
         p_last = req.p0 + req.n - 1 - req.rejected
-        seq_len = max(length, min(p_last + drafted, step.max_model_len))
+        seq_len = max(length, min(p_last + drafted, case.max_model_len))
         assert out.seq_lens[b] == seq_len
         state = int(case.target.idx_mapping[b])
         row_of = {}
@@ -38,7 +37,7 @@ def test_twin_equals_a_loop_over_requests(case: Case):
             token, source, writes = 0, PAD_ROW, False
             if req.p0 <= position <= p_last:
                 j = position - req.p0
-                source = j + (b * case.layout.staging_length if case.layout.static_length else first)
+                source = j + (b * case.batch.staging_length if case.batch.static_length else first)
                 token = int(case.target.input_ids[first + j + 1]) if position < p_last else next_token(case, b)
                 writes = True
             elif p_last < position < p_last + drafted:
@@ -46,11 +45,11 @@ def test_twin_equals_a_loop_over_requests(case: Case):
             assert (out.input_ids[row], out.row_map[row], out.positions[row]) == (token, source, position)
             for g, (table, size) in enumerate(zip(case.groups.block_tables, case.groups.block_sizes, strict=True)):
                 slot = PAD_SLOT
-                if writes and position < step.max_model_len and state >= 0:
+                if writes and position < case.max_model_len and state >= 0:
                     block = int(table[b, position // size])
                     slot = block * size + position % size if block else PAD_SLOT
                 assert out.slot_mappings[g, row] == slot
-        room = length - case.max_speculative_tokens if case.layout.static_length else k
+        room = length - case.max_speculative_tokens if case.batch.static_length else k
         for i in range(room):
             sample = b * room + i
             last = seq_len - 1
@@ -65,7 +64,7 @@ def test_twin_equals_a_loop_over_requests(case: Case):
             assert out.temperature[state] == case.target.temperature[state]
             assert out.seeds[state] == case.target.seeds[state]
         row0, first = row0 + length, first + req.n
-    for b in range(len(case.requests), case.layout.num_reqs_padded):
+    for b in range(len(case.requests), case.batch.num_reqs_padded):
         assert (out.seq_lens[b], out.query_start_loc[b + 1]) == (0, row0)
 
 
@@ -86,22 +85,22 @@ def equal(one, other) -> None:
 def test_kernel_equals_twin_and_writes_every_element(case: Case):
     twin, kernel = run(prepare_inputs_torch, case), run(prepare_inputs_triton, case)
     equal(kernel, twin)
-    layout, k = case.layout, case.layout.samples_per_req(case.step.num_speculative_tokens)
+    batch, k = case.batch, case.batch.samples_per_req
     written = {
-        "input_ids": layout.num_rows,
-        "positions": layout.num_rows,
-        "row_map": layout.num_rows,
-        "seq_lens": layout.num_reqs_padded,
-        "sample_indices": layout.num_reqs_padded * k,
-        "sample_pos": layout.num_reqs_padded * k,
-        "sample_idx_mapping": layout.num_reqs_padded * k,
+        "input_ids": batch.num_rows,
+        "positions": batch.num_rows,
+        "row_map": batch.num_rows,
+        "seq_lens": batch.num_reqs_padded,
+        "sample_indices": batch.num_reqs_padded * k,
+        "sample_pos": batch.num_reqs_padded * k,
+        "sample_idx_mapping": batch.num_reqs_padded * k,
     }
     for name, count in written.items():
         buffer = getattr(kernel, name)
         assert (buffer[:count] != POISON).all(), f"{name}: an element was not written"
         assert (buffer[count:] == POISON).all(), f"{name}: written past its end"
-    assert (kernel.slot_mappings[:, : layout.num_rows] != POISON).all()
-    assert (kernel.slot_mappings[:, layout.num_rows :] == POISON).all()
+    assert (kernel.slot_mappings[:, : batch.num_rows] != POISON).all()
+    assert (kernel.slot_mappings[:, batch.num_rows :] == POISON).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,7 +109,7 @@ def test_valid_rows_find_their_hidden_state_in_staging(case: Case):
     out = run(prepare_inputs_torch, case)
     if not case.aux:
         return
-    captured = torch.cat([h[: case.step.num_target_rows] for h in case.aux], dim=-1)
+    captured = torch.cat([h[: case.batch.num_target_rows] for h in case.aux], dim=-1)
     row0 = first = 0
     for req, length in zip(case.requests, case.draft_lengths, strict=False):
         for row in range(row0, row0 + length):

@@ -147,7 +147,7 @@ DRAFTING = (
     Mutation(
         "graph: mask_hidden's row of staging is not filled",
         V2,
-        "batch.staging[0].copy_(self.model.mask_hidden.view(-1))",
+        "run.fc_inputs[0].copy_(self.model.mask_hidden.view(-1))",
         "pass",
         REPLAYED,
         "plugin-v2",
@@ -179,8 +179,8 @@ DRAFTING = (
     Mutation(
         "piecewise: input rows stand elsewhere at every step",
         V2,
-        "hidden_states=first_rows(self.hidden_states, layout.num_rows),",
-        "hidden_states=self.hidden_states.new_empty(layout.num_rows, self.hidden_size),",
+        "hidden_states=first_rows(self.hidden_states, batch.num_rows),",
+        "hidden_states=self.hidden_states.new_empty(batch.num_rows, self.hidden_size),",
         MIXED,
         "plugin-v2",
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from peagle_kernels import DraftBuffers, DraftStep, KVGroups, Layout, TargetBatch, allocate_buffers, geometry
+from peagle_kernels import DraftBatch, DraftBuffers, KVGroups, TargetBatch, allocate_buffers, geometry
 from peagle_kernels.layout import ragged_lengths
 
 MASK_TOKEN = 511
@@ -33,27 +33,30 @@ class Case:
     target: TargetBatch
     aux: tuple[torch.Tensor, ...]
     groups: KVGroups
-    layout: Layout
-    step: DraftStep
+    batch: DraftBatch
+    max_model_len: int
     max_speculative_tokens: int
     draft_lengths: list[int]
 
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"max_model_len": self.max_model_len, "parallel_drafting_token_id": MASK_TOKEN}
+
     def buffers(self, extra: int = 0, fill: int = 0) -> DraftBuffers:
-        """Buffers with room for ``extra`` rows and requests more, every element ``fill``, the layout filled in."""
-        layout = self.layout
-        num_staging = max(layout.num_staging_rows, self.step.num_target_rows) + extra
+        """Buffers with room for ``extra`` rows and requests more, every element ``fill``, ragged starts filled in."""
+        batch = self.batch
+        num_staging = max(batch.num_staging_rows, batch.num_target_rows) + extra
         dtype = self.aux[0].dtype if self.aux else torch.float32
         out = allocate_buffers(
-            max_rows=layout.num_rows + extra,
-            max_num_reqs=max(layout.num_reqs_padded, len(self.target.seeds))
-            + extra,  # a row of request state each, too
+            max_rows=batch.num_rows + extra,
+            max_num_reqs=max(batch.num_reqs_padded, len(self.target.seeds)) + extra,  # a row of request state each, too
             max_speculative_tokens=self.max_speculative_tokens,
             staging=torch.zeros(num_staging, sum(h.shape[1] for h in self.aux) or 1, dtype=dtype),
-            slot_mappings=torch.zeros(len(self.groups.block_tables), layout.num_rows + extra, dtype=torch.int64),
+            slot_mappings=torch.zeros(len(self.groups.block_tables), batch.num_rows + extra, dtype=torch.int64),
         )
         for tensor in out:
             tensor.fill_(fill)
-        if not layout.static_length:
+        if not batch.static_length:
             starts = torch.tensor([0, *self.draft_lengths]).cumsum(0)
             out.query_start_loc[: len(starts)] = starts
         return out
@@ -113,17 +116,17 @@ def build(
         length = geometry.static_length(max_k, k if shape_k is None else shape_k)
         lengths = [length] * (num_reqs + num_padding_reqs)
         num_draft_rows = sum(lengths) + num_padding_rows
-        layout = Layout(num_draft_rows, len(lengths), static_length=length, staging_length=max_k + 1)
+        shape = {"static_length": length, "staging_length": max_k + 1}
     else:
         lengths = ragged_lengths(num_query.numpy(), k, max_model_len).tolist()
-        layout = Layout(sum(lengths) + num_padding_rows, num_reqs)
+        num_draft_rows, shape = sum(lengths) + num_padding_rows, {}
     return Case(
         requests=requests,
         target=target,
         aux=tuple(torch.randn(num_rows + 2, width, generator=rng).to(dtype) for width in widths),
         groups=KVGroups(tuple(tables), tuple(block_sizes)),
-        layout=layout,
-        step=DraftStep(num_reqs, num_rows, k, max_model_len, MASK_TOKEN),
+        batch=DraftBatch(num_reqs, num_rows, k, num_draft_rows, len(lengths), **shape),
+        max_model_len=max_model_len,
         max_speculative_tokens=max_k,
         draft_lengths=lengths,
     )

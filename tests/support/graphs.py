@@ -222,23 +222,23 @@ def _note_steps(patches: ExitStack, drafter: Any, seen: Seen) -> None:
 
     prepare_inputs, first_rows = speculator.prepare_inputs, speculator.first_rows
 
-    def noting_prepare(target: Any, aux: Any, groups: Any, layout: Any, step: Any, out: Any) -> None:
-        for buffer in (drafter.hidden_states, drafter.staging):
+    def noting_prepare(target: Any, aux: Any, groups: Any, batch: Any, out: Any, **constants: int) -> None:
+        for buffer in (drafter.hidden_states, drafter.fc_inputs):
             buffer.fill_(float("nan"))
         drafter.draft_tokens.fill_(-1)
         poison = {"input_ids": 3, "positions": 5, "row_map": 0, "slot_mappings": 32, "seq_lens": 1}
         poison |= {"sample_indices": 0, "sample_pos": 1, "sample_idx_mapping": 0}
-        if layout.static_length:
+        if batch.static_length:
             poison["query_start_loc"] = 0
         for name, value in poison.items():
             getattr(drafter.buffers, name).fill_(value)
-        prepare_inputs(target, aux, groups, layout, step, out)
+        prepare_inputs(target, aux, groups, batch, out, **constants)
         seen.steps += 1
-        if layout.static_length:
-            seen.padded += layout.num_reqs_padded > step.num_reqs
-            num_query = target.query_start_loc[: step.num_reqs + 1].diff()
+        if batch.static_length:
+            seen.padded += batch.num_reqs_padded > batch.num_reqs
+            num_query = target.query_start_loc[: batch.num_reqs + 1].diff()
             seen.unequal += bool((num_query != num_query[0]).any())
-            seen.depths[step.num_speculative_tokens] += 1
+            seen.depths[batch.num_speculative_tokens] += 1
 
     def poisoned_first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:
         rows = first_rows(buffer, num_rows)

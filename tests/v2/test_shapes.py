@@ -178,7 +178,7 @@ def manager(rule: Any, graphs, monkeypatch: pytest.MonkeyPatch):
 def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int = 4096) -> Any:
     """How a step of these verified rows drafts its 7 tokens a request, or ``k`` of them."""
     limits = {"max_k": 7, "max_num_tokens": 8192, "max_model_len": max_model_len}
-    return graphs.dispatch(np.array(scheduled, dtype=np.int32), k, **limits)
+    return graphs.dispatch(np.array(scheduled, dtype=np.int32), sum(scheduled), k, **limits)
 
 
 @pytest.mark.parametrize(
@@ -198,27 +198,27 @@ def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int
     ],
 )
 def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length: int, rows: int, graph: Any):
-    run = dispatched(graphs(config(256, 7, 8192, SIZES["vLLM's"])), scheduled, **changes)
-    assert (run.layout.static_length, run.num_rows, run.starts[-1]) == (length, rows, rows)
-    assert run.layout.staging_length == (8 if length else 0)
-    assert len(run.starts) == len(scheduled) + 1
+    batch, starts, graph_found = dispatched(graphs(config(256, 7, 8192, SIZES["vLLM's"])), scheduled, **changes)
+    assert (batch.static_length, starts[-1]) == (length, rows)
+    assert batch.staging_length == (8 if length else 0)
+    assert len(starts) == len(scheduled) + 1
     if graph is None:
-        assert run.graph is None
-        assert (run.layout.num_rows, run.layout.num_reqs_padded) == (rows, len(scheduled))
+        assert graph_found is None
+        assert (batch.num_rows, batch.num_reqs_padded) == (rows, len(scheduled))
     elif isinstance(graph, tuple):
-        assert (run.graph.num_reqs, run.graph.uniform_token_count) == graph
-        assert (run.layout.num_rows, run.layout.num_reqs_padded) == (graph[0] * graph[1], graph[0])
+        assert (graph_found.num_reqs, graph_found.uniform_token_count) == graph
+        assert (batch.num_rows, batch.num_reqs_padded) == (graph[0] * graph[1], graph[0])
     else:
-        assert (run.graph.num_tokens, run.graph.num_reqs) == (graph, None)
-        assert (run.layout.num_rows, run.layout.num_reqs_padded) == (graph, len(scheduled))
+        assert (graph_found.num_tokens, graph_found.num_reqs) == (graph, None)
+        assert (batch.num_rows, batch.num_reqs_padded) == (graph, len(scheduled))
 
 
 def test_no_batch_is_replayed_before_capture(manager):
     assert manager.needs_capture()
-    assert dispatched(manager.captured, [8, 8, 8]).graph is None
+    assert dispatched(manager.captured, [8, 8, 8])[2] is None
     manager._graphs_captured = True
-    assert dispatched(manager.captured, [8, 8, 8]).graph.num_tokens == 42
-    assert dispatched(manager.captured, [90, 8]).graph.num_tokens == 112
+    assert dispatched(manager.captured, [8, 8, 8])[2].num_tokens == 42
+    assert dispatched(manager.captured, [90, 8])[2].num_tokens == 112
 
 
 def test_the_largest_graph_is_captured_first(manager):
@@ -229,9 +229,9 @@ def test_the_largest_graph_is_captured_first(manager):
         assert rows == sorted(rows, reverse=True)
         for desc in descs:
             if desc.num_reqs is not None:
-                assert dispatched(manager.captured, [8] * desc.num_reqs).graph == desc
+                assert dispatched(manager.captured, [8] * desc.num_reqs)[2] == desc
             elif desc.num_tokens > 14:
-                assert dispatched(manager.captured, [desc.num_tokens - 6]).graph == desc
+                assert dispatched(manager.captured, [desc.num_tokens - 6])[2] == desc
 
 
 def test_attention_builders_see_the_drafters_own_batches():

@@ -33,7 +33,7 @@ def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
 def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch: pytest.MonkeyPatch):
     """vLLM's warm-up ignores the draft slots, and compiled heads assert rows <= max_num_batched_tokens."""
     live, contexts = start(pair), []
-    from peagle_kernels import Layout
+    from peagle_kernels import DraftBatch
     from peagle_vllm.v2 import speculator
 
     original = speculator.set_forward_context
@@ -48,7 +48,8 @@ def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch
     for rows in (drafter.max_num_tokens, drafter.max_num_tokens + 1):
         with torch.inference_mode():
             hidden_states = torch.zeros(rows, drafter.hidden_size)
-            drafter._forward(speculator.DraftBatch(Layout(rows, 1), 0, drafter.staging, hidden_states, None))
+            batch = DraftBatch(1, 0, 0, rows, 1)
+            drafter._forward(speculator.DraftRun(batch, drafter.fc_inputs, hidden_states, None))
     assert contexts == [False, True]
 
 
@@ -164,7 +165,7 @@ def test_trap_18_memory_of_graphs_ends_with_the_largest_graph(pair):
     assert len(live.drafter.hidden_states) == 0
     with emulate(live, [1, 2]) as seen:
         assert len(live.drafter.hidden_states) == max(*seen.sizes, *(n * length for n, length in seen.captured))
-        assert len(live.drafter.staging) == 1 + (K + 1) * max(n for n, _ in seen.captured)
+        assert len(live.drafter.fc_inputs) == 1 + (K + 1) * max(n for n, _ in seen.captured)
         live.run([Request("large", prompt(60), 4)])
         assert seen.eager == 1
 
@@ -228,7 +229,7 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         held = [getattr(drafter.buffers, name) for name in ("input_ids", "positions", "row_map", "slot_mappings")]
         held += [getattr(drafter.buffers, f"sample_{name}") for name in ("indices", "pos", "idx_mapping")]
         assert said.hidden_states == drafter.hidden_states.nbytes
-        assert said.staging == drafter.staging.nbytes
+        assert said.staging == drafter.fc_inputs.nbytes
         assert said.indices == sum(tensor.nbytes for tensor in held)
         assert said.walk == drafter.walk.scores.nbytes + drafter.walk.cached_ids.nbytes > 0
         assert said.buffers == said.hidden_states + said.staging + said.indices + said.walk

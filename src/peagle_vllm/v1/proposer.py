@@ -22,9 +22,8 @@ from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_
 
 from peagle_kernels import (
     Candidates,
-    DraftStep,
+    DraftBatch,
     KVGroups,
-    Layout,
     TargetBatch,
     allocate_buffers,
     gather_hidden,
@@ -188,9 +187,10 @@ class ParallelEagleProposer(EagleProposer):
             ),
             (),
             KVGroups((cad.block_table_tensor,), (self.block_size,)),
-            Layout(num_rows, num_reqs),
-            DraftStep(num_reqs, len(target_token_ids), num_k, self._max_len, self.parallel_drafting_token_id),
+            DraftBatch(num_reqs, len(target_token_ids), num_k, num_rows, num_reqs_padded=num_reqs),
             buffers,
+            max_model_len=self._max_len,
+            parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
         gather_hidden(
             self.hidden_states[:num_rows],

@@ -1,4 +1,4 @@
-"""A draft batch in memory: what one run of the drafter works on, and the dummy one that a graph is captured on."""
+"""What one run of the drafter works on, and the dummy run that a graph is captured on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,61 +11,57 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
-from peagle_kernels import DraftBuffers, Layout, geometry
+from peagle_kernels import DraftBatch, DraftBuffers, geometry
 from peagle_vllm.v2.attention import DraftAttention
 
 
 @dataclass(frozen=True)
-class DraftBatch:
-    """What one run of the drafter works on: shapes here, contents in the buffers.
+class DraftRun:
+    """What one run of the drafter works on, beside the buffers.
 
     Attributes:
-        layout: rows and requests, padding included.
-        samples_per_req: rows to sample of each request.
-        staging: [1 + staged rows, num_aux x target hidden]: room for ``mask_hidden``, then captured rows.
+        fc_inputs: [1 + num_staging_rows, num_aux x target hidden]: room for ``mask_hidden``, then staging.
         hidden_states: [num_rows, hidden_size] room for the drafter's input rows.
         attn_metadata: the drafter's, by layer; None while memory is profiled.
         cudagraph_mode: PIECEWISE where the forward runs in captured pieces. A FULL graph is around all of this.
     """
 
-    layout: Layout
-    samples_per_req: int
-    staging: torch.Tensor
+    batch: DraftBatch
+    fc_inputs: torch.Tensor
     hidden_states: torch.Tensor
     attn_metadata: dict[str, Any] | None
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
 
 
-def dummy_batch(
+def dummy_run(
     desc: BatchExecutionDescriptor,
     max_k: int,
     max_num_reqs: int,
-    staging: torch.Tensor,
+    fc_inputs: torch.Tensor,
     hidden_states: torch.Tensor,
     attention: DraftAttention,
-) -> DraftBatch:
-    """A batch that fills the graph ``desc``, with contents that compute and touch nothing.
+) -> DraftRun:
+    """A run that fills the graph ``desc``, with contents that compute and touch nothing.
 
     Args:
-        staging: the largest graph's, as ``hidden_states``.
+        fc_inputs: the largest graph's, as ``hidden_states``.
     """
     is_full = desc.cg_mode == CUDAGraphMode.FULL
     if is_full:
         assert desc.num_reqs is not None and desc.uniform_token_count is not None
         num_reqs, length = desc.num_reqs, desc.uniform_token_count
         starts = np.arange(num_reqs + 1, dtype=np.int32) * length
-        layout = Layout(desc.num_tokens, num_reqs, length, max_k + 1)
+        batch = DraftBatch(num_reqs, 0, length - max_k, desc.num_tokens, num_reqs, length, max_k + 1)
     else:
         num_reqs = min(desc.num_tokens, max_num_reqs)
         starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)
-        layout = Layout(desc.num_tokens, num_reqs)
+        batch = DraftBatch(num_reqs, 0, 0, desc.num_tokens, num_reqs)
     _fill_dummy(attention.buffers, starts)
     attention.block_tables.get_dummy_block_tables(num_reqs)  # zeroes the tables that metadata reads
-    return DraftBatch(
-        layout=layout,
-        samples_per_req=layout.samples_per_req(0),
-        staging=staging[: 1 + layout.num_staging_rows],
-        hidden_states=hidden_states[: layout.num_rows],
+    return DraftRun(
+        batch=batch,
+        fc_inputs=fc_inputs[: 1 + batch.num_staging_rows],
+        hidden_states=hidden_states[: batch.num_rows],
         attn_metadata=attention.metadata(
             num_reqs, starts, seq_lens_bound=None if is_full else np.diff(starts), capture=is_full
         ),

@@ -19,7 +19,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.attn_utils import AttentionCGSupportInfo
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from peagle_kernels import Layout, geometry
+from peagle_kernels import DraftBatch, geometry
 from peagle_kernels.layout import ragged_lengths, starts_of
 
 logger = init_logger(__name__)
@@ -39,26 +38,6 @@ logger = init_logger(__name__)
 Shape = tuple[int, int]  # (requests, rows a request)
 
 ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
-
-
-class DraftRun(NamedTuple):
-    """How one draft batch runs.
-
-    Attributes:
-        layout: padded to the graph.
-        starts: [num_reqs + 1] int32 rows of each request.
-        num_rows: of all requests, without padding.
-        graph: the one that serves the batch; None: eager.
-    """
-
-    layout: Layout
-    starts: np.ndarray
-    num_rows: int
-    graph: BatchExecutionDescriptor | None
-
-    @property
-    def cudagraph_mode(self) -> CUDAGraphMode:
-        return self.graph.cg_mode if self.graph else CUDAGraphMode.NONE
 
 
 @dataclass(frozen=True)
@@ -114,13 +93,24 @@ class DraftGraphs:
         return self.mixed[at] if at < len(self.mixed) else None
 
     def dispatch(
-        self, num_scheduled: np.ndarray, num_k: int, *, max_k: int, max_num_tokens: int, max_model_len: int
-    ) -> DraftRun:
-        """Layout and graph of a batch that drafts ``num_k`` of at most ``max_k`` tokens a request.
+        self,
+        num_scheduled: np.ndarray,
+        num_target_rows: int,
+        num_k: int,
+        *,
+        max_k: int,
+        max_num_tokens: int,
+        max_model_len: int,
+    ) -> tuple[DraftBatch, np.ndarray, BatchExecutionDescriptor | None]:
+        """Shape and graph of a batch that drafts ``num_k`` of at most ``max_k`` tokens a request.
 
         Args:
             num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
+            num_target_rows: verified rows of all requests.
             max_num_tokens: max_num_batched_tokens.
+
+        Returns:
+            The batch, padded to the graph; [num_reqs + 1] int32 draft rows of each request; the graph, None: eager.
         """
         num_reqs, length = len(num_scheduled), geometry.static_length(max_k, num_k)
         # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
@@ -135,13 +125,16 @@ class DraftGraphs:
         num_rows = int(starts[-1])
         captured = None if shape else self.mixed_graph(num_rows)
         graph = _full(shape) if shape else _piecewise(captured) if captured else None
-        layout = Layout(
+        batch = DraftBatch(
+            num_reqs,
+            num_target_rows,
+            num_k,
             num_rows=graph.num_tokens if graph else num_rows,
             num_reqs_padded=shape[0] if shape else num_reqs,
             static_length=length if is_static else 0,
             staging_length=max_k + 1 if is_static else 0,
         )
-        return DraftRun(layout, starts, num_rows, graph)
+        return batch, starts, graph
 
 
 NO_GRAPHS = DraftGraphs()

@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import (
-    DraftStep,
+    DraftBatch,
     KVGroups,
     TargetBatch,
     allocate_buffers,
@@ -42,7 +42,7 @@ from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_edge, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
-from peagle_vllm.v2.batch import DraftBatch, dummy_batch, first_rows, predicting
+from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.cudagraph import (
     NO_GRAPHS,
     DraftCudaGraphManager,
@@ -102,15 +102,15 @@ class ParallelEagleSpeculator(EagleSpeculator):
         graphs = draft_graphs(self.vllm_config, self.vllm_config.compilation_config.cudagraph_mode)
         options = {"dtype": self.dtype, "device": self.device}
         self.hidden_states = torch.zeros(graphs.max_rows, self.hidden_size, **options)
-        # Row 0 is mask_hidden's, a static batch's compact rows follow.
-        staging_rows = 1 + graphs.max_num_reqs * (self.num_speculative_steps + 1)
-        self.staging = torch.zeros(staging_rows, self.model.mask_hidden.numel(), **options)
+        # Row 0 is mask_hidden's, staging follows: a static batch's compact rows.
+        num_rows = 1 + graphs.max_num_reqs * (self.num_speculative_steps + 1)
+        self.fc_inputs = torch.zeros(num_rows, self.model.mask_hidden.numel(), **options)
         inputs = self.input_buffers
         self.buffers = allocate_buffers(
             max_rows=self.max_draft_rows,
             max_num_reqs=self.max_num_reqs,
             max_speculative_tokens=self.num_speculative_steps,
-            staging=self.staging[1:],
+            staging=self.fc_inputs[1:],
             input_ids=inputs.input_ids,
             positions=inputs.positions,
             query_start_loc=inputs.query_start_loc,
@@ -153,7 +153,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """FULL graphs of decode batches and PIECEWISE ones of the others, as far as the drafter can have them."""
         # vLLM can resolve another mode than the one that the buffers were made for.
-        max_num_reqs = (len(self.staging) - 1) // (self.num_speculative_steps + 1)
+        max_num_reqs = (len(self.fc_inputs) - 1) // (self.num_speculative_steps + 1)
         shapes = draft_graphs(self.vllm_config, cudagraph_mode).within(len(self.hidden_states), max_num_reqs)
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
         shapes = supported(shapes, self.vllm_config, self.attn_cg_support, has_pieces)
@@ -175,29 +175,29 @@ class ParallelEagleSpeculator(EagleSpeculator):
         }
 
     def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
-        """A dummy batch of this shape in the buffers, and what its graph records.
+        """A dummy run of this shape in the buffers, and what its graph records.
 
         A FULL graph records everything after ``prepare_inputs``, a PIECEWISE one the drafter's forward.
         """
         sizes = self.num_speculative_steps, self.max_num_reqs
-        batch = dummy_batch(desc, *sizes, self.staging, self.hidden_states, self.attention)
+        run = dummy_run(desc, *sizes, self.fc_inputs, self.hidden_states, self.attention)
 
         def record(mode: CUDAGraphMode) -> None:
             if desc.cg_mode == CUDAGraphMode.FULL:
-                self._refresh_and_draft(batch)
+                self._refresh_and_draft(run)
             else:
-                self._forward(replace(batch, cudagraph_mode=mode))
+                self._forward(replace(run, cudagraph_mode=mode))
 
         return record
 
-    def _refresh_and_draft(self, batch: DraftBatch) -> None:
+    def _refresh_and_draft(self, run: DraftRun) -> None:
         """What a FULL graph holds. Where a backend cannot refresh its metadata here, ``propose`` builds it anew."""
-        assert batch.attn_metadata is not None
-        num_reqs = batch.layout.num_reqs_padded
+        assert run.attn_metadata is not None
+        num_reqs = run.batch.num_reqs_padded
         if self.supports_decode_metadata_update:
             self.attention.map_kernel_block_tables(num_reqs)
-            self._update_draft_decode_metadata(batch.attn_metadata, num_reqs)
-        self._draft(batch)
+            self._update_draft_decode_metadata(run.attn_metadata, num_reqs)
+        self._draft(run)
 
     @torch.inference_mode()
     def propose(
@@ -232,22 +232,23 @@ class ParallelEagleSpeculator(EagleSpeculator):
         skip_attn = dummy_run and skip_attn_for_dummy_run
 
         manager = None if is_profile or skip_attn else self.cudagraph_manager
-        run = (manager.captured if manager else NO_GRAPHS).dispatch(
+        batch, starts, graph = (manager.captured if manager else NO_GRAPHS).dispatch(
             input_batch.num_scheduled_tokens[:num_reqs],
+            input_batch.num_tokens,
             num_k,
             max_k=self.num_speculative_steps,
             max_num_tokens=self.max_num_tokens,
             max_model_len=self._max_len,
         )
-        mode, layout, buffers = run.cudagraph_mode, run.layout, self.buffers
+        mode, buffers = graph.cg_mode if graph else CUDAGraphMode.NONE, self.buffers
+        num_real_rows = int(starts[-1])
         if not dummy_run:
-            self.draft_stats.note(mode.name, run.num_rows, layout.num_rows - run.num_rows)
+            self.draft_stats.note(mode.name, num_real_rows, batch.num_rows - num_real_rows)
         if mode != CUDAGraphMode.FULL:
-            num_staging_rows = layout.num_staging_rows if layout.static_length else input_batch.num_tokens
-            staging = first_rows(self.staging, 1 + num_staging_rows)
-            buffers = buffers._replace(staging=staging[1:])
-        if not layout.static_length:
-            async_tensor_h2d(run.starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
+            fc_inputs = first_rows(self.fc_inputs, 1 + batch.num_staging_rows)
+            buffers = buffers._replace(staging=fc_inputs[1:])
+        if not batch.static_length:
+            async_tensor_h2d(starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
         prepare_inputs(
             TargetBatch(
@@ -264,76 +265,76 @@ class ParallelEagleSpeculator(EagleSpeculator):
             ),
             tuple(aux_hidden_states),
             KVGroups((), ()) if skip_attn else self.attention.kv_groups,
-            layout,
-            DraftStep(num_reqs, input_batch.num_tokens, num_k, self._max_len, self.parallel_drafting_token_id),
+            batch,
             buffers,
+            max_model_len=self._max_len,
+            parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
 
-        self._prepare_eplb_forward(run.num_rows)
+        self._prepare_eplb_forward(num_real_rows)
         metadata = None
         if not skip_attn and not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update):
             bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
             metadata = self.attention.metadata(
-                layout.num_reqs_padded,
-                run.starts,
+                batch.num_reqs_padded,
+                starts,
                 # In a FULL graph num_rows includes the rows of padding requests.
-                num_rows=layout.num_rows if mode == CUDAGraphMode.FULL else None,
-                seq_lens_bound=seq_lens_bound(bound, np.diff(run.starts), num_k, self._max_len),
+                num_rows=batch.num_rows if mode == CUDAGraphMode.FULL else None,
+                seq_lens_bound=seq_lens_bound(bound, np.diff(starts), num_k, self._max_len),
             )
         if mode == CUDAGraphMode.FULL:
-            assert manager is not None and run.graph is not None
-            manager.run_fullgraph(run.graph)
+            assert manager is not None and graph is not None
+            manager.run_fullgraph(graph)
             return self.draft_tokens[:num_reqs]
         self._draft(
-            DraftBatch(
-                layout=layout,
-                samples_per_req=layout.samples_per_req(num_k) if num_k else 0,
-                staging=staging,
-                hidden_states=first_rows(self.hidden_states, layout.num_rows),
+            DraftRun(
+                batch=batch,
+                fc_inputs=fc_inputs,
+                hidden_states=first_rows(self.hidden_states, batch.num_rows),
                 attn_metadata=metadata,
                 cudagraph_mode=mode,
             )
         )
         return self.draft_tokens[:num_reqs]
 
-    def _draft(self, batch: DraftBatch) -> None:
+    def _draft(self, run: DraftRun) -> None:
         """From the filled buffers to ``draft_tokens``. All of it is in the CUDA graph of a decode step.
 
-        So it reads no Python number but those of ``batch``, and waits for nothing.
+        So it reads no Python number but those of ``run``, and waits for nothing.
         """
-        rows = slice(0, batch.layout.num_rows)
+        rows = slice(0, run.batch.num_rows)
         # mask_hidden goes through fc as one more row: m follows every reload, sleep and dummy load by itself.
-        batch.staging[0].copy_(self.model.mask_hidden.view(-1))
-        combined = self.model.combine_hidden_states(batch.staging)
-        gather_hidden(batch.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
-        hidden_states = self._forward(batch)
-        if batch.samples_per_req:
-            with predicting(self.acceptance_estimator, batch.samples_per_req):
-                self._sample(batch, hidden_states)
+        run.fc_inputs[0].copy_(self.model.mask_hidden.view(-1))
+        combined = self.model.combine_hidden_states(run.fc_inputs)
+        gather_hidden(run.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
+        hidden_states = self._forward(run)
+        if run.batch.num_speculative_tokens:
+            with predicting(self.acceptance_estimator, run.batch.samples_per_req):
+                self._sample(run.batch, hidden_states)
 
-    def _forward(self, batch: DraftBatch) -> torch.Tensor:
+    def _forward(self, run: DraftRun) -> torch.Tensor:
         """One drafter forward. Returns [num_rows, hidden_size] normed hidden states."""
-        num_rows = batch.layout.num_rows
+        num_rows = run.batch.num_rows
         inputs = {
             "input_ids": self.buffers.input_ids[:num_rows],
             "positions": self.buffers.positions[:num_rows],
-            "hidden_states": batch.hidden_states,
+            "hidden_states": run.hidden_states,
             "inputs_embeds": None,
         }
         with set_forward_context(
-            batch.attn_metadata,
+            run.attn_metadata,
             self.vllm_config,
             num_tokens=num_rows,
-            cudagraph_runtime_mode=batch.cudagraph_mode,
+            cudagraph_runtime_mode=run.cudagraph_mode,
             # A head is dense, so any row counts will do for the other ranks. Without them vLLM runs a collective.
             num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32) if self.dp_size > 1 else None,
-            slot_mapping=None if batch.attn_metadata is None else self.attention.slot_mapping(num_rows),
+            slot_mapping=None if run.attn_metadata is None else self.attention.slot_mapping(num_rows),
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
             # vLLM compiles heads for at most max_num_batched_tokens rows; only its warm-up, which
             # ignores the draft slots, makes larger batches.
             skip_compiled=num_rows > self.max_num_tokens,
         ):
-            if batch.cudagraph_mode == CUDAGraphMode.PIECEWISE:
+            if run.cudagraph_mode == CUDAGraphMode.PIECEWISE:
                 assert self.cudagraph_manager is not None
                 hidden_states, _ = self.cudagraph_manager.run_pw_graph(self.model, inputs)
             else:
@@ -342,7 +343,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Draft tokens from the sampled rows, into the first ``samples_per_req`` columns of ``draft_tokens``."""
-        num_reqs, per_req = batch.layout.num_reqs_padded, batch.samples_per_req
+        num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]
         drafts = self.draft_tokens[:num_reqs, :per_req]
