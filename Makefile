@@ -83,14 +83,6 @@ models: env ## train the tiny models and heads again, by the commands that users
 sharpen: env ## fit the tiny heads' edges again, and measure what they gain (under 15 minutes on 2 cores)
 	@$(py) models/recipe/sharpen.py --out benchmarks/results/sharpen.json
 
-.PHONY: compare-heads
-compare-heads: env ## train heads of both targets in several ways at equal budget (about two hours on 2 cores); goes on where it was stopped
-	@$(py) -m benchmarks.compare_heads --out benchmarks/results/compare_heads.json
-
-.PHONY: train-tiny
-train-tiny: env ## a head for tiny-llama from prompts to both model runners (under 15 minutes on 2 cores)
-	@$(py) -m benchmarks.train_tiny --out benchmarks/results/train_tiny.json
-
 .PHONY: lint
 lint: env ## ruff, and the format
 	@$(py) -m ruff check .

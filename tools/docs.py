@@ -38,7 +38,7 @@ def readme() -> str:
 
 def performance() -> str:
     text = (ROOT / "docs/performance.md").read_text()
-    return generated(text, "dispatches", "host_time", "traffic", "memory", "floor", "preparation")
+    return generated(text, "dispatches", "host_time", "floor")
 
 
 def generated(text: str, *scripts: str) -> str:
@@ -72,7 +72,7 @@ def sharpen() -> str:
         f"{result['minutes']:.0f} minutes (`make sharpen`). ±: one standard error."
     )
     data = table(["head", "prompts to learn from", "AL at the largest K, offline"], by_prompts)
-    page = generated((ROOT / "docs/sharpen.md").read_text(), "sampling")
+    page = (ROOT / "docs/sharpen.md").read_text()
     return between(page, "sharpen", "\n\n".join([table(columns, served), note, data, _where(result, "sharpen")]))
 
 
@@ -97,13 +97,8 @@ def features() -> str:
 
 
 def training() -> str:
-    """What training costs by arithmetic; accuracy and AL of the tiny heads, and AL as others published it."""
-    from benchmarks.training_cost import published
-
-    columns, rows, notes = published()
-    scripts = ("partition", "compare_heads", "mix_lengths", "train_tiny")
-    page = generated((ROOT / "docs/training.md").read_text(), *scripts)
-    page = between(page, "cost", f"{table(columns, rows)}\n\n{notes}.")
+    """Accuracy and AL of the tiny heads, and AL as others published it."""
+    page = generated((ROOT / "docs/training.md").read_text(), "partition")
     results = json.loads((ROOT / "models/RESULTS.json").read_text())
     lengths: dict[str, dict[str, float]] = {}
     for arm in results["arms"]:

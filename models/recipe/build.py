@@ -7,7 +7,6 @@ moved into the output folder at once, so that folder always holds models that lo
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from plan import ASKED_FOR, STAGES, run_stage
+from plan import ASKED_FOR, SEED, STAGES
+from publish import publish
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
@@ -26,20 +26,36 @@ ENVIRONMENT = {
 }
 
 
-def publish(folder: Path, place: Path) -> None:
-    """Put ``folder`` at ``place``; what was there is replaced by two renames, or removed if there is no ``folder``."""
-    if not folder.is_dir():  # an edge that is no better: the old one is of another head
-        shutil.rmtree(place, ignore_errors=True)
-        return
-    fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(folder, fresh)
-    for file in fresh.rglob("*.safetensors"):
-        file.chmod(0o644)  # safetensors files come readable by their owner only
-    if place.exists():
-        place.rename(old)
-    fresh.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
+def run_stage(name: str, work: Path) -> dict:
+    """Run one stage in this process; its output goes to ``work / name``, its figures are returned."""
+    stage, place = STAGES[name], work / name
+    if stage.does == "tokenizer":
+        from tokens import train_tokenizer
+
+        train_tokenizer(work / "tokenizer-files", SEED)
+        return {"seed": SEED}
+    import torch
+
+    torch.set_num_threads(1)
+    options = dict(stage.options)
+    if stage.does == "target":
+        from target import train_target
+
+        return train_target(options["kind"], work / "tokenizer-files", place, options["steps"], SEED)
+    target = work / options.pop("target")
+    if stage.does == "sharpen":
+        from sharpen import sharpen
+
+        found = sharpen(target, work / stage.needs[0], place)
+        return {**stage.options, **{name: found[name] for name in ("chosen", "drafts")}}
+    from heads import answers, train_head
+
+    data = work / f"{target.name}-answers-run"
+    if stage.does == "answers":
+        return {**answers(target, data, **options), "seed": SEED}
+    if "init" in options:
+        options["init"] = str(work / options["init"])
+    return {**stage.options, **train_head(target, data, place, **options), "seed": SEED}
 
 
 def run(name: str, work: Path, out: Path) -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from corpus import corpus_figures, pieces
-from plan import SEED, STAGES
+from plan import MAX_TOKENS, PROMPTS, SEED, STAGES
 from tokens import load_tokenizer
 from tqdm import tqdm
 
 from benchmarks import arms
 from benchmarks.heldout import measure
 
-PROMPTS, MAX_TOKENS, BATCH = 48, 96, 16
+BATCH = 16
 HELD_OUT, MAX_PROMPT_TOKENS = 96, 100
 ARMS = [
     ("tiny-llama", None, 0),

@@ -1,41 +1,198 @@
-"""Heads of the tiny targets: ``peagle-vllm train`` makes their data and P-EAGLE, speculators' own trainer EAGLE-3."""
+"""Heads of the tiny targets: ``peagle-vllm train`` makes their data and P-EAGLE, speculators' own trainer EAGLE-3.
+
+Every head begins as its target's last layers.
+"""
 
 import json
 import shutil
+import subprocess
 import sys
-from dataclasses import asdict, replace
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
+import yaml
+from corpus import pieces
+from plan import PROMPTS, SEED
 
-from benchmarks.tiny_heads import AS_SHIPPED, STEP_TOKENS, make_data, train
+STEP_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How a head is trained.
+
+    Attributes:
+        loss: speculators' name of it.
+        by: our trainer, or speculators' own.
+        depths: that P-EAGLE drafts at once, or steps that EAGLE-3 is trained to go on alone.
+        muon_lr: peak learning rate of the matrices; AdamW's, of all else, is a tenth of it.
+        init: ``target``, or a finished head.
+    """
+
+    loss: str = '{"kl_div": 0.5, "ce": 0.5}'
+    by: str = "ours"
+    kind: str = "peagle"
+    layers: int = 4
+    depths: int = 8
+    muon_lr: float = 0.01
+    draft_vocab: int | None = None
+    init: str = "target"
+
+
+def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8377) -> Path:
+    """peagle.yaml of an arm in ``folder``."""
+    settings: dict[str, Any] = {
+        "target": str(target),
+        "data": {
+            "prompts": ["prompts.jsonl"],
+            "held_out": PROMPTS,
+            "max_tokens": 128,
+            "endpoint": f"http://127.0.0.1:{port}/v1",
+        },
+        "head": {
+            "layers": arm.layers,
+            "depths": arm.depths,
+            "draft_vocab": arm.draft_vocab,
+            "aux_layers": [2, 5, 7],
+            "mask_token": 6,
+            "init": arm.init,
+        },
+        "step": {"tokens": STEP_TOKENS, "cod": [0.7, 0.2], "dtype": "float32"},
+        "optimizer": {"name": "muon", "lr": arm.muon_lr / 10, "steps": steps, "seed": SEED},
+        "every": {"checkpoint": steps, "replay": steps},
+        "engine": {"max_model_len": 1024, "max_num_seqs": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**29},
+        "speculators": {"num_workers": 0, "muon_lr": arm.muon_lr, "loss_fn": arm.loss},
+    }
+    if arm.kind == "eagle3":
+        settings["speculators"]["norm_before_residual"] = True  # speculators' default, and that of published heads
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "peagle.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
 
 
 def answers(target: Path, folder: Path, prompts: int, port: int) -> dict[str, Any]:
-    """Let ``target`` answer ``prompts`` prompts, from which all its heads learn, in ``folder``; their figures."""
-    rows = (make_data(str(target), folder, prompts, port).parent / "answers.jsonl").read_text().splitlines()
+    """Let ``target`` answer ``prompts`` prompts and keep their hidden states, from which all its heads learn."""
+    file, out = write_config(target, folder, Arm(), 1, port), folder / "run/prompts.jsonl"
+    found = pieces(held_out=False, seed=SEED)[:prompts]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": piece.prompt}) + "\n" for piece in found))
+    for words in (
+        ["prompts", folder / "prompts.jsonl", "--pii", "none", "--out", out],
+        ["answers", file],
+        ["data", file],
+        ["states", file],
+    ):
+        subprocess.run([sys.executable, "-m", "peagle_tools.cli", "train", *map(str, words)], check=True)
+    rows = (folder / "run/answers.jsonl").read_text().splitlines()
     return {"prompts": len(rows), "answer_tokens": sum(sum(json.loads(row)["loss_mask"]) for row in rows)}
 
 
-def train_head(target: Path, data: Path, place: Path, steps: int, seed: int, **how: Any) -> dict[str, Any]:
-    """Train a head on ``data`` in ``place``-run, and put what vLLM reads of it into ``place``; the figures of the run.
+def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) -> dict[str, Any]:
+    """Train a head on ``data`` in ``place``-run, and put what vLLM reads of it into ``place``.
 
     Args:
         how: attributes of ``Arm`` that are not those of the shipped P-EAGLE heads.
+
+    Returns:
+        ``seconds`` of the processor; ``parameters`` that are trained, and ``tflop`` of all steps, if each has as many
+        operations as its first, as torch counts them; ``accuracy`` on held-out documents, of our trainer.
     """
-    arm = replace(AS_SHIPPED, **how)
-    run = place.with_name(f"{place.name}-run")
-    shutil.rmtree(run, ignore_errors=True)
-    found = train(str(target), asdict(arm), seed, steps, str(data / "run/data"), str(run))
-    head = Path(found.pop("head"))
+    import torch
+
+    from peagle_tools.train.config import read_config
+    from peagle_tools.train.run import train
+
+    torch.set_num_threads(1)
+    arm, folder = Arm(**how), place.with_name(f"{place.name}-run")
+    shutil.rmtree(folder, ignore_errors=True)
+    file = write_config(target, folder, arm, steps)
+    (folder / "run").mkdir()
+    (folder / "run/data").symlink_to(data / "run/data")
+    config, began = read_config(file), time.process_time()
+    with counted(steps) as found:
+        head = train(config).checkpointer.path / "best" if arm.by == "ours" else train_eagle3(config, arm)
+    found["seconds"] = round(time.process_time() - began)
     place.mkdir(exist_ok=True)
     shutil.copy(head / "model.safetensors", place)
-    config = json.loads((head / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = f"models/{target.name}"  # not its place on this machine
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    settings = json.loads((head / "config.json").read_text())
+    settings["speculators_config"]["verifier"]["name_or_path"] = f"models/{target.name}"  # not its place here
+    (place / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if arm.by == "ours":
-        held_out = json.loads((run / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
+        held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
         found["accuracy"] = held_out["accuracy"]
     shape = {"kind": arm.kind, "layers": arm.layers, "trained_depth": arm.depths, "muon_lr": arm.muon_lr}
     return shape | {"draft_vocab": arm.draft_vocab, "seen": f"{steps:,} steps of {STEP_TOKENS:,} tokens"} | found
+
+
+@contextmanager
+def counted(steps: int) -> Iterator[dict[str, Any]]:
+    """Count the trained parameters, and the operations of either trainer's first step, times ``steps``."""
+    from speculators.train.trainer import Trainer
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found: dict[str, Any] = {}
+    counter = FlopCounterMode(display=False)
+
+    def step(trainer: Any) -> None:
+        if not found:
+            counter.__exit__(None, None, None)
+            found["tflop"] = round(steps * counter.get_total_flops() / 1e12, 1)
+            found["parameters"] = sum(w.numel() for w in trainer.model.parameters() if w.requires_grad)
+        theirs(trainer)
+
+    theirs = Trainer._optimizers_step
+    counter.__enter__()
+    with patch.object(Trainer, "_optimizers_step", step):
+        yield found
+
+
+def train_eagle3(config: Any, arm: Arm) -> Path:
+    """speculators' own command in this process, without a GPU; the folder of its head."""
+    from datasets import load_from_disk
+    from safetensors.torch import load_file, save_file
+    from speculators.train import cli
+    from speculators.train.config import TrainConfig
+
+    from peagle_tools.train import cpu
+    from peagle_tools.train.run import to_options
+    from peagle_tools.train.warm_start import begin_as_target
+
+    class OnCpu(cli.Trainer):
+        def setup_trainer(self) -> None:
+            super().setup_trainer()
+            self.local_rank = self.device_type = "cpu"
+
+        def train_epoch(self, epoch: int, **options: Any) -> None:
+            if self.global_step < steps:  # else it would go on for a step in each epoch
+                super().train_epoch(epoch, **options)
+
+    def begun(*args: Any) -> Any:
+        head = build(*args).float()
+        begin_as_target(head, config.target)
+        return head
+
+    cpu.setup()
+    data = load_from_disk(str(config.data_folder))
+    rows, steps = len(data), config.optimizer.steps
+    flat = to_options(config).flatten() | {
+        "speculator_type": arm.kind,
+        "epochs": steps * STEP_TOKENS // sum(data["seq_len"]) + 1,
+        "max_steps": steps,
+        "train_data_ratio": (rows - PROMPTS + 0.5) / rows,
+        "max_anchors": config.step.tokens,
+        "ttt_steps": config.head.depths,
+        "loss_implementation": "eager",
+    }
+    build = cli.build_draft_model
+    with patch.object(cli, "Trainer", OnCpu), patch.object(cli, "build_draft_model", begun):
+        cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
+    head = max((config.run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name))
+    weights = load_file(head / "model.safetensors")
+    rounded = {name: value.bfloat16() if value.is_floating_point() else value for name, value in weights.items()}
+    save_file(rounded, head / "model.safetensors", {"format": "pt"})  # as ours are
+    return head

@@ -1,10 +1,10 @@
 """What is built, from what, for how long: the one table of the recipe."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 SEED = 0
+PROMPTS, MAX_TOKENS = 48, 96  # held-out prompts that acceptance is measured on, and the longest answer
 
 
 @dataclass(frozen=True)
@@ -51,35 +51,3 @@ STAGES = {
     "tiny-llama-eagle3-4l": _head("tiny-llama", 800, layers=4, depths=3, muon_lr=0.02, **EAGLE3),
 }
 ASKED_FOR = ("tiny-llama-eagle3-4l",)  # stages that are built where --only names them
-
-
-def run_stage(name: str, work: Path) -> dict:
-    """Run one stage in this process; its output goes to ``work / name``, its figures are returned."""
-    stage, place = STAGES[name], work / name
-    if stage.does == "tokenizer":
-        from tokens import train_tokenizer
-
-        train_tokenizer(work / "tokenizer-files", SEED)
-        return {"seed": SEED}
-    import torch
-
-    torch.set_num_threads(1)
-    options = dict(stage.options)
-    if stage.does == "target":
-        from target import train_target
-
-        return train_target(options["kind"], work / "tokenizer-files", place, options["steps"], SEED)
-    target = work / options.pop("target")
-    if stage.does == "sharpen":
-        from sharpen import sharpen
-
-        found = sharpen(target, work / stage.needs[0], place)
-        return {**stage.options, **{name: found[name] for name in ("chosen", "drafts")}}
-    from heads import answers, train_head
-
-    data = work / f"{target.name}-answers-run"
-    if stage.does == "answers":
-        return {**answers(target, data, **options), "seed": SEED}
-    if "init" in options:
-        options["init"] = str(work / options["init"])
-    return {**stage.options, **train_head(target, data, place, seed=SEED, **options), "seed": SEED}

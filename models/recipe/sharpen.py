@@ -15,10 +15,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from build import publish
 from corpus import pieces
-from evaluate import MAX_TOKENS, PROMPTS
-from plan import SEED
+from plan import MAX_TOKENS, PROMPTS, SEED
+from publish import publish
 
 from benchmarks import arms
 from peagle_tools.shared.provenance import provenance
