@@ -80,7 +80,7 @@ def least_bytes(head: Head, k: int, batch: int, parallel: bool) -> float:
 
 def dispatched(llm: Any, drafter: Any, batch: int) -> dict[str, int]:
     """On a CPU: operations and Triton launches of one step, outside the drafter's forward."""
-    from benchmarks.dispatches import counted
+    from benchmarks.host import counted
 
     with counted(drafter) as steps:
         generate(llm, batch, PROMPT, 6)

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from benchmarks import arms, dispatches
-from tests.benchmarks.running import ROOT
+from benchmarks import arms, host
+from tests.benchmarks.running import ROOT, is_summary, run_script
 
-PLUGIN = [name for name in dispatches.ARMS if name.startswith("plugin")]
+PLUGIN = [name for name in host.ARMS if name.startswith("plugin")]
 
 
 def committed() -> dict[str, dict]:
-    result = json.loads((ROOT / "benchmarks/results/dispatches.json").read_text())
+    result = json.loads((ROOT / "benchmarks/results/host.json").read_text())
     return {arm["arm"]: arm for arm in result["arms"]}
 
 
@@ -19,7 +19,7 @@ def committed() -> dict[str, dict]:
 def test_operations_of_a_draft_step(runner):
     """No more than the committed counts, which docs/performance.md shows."""
     names = [name for name in PLUGIN if runner in name]
-    for result in arms.run(dispatches.run_arms, dispatches.ARMS[names[0]][1], names=names):
+    for result in arms.run(host.count_arms, host.ARMS[names[0]][1], names=names):
         totals = result["totals"]
         assert not [op for op in result["operations"] if "item" in op or "_local_scalar_dense" in op]
         assert totals["operations"] <= committed()[result["arm"]]["totals"]["operations"], result
@@ -37,7 +37,7 @@ def test_what_is_committed():
     An edge adds at most 8 operations and launches.
     """
     counted = committed()
-    assert list(counted) == list(dispatches.ARMS)
+    assert list(counted) == list(host.ARMS)
     vocabularies = [f"plugin {v}{r}" for v in ("V1", "V2") for r in ("", ", reduced vocabulary")]
     assert sorted(PLUGIN) == sorted([*vocabularies, "plugin V2, sharpened"])
     plain, sharpened = (counted[arm]["totals"] for arm in ("plugin V2", "plugin V2, sharpened"))
@@ -46,3 +46,14 @@ def test_what_is_committed():
     assert counted["plugin V2, reduced vocabulary"]["totals"]["operations"] <= 8
     eagle3 = counted["EAGLE-3 V2"]["replayed"]["totals"]
     assert (eagle3["launches"], eagle3["replays"]) == (2, 2)
+
+
+def test_both_drafters_replay_all_that_they_have_graphs_for(tmp_path):
+    printed, result = run_script("host", tmp_path / "host.json", "--arms", "--batch", "2", "--rounds", "3")
+    (cell,) = result["cells"]
+    assert "P-EAGLE, us" in printed
+    assert set(cell["us"]) == {"P-EAGLE", "EAGLE-3"}
+    assert all(is_summary(times, 3) for times in cell["us"].values())
+    assert cell["replays"] == {"P-EAGLE": 1, "EAGLE-3": 2}  # EAGLE-3's first step, and its K-1 others
+    assert cell["ratio"] == cell["us"]["P-EAGLE"]["median"] / cell["us"]["EAGLE-3"]["median"]
+    assert cell["met"] == (cell["ratio"] <= cell["aim"])

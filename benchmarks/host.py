@@ -1,13 +1,19 @@
-"""What one draft step costs the host: ``python -m benchmarks.dispatches [--out FILE]``. Needs no GPU.
+"""What one draft step costs the host: ``python -m benchmarks.host [--out FILE]``. Needs no GPU, and times none of one.
 
-Counts, in one ``propose()`` of a decode batch and outside the drafter's forward, the tensor operations that PyTorch
+Counted, in one ``propose()`` of a decode batch and outside the drafter's forward: the tensor operations that PyTorch
 dispatches (a ``TorchDispatchMode`` sees them; views and allocations apart) and the Triton launches. On a GPU each is
 a launch or more. Every arm runs in a process of its own on the tiny models; the plugin's run under Triton's
 interpreter, so that they launch what they launch on a GPU. V2 is counted again with FULL graphs whose replay does
 nothing (``stand_ins``): what is left is what a GPU's host does, and the replays.
+
+Timed: ``propose()`` of P-EAGLE's and EAGLE-3's live V2 speculators in turns, on decode batches of equal shape, with
+the same stand-ins and with launches that do nothing. EAGLE-3's eager operations on hidden states are one element wide,
+so that little but PyTorch's dispatch is left of them.
 """
 
+import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,9 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import arms
 from benchmarks.arms import INTERPRETED_V2, STOCK, V1, Published
 from benchmarks.engines import generate, inside, tiny_llm
-from benchmarks.stand_ins import Graph, give_graphs
+from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
 from peagle_tools.shared.provenance import provenance
 
+TIMED_K = 7
+HEADS = {"P-EAGLE": "tiny-llama-peagle", "EAGLE-3": "tiny-llama-eagle3"}
+BATCHES = (1, 8, 64, 256)
+AIM = 0.6
+CALLS = 20  # of one speculator before the other's turn
+Calls = dict[int, dict[str, Any]]  # by batch size: propose's arguments
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 FULL, REDUCED = "tiny-llama-peagle", "tiny-llama-peagle-d2t"  # the draft vocabulary
@@ -108,7 +120,7 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
         yield steps
 
 
-def run_arms(names: list[str]) -> list[dict[str, Any]]:
+def count_arms(names: list[str]) -> list[dict[str, Any]]:
     """One decode step's draft of each arm, in this process, whose environment is theirs."""
     results = []
     for name in names:
@@ -134,25 +146,100 @@ def count_steps(llm: Any) -> dict[str, Any]:
     return {"steps_seen": len(decodes), "totals": totals, **step}
 
 
+def speculator(head: str, batches: list[int]) -> tuple[Any, Calls]:
+    """A speculator with graphs that do nothing, and its arguments. Its engine is shut down: the next one can start."""
+    llm = tiny_llm(head, TIMED_K, max(batches), 2 * TIMED_K * max(batches))
+    runner, drafter = inside(llm)
+    give_graphs(drafter, batches, TIMED_K)
+    calls = {batch: decode_batch(runner, batch, TIMED_K) for batch in batches}
+    llm.llm_engine.engine_core.shutdown()
+    return drafter, calls
+
+
+def narrow_to_one_element(drafter: Any, calls: Calls) -> None:
+    """Take the work out of EAGLE-3's eager operations on hidden states, and leave the operations."""
+    from torch import nn, ones
+    from vllm.model_executor.layers.utils import default_unquantized_gemm
+
+    fc = drafter.model.model.fc
+    fc.weight = nn.Parameter(ones(1, 3), requires_grad=False)
+    fc.quant_method._gemm_impl = default_unquantized_gemm  # what a GPU runs; a CPU's reads packed weights
+    drafter.hidden_states = drafter.hidden_states[:, :1].contiguous()
+    for arguments in calls.values():
+        arguments["aux_hidden_states"] = [h[:, :1].contiguous() for h in arguments["aux_hidden_states"]]
+
+
+def times(both: dict[str, tuple[Any, Calls]], batches: list[int], rounds: int) -> dict[int, dict[str, Any]]:
+    """``arms.summary`` by batch size and speculator; a sample is the median of CALLS calls, in microseconds."""
+    samples: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in both} for batch in batches}
+    for _ in range(rounds):
+        for batch in batches:
+            for name, (drafter, calls) in both.items():
+                seconds = []
+                for _ in range(CALLS):
+                    began = time.perf_counter()
+                    drafter.propose(**calls[batch])
+                    seconds.append(time.perf_counter() - began)
+                samples[batch][name].append(statistics.median(seconds) * 1e6)
+    return {batch: {name: arms.summary(own) for name, own in by.items()} for batch, by in samples.items()}
+
+
+def run_timed(batches: list[int], rounds: int) -> list[dict[str, Any]]:
+    """Every batch size, in this process."""
+    both = {name: speculator(head, batches) for name, head in HEADS.items()}
+    narrow_to_one_element(*both["EAGLE-3"])
+    cells = []
+    with no_launches():
+        for batch, us in times(both, batches, rounds).items():
+            ratio = us["P-EAGLE"]["median"] / us["EAGLE-3"]["median"]
+            replays = {}
+            for name, (drafter, calls) in both.items():
+                before = Graph.replays
+                drafter.propose(**calls[batch])
+                replays[name] = Graph.replays - before
+            found = {"batch": batch, "us": us, "replays": replays}
+            cells.append(found | {"ratio": ratio, "aim": AIM, "met": ratio <= AIM})
+    return cells
+
+
 def published(result: dict[str, Any]) -> Published:
-    """The table: each arm, then the same with graphs that are replayed."""
+    """One row for each arm, then the same with graphs that are replayed."""
     rows = []
     for arm in result["arms"]:
         runs = [(arm["arm"], arm["totals"])]
         if "replayed" in arm:
             runs.append((f"{arm['arm']}, replayed", arm["replayed"]["totals"]))
         rows += [(name, sums["operations"], sums["launches"], sums["replays"] or "") for name, sums in runs]
-    columns = ("arm", "tensor operations", "Triton launches", "graph replays")
-    return columns, rows, f"K = {result['k']}, {result['requests']} requests"
+    return ("arm", "tensor operations", "Triton launches", "graph replays"), rows, f"K = {K}, {REQUESTS} requests"
+
+
+def published_times(result: dict[str, Any]) -> Published:
+    """One row for each batch size, and whether the aim was met."""
+
+    def spread(us: dict[str, Any]) -> str:
+        return f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})"
+
+    rows = []
+    for cell in result["cells"]:
+        both = (spread(cell["us"][name]) for name in HEADS)
+        rows.append((cell["batch"], *both, f"{cell['ratio']:.2f}"))
+    met = arms.verdict(all(cell["met"] for cell in result["cells"]))
+    notes = (
+        f"K = {TIMED_K}, medians of {result['rounds']} turns, 10th and 90th percentile in brackets; aim {AIM}, {met}"
+    )
+    return ("batch", *(f"{name}, us" for name in HEADS), "ratio"), rows, notes
 
 
 def main() -> None:
     parser = arms.parser(__doc__)
-    parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS), help="these alone")
+    parser.add_argument("--arms", choices=ARMS, nargs="*", default=list(ARMS), help="count these alone")
+    parser.add_argument("--batch", type=int, nargs="*", default=list(BATCHES), help="time these batch sizes alone")
+    parser.add_argument("--rounds", type=int, default=50, help=f"turns of each speculator, of {CALLS} calls")
     args = parser.parse_args()
-    results = [result for name in args.arms for result in arms.run(run_arms, ARMS[name][1], names=[name])]
-    report = {"k": K, "requests": REQUESTS, **provenance(), "arms": results}
-    print(arms.table(*published(report)))
+    report: dict[str, Any] = {"rounds": args.rounds, **provenance()}
+    report["arms"] = [found for arm in args.arms for found in arms.run(count_arms, ARMS[arm][1], names=[arm])]
+    report["cells"] = arms.run(run_timed, INTERPRETED_V2, batches=args.batch, rounds=args.rounds) if args.batch else []
+    print(arms.table(*published(report)), arms.table(*published_times(report)), sep="\n\n")
     arms.write_result(args.out, __doc__, report)
 
 
