@@ -25,6 +25,7 @@ MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewis
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
+PROFILE = "tests/v2/test_dummy_runs.py::test_the_profile_run_compiles_the_drafter"
 FUZZ = "tests/drafts/test_fuzz.py::test_drafts_and_output"
 
 DRAFTING = (
@@ -199,6 +200,24 @@ DRAFTING = (
         "in_range & (source < 0)",
         BROADCAST_TEST,
         "kernels",
+    ),
+    # vLLM's start-up.
+    Mutation(
+        "profile: the drafts' rows come off the target's batch",
+        V2,
+        "        self.num_query_per_req = self.num_speculative_steps\n",
+        "        self.num_query_per_req = self.num_speculative_steps\n"
+        "        self.num_extra_query_per_req = self.num_speculative_steps - 1\n",
+        PROFILE,
+        "plugin-v2",
+    ),
+    Mutation(
+        "profile: more draft rows than heads are compiled for",
+        GRAPH,
+        "if is_dummy and starts[-1] > max_num_tokens:",
+        "if False:",
+        PROFILE,
+        "plugin-v2",
     ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(

@@ -114,13 +114,21 @@ class DraftGraphs:
         return self.mixed[at] if at < len(self.mixed) else None
 
     def dispatch(
-        self, num_scheduled: np.ndarray, num_k: int, *, max_k: int, max_num_tokens: int, max_model_len: int
+        self,
+        num_scheduled: np.ndarray,
+        num_k: int,
+        *,
+        max_k: int,
+        max_num_tokens: int,
+        max_model_len: int,
+        is_dummy: bool = False,
     ) -> DraftRun:
         """Layout and graph of a batch that drafts ``num_k`` of at most ``max_k`` tokens a request.
 
         Args:
             num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
             max_num_tokens: max_num_batched_tokens.
+            is_dummy: nobody reads the drafts, and the scheduler has left them no room.
         """
         num_reqs, length = len(num_scheduled), geometry.static_length(max_k, num_k)
         # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
@@ -132,6 +140,9 @@ class DraftGraphs:
             starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         else:
             starts = starts_of(ragged_lengths(num_scheduled, num_k, max_model_len))
+            if is_dummy and starts[-1] > max_num_tokens:
+                # A real step never has more rows. Each request keeps its last ones, K at least, so every draft is made.
+                starts = (np.arange(num_reqs + 1) * max_num_tokens // num_reqs).astype(np.int32)
         num_rows = int(starts[-1])
         captured = None if shape else self.mixed_graph(num_rows)
         graph = _full(shape) if shape else _piecewise(captured) if captured else None
