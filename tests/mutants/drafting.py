@@ -11,6 +11,7 @@ V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 LOADED = "src/peagle_vllm/serving.py"
 LIMIT = "src/peagle_vllm/seams/drafter_limit.py"
+CAPTURE = "src/peagle_vllm/seams/capture_range.py"
 ATTENTION = "src/peagle_vllm/v2/attention.py"
 ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
 CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
@@ -26,6 +27,7 @@ WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
 PROFILE = "tests/v2/test_dummy_runs.py::test_the_profile_run_compiles_the_drafter"
+CAPTURED = "tests/seams/test_capture_range.py"
 FUZZ = "tests/drafts/test_fuzz.py::test_drafts_and_output"
 
 DRAFTING = (
@@ -95,6 +97,20 @@ DRAFTING = (
         V1,
         "self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu",
         "self._none_rejected",
+    ),
+    Mutation(
+        "V1: the target's full graphs grow with the drafter's piecewise ones",
+        CAPTURE,
+        "if key.num_tokens > sizes[-1]])",
+        "if False])",
+        f"{CAPTURED}::test_full_graphs_keep_vllms_sizes_and_piecewise_ones_reach_the_drafts",
+    ),
+    Mutation(
+        "V1: attention builders make room for splits of every draft batch",
+        CAPTURE,
+        "self.compilation_config = copy.copy(config)",
+        "self.compilation_config = config",
+        f"{CAPTURED}::test_split_kv_takes_what_it_takes_without_the_seam",
     ),
     # V2 and the kernels, under the interpreter.
     Mutation(
