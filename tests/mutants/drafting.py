@@ -235,6 +235,14 @@ DRAFTING = (
         PROFILE,
         "plugin-v2",
     ),
+    Mutation(
+        "profile: drafts look slots up in the block tables that vLLM has profiled with",
+        V2,
+        "            block_tables,\n            self.buffers,",
+        '            self.__dict__.setdefault("first_tables", block_tables),\n            self.buffers,',
+        "tests/v2/test_graph.py::test_drafts_after_vllm_has_profiled_the_memory_of_graphs[in_place]",
+        "plugin-v2",
+    ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(
         "a head gets its target's window",

@@ -158,8 +158,8 @@ def test_split_kv_takes_what_it_takes_without_the_seam(seqs: int, k: int, budget
     """FlashAttention 3 allocates splits x rows of float32: 4 GB for 32 splits of 7,680 rows, 64 heads of 128."""
     config = configured(seqs, k, budget)
     stock = configured(seqs, k, budget, parallel_drafting=False)
+    target, drafter = dispatchers(config)  # the runner makes its builders after these
     builder, own = flash_attention_3(config), flash_attention_3(stock)
-    target, drafter = dispatchers(config)
     batches = {*sizes(target, "PIECEWISE"), *sizes(drafter, "PIECEWISE"), *sizes(target, "FULL"), 1, 600, budget}
     taken, without = {}, {}
     for rows in batches:
