@@ -11,6 +11,7 @@ V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 LOADED = "src/peagle_vllm/serving.py"
 LIMIT = "src/peagle_vllm/patches/drafter_limit.py"
+CAPTURE = "src/peagle_vllm/patches/capture_range.py"
 ATTENTION = "src/peagle_vllm/v2/attention.py"
 ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
 CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
@@ -25,6 +26,8 @@ MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewis
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
+PROFILE = "tests/v2/test_dummy_runs.py::test_the_profile_run_compiles_the_drafter"
+CAPTURED = "tests/patches/test_capture_range.py"
 FUZZ = "tests/drafts/test_fuzz.py::test_drafts_and_output"
 
 DRAFTING = (
@@ -94,6 +97,20 @@ DRAFTING = (
         V1,
         "self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu",
         "self._none_rejected",
+    ),
+    Mutation(
+        "V1: the target's full graphs grow with the drafter's piecewise ones",
+        CAPTURE,
+        "if key.num_tokens > sizes[-1]])",
+        "if False])",
+        f"{CAPTURED}::test_full_graphs_keep_vllms_sizes_and_piecewise_ones_reach_the_drafts",
+    ),
+    Mutation(
+        "V1: attention builders make room for splits of every draft batch",
+        CAPTURE,
+        "self.compilation_config = copy.copy(config)",
+        "self.compilation_config = config",
+        f"{CAPTURED}::test_split_kv_takes_what_it_takes_without_the_seam",
     ),
     # V2 and the kernels, under the interpreter.
     Mutation(
@@ -199,6 +216,32 @@ DRAFTING = (
         "in_range & (source < 0)",
         BROADCAST_TEST,
         "kernels",
+    ),
+    # vLLM's start-up.
+    Mutation(
+        "profile: the drafts' rows come off the target's batch",
+        V2,
+        "        self.num_query_per_req = self.num_speculative_steps\n",
+        "        self.num_query_per_req = self.num_speculative_steps\n"
+        "        self.num_extra_query_per_req = self.num_speculative_steps - 1\n",
+        PROFILE,
+        "plugin-v2",
+    ),
+    Mutation(
+        "profile: more draft rows than heads are compiled for",
+        GRAPH,
+        "if is_dummy and starts[-1] > max_num_tokens:",
+        "if False:",
+        PROFILE,
+        "plugin-v2",
+    ),
+    Mutation(
+        "profile: drafts look slots up in the block tables that vLLM has profiled with",
+        V2,
+        "            block_tables,\n            self.buffers,",
+        '            self.__dict__.setdefault("first_tables", block_tables),\n            self.buffers,',
+        "tests/v2/test_graph.py::test_drafts_after_vllm_has_profiled_the_memory_of_graphs[in_place]",
+        "plugin-v2",
     ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(

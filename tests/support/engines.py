@@ -118,8 +118,12 @@ class Engine:
         return self.core.scheduler
 
     @property
+    def worker(self) -> Any:
+        return self.core.model_executor.driver_worker.worker
+
+    @property
     def runner(self) -> Any:
-        return self.core.model_executor.driver_worker.worker.model_runner
+        return self.worker.model_runner
 
     @property
     def drafter(self) -> Any:

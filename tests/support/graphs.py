@@ -10,6 +10,8 @@
 * The CPU's attention backend refreshes its metadata as FlashAttention does, in place and from the tensors that the
   metadata holds (``in_place``), or as backends do that vLLM rebuilds before a replay, into buffers of their own.
   Nothing else in captured metadata is renewed: what the product leaves stale there spoils drafts here, as on a GPU.
+* Memory is profiled by vLLM's own function (``profiled``), which captures on a small KV cache and in a graph pool that
+  it then throws away, before the KV cache and the graphs that serve are made. What a replay uses must be of the second.
 """
 
 import copy
@@ -31,7 +33,7 @@ class Seen:
     """What was captured and replayed.
 
     Attributes:
-        captured: (requests, rows a request) of FULL graphs.
+        captured: (requests, rows a request) of FULL graphs, those of memory profiling included.
         sizes: rows of PIECEWISE graphs.
         replayed: how often each FULL graph served a batch.
         pieces: the same of PIECEWISE graphs.
@@ -63,6 +65,7 @@ def emulate(
     mode: str = "FULL_AND_PIECEWISE",
     in_place: bool = True,
     kernel_blocks: bool = False,
+    profiled: bool = False,
 ) -> Iterator[Seen]:
     """Serve draft batches from "graphs" until the end of the block.
 
@@ -72,6 +75,7 @@ def emulate(
         mode: the target's cudagraph_mode.
         in_place: the backend refreshes its metadata inside the graph.
         kernel_blocks: the backend reads a block table of its own, mapped from the KV cache manager's.
+        profiled: start as vLLM does without ``kv_cache_memory_bytes``. Not for an engine with cached prefixes.
     """
     from vllm.config.compilation import CUDAGraphMode
 
@@ -82,25 +86,27 @@ def emulate(
     config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
     config.compilation_config.cudagraph_capture_sizes = sorted({n * num_query for n in request_counts} | set(sizes))
     config.compilation_config.max_cudagraph_capture_size = config.compilation_config.cudagraph_capture_sizes[-1]
+    kv_cache_config = engine.runner.kv_cache_config
     try:
         with ExitStack() as patches, torch.inference_mode():
             _graphs_without_a_gpu(patches, seen)
             _backend_with_graphs(patches, in_place)
             _start_over(drafter, config)
+            if profiled:
+                _profile_memory(engine, config)
             if kernel_blocks:
                 _give_kernel_block_tables(drafter)
-            from vllm.v1.attention.backend import AttentionCGSupport
-
-            drafter.attn_cg_support = SimpleNamespace(
-                min_cg_support=AttentionCGSupport.UNIFORM_BATCH, min_cg_attn_backend=None
-            )
-            drafter.init_cudagraph_manager(CUDAGraphMode[mode])
+            if not profiled:
+                drafter.init_cudagraph_manager(CUDAGraphMode[mode])
             drafter.capture()
             seen.replayed.clear()
             seen.pieces.clear()
             _note_steps(patches, drafter, seen)
             yield seen
     finally:
+        drafter.vllm_config = stock
+        if profiled:
+            engine.worker.initialize_from_config(kv_cache_config)
         with torch.inference_mode():
             _start_over(drafter, stock)
         drafter.cudagraph_manager = None
@@ -119,6 +125,29 @@ def _start_over(drafter: Any, config: Any) -> None:
     )
 
 
+def _profile_memory(engine: Engine, config: Any) -> None:
+    """vLLM's profiling of graph memory, then its KV cache as it was. The target has no graphs."""
+    from vllm.v1.worker.gpu import cudagraph_utils, model_runner
+
+    runner, kv_cache_config = engine.runner, engine.runner.kv_cache_config
+
+    def capture_model(profile_only: bool) -> int:
+        engine.drafter.capture()
+        return 0
+
+    with ExitStack() as patches:
+        for name, value in {
+            "vllm_config": config,
+            "compilation_config": config.compilation_config,
+            "capture_model": capture_model,
+        }.items():
+            patches.enter_context(patch.object(runner, name, value))
+        patches.enter_context(patch.object(model_runner, "has_compiled_submodule", lambda model: True))
+        cudagraph_utils.profile_cudagraph_memory(runner)
+        assert engine.drafter.cudagraph_manager is None, "vLLM drops the managers that it finds"
+        engine.worker.initialize_from_config(kv_cache_config)
+
+
 def _graphs_without_a_gpu(patches: ExitStack, seen: Seen) -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.forward_context import get_forward_context
@@ -127,6 +156,16 @@ def _graphs_without_a_gpu(patches: ExitStack, seen: Seen) -> None:
     from peagle_vllm.v2 import speculator
 
     captured: dict[int, tuple[list[tuple[int, torch.Size]], tuple[torch.Tensor, ...]]] = {}
+
+    class Platform:
+        """vLLM's, as far as graph pools go: it hands out one for all graphs, unless another is put in its place."""
+
+        _global_graph_pool: object = None
+        graph_pool_handle = staticmethod(object)
+
+        def get_global_graph_pool(self) -> object:
+            Platform._global_graph_pool = Platform._global_graph_pool or object()
+            return Platform._global_graph_pool
 
     def capture(self: Any, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
         for desc in self._capture_descs.get(CUDAGraphMode.PIECEWISE, []):
@@ -142,6 +181,7 @@ def _graphs_without_a_gpu(patches: ExitStack, seen: Seen) -> None:
         self._graphs_captured = True
 
     def run_fullgraph(self: Any, desc: Any) -> None:
+        assert self.pool is Platform._global_graph_pool, "a graph of the pool that vLLM has thrown away"
         seen.replayed[desc.num_reqs, desc.uniform_token_count] += 1
         self.graphs[desc](CUDAGraphMode.NONE)
 
@@ -158,14 +198,15 @@ def _graphs_without_a_gpu(patches: ExitStack, seen: Seen) -> None:
             kept.copy_(new)
         return captured[rows][1]
 
-    platform = SimpleNamespace(get_global_graph_pool=lambda: None)
-    patches.enter_context(patch.object(cudagraph_utils, "current_platform", platform))
+    patches.enter_context(patch.object(cudagraph_utils, "current_platform", Platform()))
+    patches.enter_context(patch.object(cudagraph_utils.CUDAGraphWrapper, "clear_all_graphs", captured.clear))
     patches.enter_context(patch.object(speculator, "has_compiled_submodule", lambda model: True))
     for method in (capture, run_fullgraph, run_pw_graph):
         patches.enter_context(patch.object(cudagraph_utils.CudaGraphManager, method.__name__, method))
 
 
 def _backend_with_graphs(patches: ExitStack, in_place: bool) -> None:
+    from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
 
     build = Builder.build
@@ -193,6 +234,7 @@ def _backend_with_graphs(patches: ExitStack, in_place: bool) -> None:
         return metadata
 
     kept: dict[tuple[int, ...], Any] = {}
+    patches.enter_context(patch.object(Builder, "_cudagraph_support", AttentionCGSupport.UNIFORM_BATCH))
     if in_place:
         update = update_draft_decode_metadata
         patches.enter_context(patch.object(Builder, "supports_draft_decode_metadata_update", True))

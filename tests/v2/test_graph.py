@@ -243,3 +243,18 @@ def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, t
     assert bool(seen.replayed) == (mode != "PIECEWISE")
     assert report.rows > 20
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
+
+
+@pytest.mark.parametrize("backend", ["in_place", "rebuilt"])
+def test_drafts_after_vllm_has_profiled_the_memory_of_graphs(backend: str, target: Path):
+    """Without ``kv_cache_memory_bytes`` vLLM captures twice, first on a KV cache and in a pool that it throws away."""
+    pair, k = (target, target.parent / "head-profiled"), 3
+    tiny_heads.write_head(pair[1], target, MIXED)
+    live = start(*pair, k, token_budget=32)
+    settings = {"sizes": (16, 32, 48), "in_place": backend == "in_place", "profiled": True}
+    report, seen = exact(live, pair, mixed_traffic(f"profiled.{backend}"), **settings)
+    assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)] * 2
+    assert seen.replayed.total() > 5 and seen.pieces.total() > 3
+    assert seen.eager == 0
+    assert report.rows > 20
+    assert live.drafter.block_tables is live.runner.block_tables

@@ -30,6 +30,7 @@ HOOKS = {
     "vllm.v1.worker.gpu.model_runner": ("speculator.install", "draft_metrics.install_worker"),
     "vllm.v1.spec_decode.eagle": ("proposer.install",),
     "vllm.v1.worker.gpu_model_runner": ("drafter_limit.install", "draft_metrics.install_worker"),
+    "vllm.v1.cudagraph_dispatcher": ("capture_range.install_dispatcher",),
     "vllm.v1.worker.gpu_worker": ("draft_metrics.install_gpu_worker",),
     "vllm.v1.worker.cpu_worker": ("draft_metrics.install_cpu_worker",),
     "vllm.v1.core.sched.scheduler": ("draft_metrics.install_scheduler",),

@@ -1,5 +1,6 @@
 """On V1 a P-EAGLE draft batch is larger than the largest piecewise graph."""
 
+import copy
 from types import ModuleType
 
 from peagle_vllm.patches.ledger import Seam
@@ -10,42 +11,68 @@ SEAM = Seam(
     name="capture-range",
     runner="V1",
     why="A decode batch of n requests verifies (K+1)n rows but drafts 2K*n, so drafts outgrow the captured sizes; "
-    "the range grows by K x max_num_seqs.",
+    "those of piecewise graphs grow by K x max_num_seqs. Full graphs and the configuration keep vLLM's: FlashAttention "
+    "3 makes room for 32 splits of every batch up to the largest size that the configuration has.",
     waits_for="nothing: vLLM has deprecated the V1 runner, and V2's drafter captures its own sizes",
     delete_when="vLLM drops the V1 model runner",
 )
+
+MARK = "peagle_extends_capture"
+"""Attribute of a CompilationConfig whose sizes are vLLM's own choice, for a P-EAGLE head on V1."""
 
 
 def extended_sizes(sizes: list[int], num_k: int, max_num_seqs: int, max_num_tokens: int) -> list[int]:
     """Capture sizes (tokens, ascending) grown by the draft batches 2K*n up to K*max_num_seqs more.
 
-    Request counts go in vLLM's own steps, so that the number of graphs stays comparable.
+    Request counts go in vLLM's own steps, so that the number of graphs stays comparable. New sizes are multiples of
+    K+1: where the target has full graphs of decode batches, vLLM pads to no other.
     """
-    ceiling = min(max(sizes) + num_k * max_num_seqs, max_num_tokens)
+    own, step = max(sizes), num_k + 1
+    ceiling = min(own + num_k * max_num_seqs, max_num_tokens) // step * step
     counts = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs + 1, 16), max_num_seqs]
-    drafts = {2 * num_k * n for n in counts if n <= max_num_seqs}
-    return sorted({*sizes, *(size for size in drafts if max(sizes) < size <= ceiling), ceiling})
+    drafts = {-(-2 * num_k * n // step) * step for n in counts if n <= max_num_seqs}
+    return sorted({*sizes, *(size for size in (*drafts, ceiling) if own < size <= ceiling)})
 
 
 def install(module: ModuleType) -> None:
+    """Mark, in vllm.config.vllm, the configurations whose sizes may grow."""
+
     def make(original):
         def _set_cudagraph_sizes(self, *args, **kwargs):
             config = self.compilation_config
             chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
             original(self, *args, **kwargs)
-            if chosen_by_user or not is_peagle(self) or self.use_v2_model_runner or not config.cudagraph_capture_sizes:
-                return
-            scheduler = self.scheduler_config
-            sizes = extended_sizes(
-                config.cudagraph_capture_sizes,
-                self.num_speculative_tokens,
-                scheduler.max_num_seqs,
-                scheduler.max_num_batched_tokens,
-            )
-            config.cudagraph_capture_sizes = sizes
-            config.max_cudagraph_capture_size = sizes[-1]
-            config.post_init_cudagraph_sizes()
+            if not chosen_by_user and is_peagle(self) and not self.use_v2_model_runner:
+                setattr(config, MARK, True)
 
         return _set_cudagraph_sizes
 
     wrap(module.VllmConfig, "_set_cudagraph_sizes", make)
+
+
+def install_dispatcher(module: ModuleType) -> None:
+    """Give the target's dispatcher and the drafter's, which share piecewise graphs, the larger sizes."""
+
+    def make(original):
+        def initialize_cudagraph_keys(self, *args, **kwargs):
+            config = self.vllm_config.compilation_config
+            sizes = config.cudagraph_capture_sizes
+            has_pieces = config.cudagraph_mode.mixed_mode() == module.CUDAGraphMode.PIECEWISE
+            if not getattr(config, MARK, False) or not sizes or not has_pieces:
+                return original(self, *args, **kwargs)
+            scheduler = self.vllm_config.scheduler_config
+            self.compilation_config = copy.copy(config)
+            self.compilation_config.cudagraph_capture_sizes = extended_sizes(
+                sizes,
+                self.vllm_config.num_speculative_tokens,
+                scheduler.max_num_seqs,
+                scheduler.max_num_batched_tokens,
+            )
+            self.compilation_config.max_cudagraph_capture_size = self.compilation_config.cudagraph_capture_sizes[-1]
+            original(self, *args, **kwargs)
+            full = self.cudagraph_keys[module.CUDAGraphMode.FULL]
+            full.difference_update([key for key in full if key.num_tokens > sizes[-1]])
+
+        return initialize_cudagraph_keys
+
+    wrap(module.CudagraphDispatcher, "initialize_cudagraph_keys", make)

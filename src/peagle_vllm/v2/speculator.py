@@ -58,14 +58,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(with_whole_kv(vllm_config), device)
-        # The runner leaves room for these rows when it sizes its dummy batches.
+        # The runner's dummy batches then have no more requests than the scheduler admits. num_extra_query_per_req stays
+        # 0: the runner takes those rows off the target's batch, and would size the KV cache after too small a peak.
         self.num_query_per_req = self.num_speculative_steps
-        self.num_extra_query_per_req = self.num_speculative_steps - 1
         self.parallel_drafting_token_id = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
 
         # A draft batch has K-1 more rows a request than the target's, and vLLM's warm-up fills the
         # target's batch up to max_num_batched_tokens, so the inherited buffers are too short.
-        self.max_draft_rows = self.max_num_tokens + self.max_num_reqs * self.num_extra_query_per_req
+        self.max_draft_rows = self.max_num_tokens + self.max_num_reqs * (self.num_speculative_steps - 1)
         self.input_buffers = InputBuffers(self.max_num_reqs, self.max_draft_rows, device)
         # Draft columns of a batch that samples s rows a request: 0 .. s-1, again and again.
         self._columns = {
@@ -239,6 +239,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             max_k=self.num_speculative_steps,
             max_num_tokens=self.max_num_tokens,
             max_model_len=self._max_len,
+            is_dummy=dummy_run,
         )
         mode, buffers = graph.cg_mode if graph else CUDAGraphMode.NONE, self.buffers
         num_real_rows = int(starts[-1])

@@ -1,0 +1,187 @@
+"""V1's sizes of graphs with and without the seam: vLLM's own dispatchers and FlashAttention 3's own builder, no GPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from peagle_vllm import plugin
+
+plugin.register()
+
+SETTINGS = pytest.mark.parametrize(
+    ("seqs", "k", "budget"), [(1024, 7, 8192), (256, 7, 8192), (64, 3, 2048), (1024, 1, 16_384), (8, 18, 512)]
+)
+
+
+def configured(seqs: int, k: int, budget: int, mode: str = "FULL_AND_PIECEWISE", **changes: Any) -> Any:
+    """The part of a V1 VllmConfig that sizes of graphs depend on, as vLLM leaves it when its engine starts.
+
+    Args:
+        changes: ``parallel_drafting``, and fields of CompilationConfig that a user has set.
+    """
+    from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, VllmConfig
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    spec = SimpleNamespace(
+        method="eagle3",
+        parallel_drafting=changes.pop("parallel_drafting", True),
+        uses_dynamic_speculative_decoding=lambda: False,
+    )
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            enforce_eager=False,
+            hf_config=SimpleNamespace(model_type="llama"),
+            get_num_attention_heads=lambda parallel_config: 32,
+            rswa_window=None,
+            is_mm_prefix_lm=False,
+        ),
+        compilation_config=CompilationConfig(
+            mode=CompilationMode.VLLM_COMPILE,
+            cudagraph_mode=CUDAGraphMode[mode],
+            splitting_ops=list(CompilationConfig._attention_ops),
+            **changes,
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=seqs, max_num_batched_tokens=budget),
+        speculative_config=spec,
+        num_speculative_tokens=k,
+        uniform_decode_query_len=k + 1,
+        use_v2_model_runner=False,
+        performance_mode="balanced",
+        lora_config=None,
+        parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=1),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        attention_config=SimpleNamespace(flash_attn_max_num_splits_for_cuda_graph=32),
+        kernel_config=SimpleNamespace(enable_jit_warmup=False),
+    )
+    VllmConfig._set_cudagraph_sizes(config)
+    config.compilation_config.resolve_cudagraph_mode_and_sizes(
+        AttentionCGSupport.ALWAYS, "FLASH_ATTN", k + 1, use_v2_model_runner=False
+    )
+    return config
+
+
+def dispatchers(config: Any) -> tuple[Any, Any]:
+    """The target's and the drafter's, set up as the V1 runner does; twice, as without ``kv_cache_memory_bytes``."""
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+
+    target, drafter = CudagraphDispatcher(config), CudagraphDispatcher(config)
+    mode = config.compilation_config.cudagraph_mode
+    for _ in range(2):
+        for keys in (*target.cudagraph_keys.values(), *drafter.cudagraph_keys.values()):
+            keys.clear()
+        target.initialize_cudagraph_keys(mode, config.uniform_decode_query_len)
+        drafter.initialize_cudagraph_keys(CUDAGraphMode.PIECEWISE)
+    return target, drafter
+
+
+def sizes(dispatcher: Any, mode: str) -> list[int]:
+    from vllm.config import CUDAGraphMode
+
+    return sorted(key.num_tokens for key in dispatcher.cudagraph_keys[CUDAGraphMode[mode]])
+
+
+@SETTINGS
+def test_full_graphs_keep_vllms_sizes_and_piecewise_ones_reach_the_drafts(seqs: int, k: int, budget: int):
+    target, drafter = dispatchers(configured(seqs, k, budget))
+    stock, _ = dispatchers(configured(seqs, k, budget, parallel_drafting=False))
+    assert sizes(target, "FULL") == sizes(stock, "FULL")
+    own, extended = sizes(stock, "PIECEWISE"), sizes(target, "PIECEWISE")
+    assert sizes(drafter, "PIECEWISE") == extended, "the target's capture captures the drafter's graphs"
+    assert [size for size in extended if size <= own[-1]] == own
+    assert extended[-1] <= budget
+    assert extended[-1] > min(own[-1] + k * seqs, budget) - (k + 1)
+    drafts = [2 * k * n for n in range(1, seqs + 1) if 2 * k * n <= extended[-1]]
+    assert 2 * k * seqs <= own[-1] or drafts[-1] > own[-1]
+    for rows in drafts:
+        mode, desc = drafter.dispatch(rows)
+        assert mode.name == "PIECEWISE"
+        assert desc.num_tokens in extended
+        assert desc.num_tokens - rows < max(17 * k, 16 * (k + 1), rows / 8)
+
+
+@SETTINGS
+def test_every_target_batch_finds_its_graph(seqs: int, k: int, budget: int):
+    """A decode batch beyond the full graphs is served in pieces; vLLM asserts that it is padded to whole requests."""
+    target, _ = dispatchers(configured(seqs, k, budget))
+    stock, _ = dispatchers(configured(seqs, k, budget, parallel_drafting=False))
+    largest = sizes(target, "PIECEWISE")[-1]
+    for n in range(1, min(seqs, budget // (k + 1)) + 1):
+        rows = n * (k + 1)
+        mode, desc = target.dispatch(rows, uniform_decode=True)
+        if rows <= sizes(stock, "FULL")[-1]:
+            assert (mode, desc) == stock.dispatch(rows, uniform_decode=True)
+        else:
+            assert mode.name == ("PIECEWISE" if rows <= largest else "NONE")
+
+
+@pytest.fixture
+def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes FlashAttention's builder as on Hopper. Its ahead-of-time schedule is a CUDA function."""
+    from vllm.v1.attention.backends import flash_attn
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    monkeypatch.setattr(flash_attn, "get_flash_attn_version", lambda *args, **kwargs: 3)
+    monkeypatch.setattr(flash_attn, "get_num_attention_heads_from_layers", lambda *args: 32)
+    monkeypatch.setattr(
+        flash_attn,
+        "get_scheduler_metadata",
+        lambda batch_size, **kwargs: torch.zeros(1 + -(-batch_size // 4) * 4 * 4, dtype=torch.int32),
+        raising=False,
+    )
+    monkeypatch.setattr(flash_attn, "_get_sliding_window_configs", lambda config: set())
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+    return lambda config: flash_attn.FlashAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
+
+
+def common_metadata(rows: int, num_reqs: int) -> Any:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    starts = torch.arange(num_reqs + 1, dtype=torch.int32) * rows // num_reqs
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.full((num_reqs,), 4096, dtype=torch.int32),
+        num_reqs=num_reqs,
+        num_actual_tokens=rows,
+        max_query_len=-(-rows // num_reqs),
+        max_seq_len=4096,
+        block_table_tensor=torch.zeros(num_reqs, 256, dtype=torch.int32),
+        slot_mapping=torch.zeros(rows, dtype=torch.int64),
+    )
+
+
+@SETTINGS
+def test_split_kv_takes_what_it_takes_without_the_seam(seqs: int, k: int, budget: int, flash_attention_3):
+    """FlashAttention 3 allocates splits x rows of float32: 4 GB for 32 splits of 7,680 rows, 64 heads of 128."""
+    config = configured(seqs, k, budget)
+    stock = configured(seqs, k, budget, parallel_drafting=False)
+    target, drafter = dispatchers(config)  # the runner makes its builders after these
+    builder, own = flash_attention_3(config), flash_attention_3(stock)
+    batches = {*sizes(target, "PIECEWISE"), *sizes(drafter, "PIECEWISE"), *sizes(target, "FULL"), 1, 600, budget}
+    taken, without = {}, {}
+    for rows in batches:
+        common = common_metadata(rows, min(rows, seqs))
+        for name, metadata in (
+            ("target", builder.build(0, common)),
+            ("drafter", builder.build_for_drafting(common, 0)),
+        ):
+            taken[name, rows] = rows * metadata.max_num_splits
+        without[rows] = rows * own.build(0, common).max_num_splits
+    assert max(taken.values()) <= 32 * 512
+    assert all(taken[name, rows] == without[rows] for name, rows in taken)
+
+
+def test_nothing_grows_but_piecewise_graphs_of_peagle_whose_sizes_vllm_has_chosen():
+    grown = configured(1024, 7, 8192).compilation_config
+    stock = configured(1024, 7, 8192, parallel_drafting=False).compilation_config
+    assert grown.cudagraph_capture_sizes == stock.cudagraph_capture_sizes
+    assert grown.max_cudagraph_capture_size == stock.max_cudagraph_capture_size
+    for asked in ({"max_cudagraph_capture_size": 1024}, {"cudagraph_capture_sizes": [8, 16, 64]}):
+        target, drafter = dispatchers(configured(1024, 7, 8192, **asked))
+        assert sizes(drafter, "PIECEWISE") == sizes(target, "PIECEWISE")
+        assert sizes(target, "PIECEWISE")[-1] == sizes(target, "FULL")[-1] in (64, 1024)
+    target, _ = dispatchers(configured(1024, 7, 8192, mode="FULL_DECODE_ONLY"))
+    assert target.compilation_config is target.vllm_config.compilation_config

@@ -1,0 +1,96 @@
+"""vLLM's profile and dummy runs: the target's batch is whole, the drafter's is as large as a real step's can be."""
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import random_heads as tiny_heads
+from tests.support.engines import Engine, Settings, engine
+
+pytestmark = pytest.mark.arm("plugin-v2")
+
+K, SEQS, BUDGET = 5, 8, 124
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    target = tiny_heads.write_target(folder / "target")
+    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec())
+
+
+def start(pair: tuple[Path, Path]) -> Engine:
+    budget = BUDGET - (K - 1) * SEQS  # which Settings puts on top
+    return engine(Settings(*pair, k=K, max_num_seqs=SEQS, token_budget=budget))
+
+
+class Scheduled(Exception):
+    """What vLLM's dummy run would give to ``execute_model``: rows of each request."""
+
+
+def dummy_batch(runner: Any) -> list[int]:
+    """Rows that vLLM's own ``_dummy_run`` schedules for each request of its profile run."""
+
+    def execute_model(scheduler_output: Any, **kwargs: Any) -> None:
+        raise Scheduled(list(scheduler_output.num_scheduled_tokens.values()))
+
+    runner.execute_model = execute_model
+    with pytest.raises(Scheduled) as scheduled:
+        runner._dummy_run(runner.max_num_tokens, skip_attn=True, is_profile=True)
+    return scheduled.value.args[0]
+
+
+@pytest.mark.parametrize(
+    ("seqs", "budget", "k"), list(itertools.product([1, 8, 256, 1024], [64, 8192, 16_384], [1, 7, 8, 10]))
+)
+def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k: int, pair):
+    """The scheduler runs up to ``budget - (K-1)`` rows of the target: K-1 for the one request that has them all."""
+    live = start(pair)
+    from peagle_vllm.v2.cudagraph import NO_GRAPHS
+    from peagle_vllm.v2.speculator import ParallelEagleSpeculator
+
+    config = copy.copy(live.drafter.vllm_config)
+    config.scheduler_config, config.speculative_config = map(
+        copy.copy, (config.scheduler_config, config.speculative_config)
+    )
+    config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens = seqs, budget
+    config.speculative_config.num_speculative_tokens = k
+    drafter = ParallelEagleSpeculator(config, live.drafter.device)
+    runner = copy.copy(live.runner)
+    runner.speculator, runner.decode_query_len = drafter, k + 1
+    runner.max_num_reqs, runner.max_num_tokens = seqs, budget
+    rows = dummy_batch(runner)
+    assert sum(rows) >= budget - (k - 1)
+    assert len(rows) == min(seqs, budget // k)
+
+    limits = {"max_k": k, "max_num_tokens": budget, "max_model_len": budget}
+    run = NO_GRAPHS.dispatch(np.array(rows, dtype=np.int32), k, is_dummy=True, **limits)
+    assert run.num_rows == run.starts[-1] == budget
+    assert np.diff(run.starts).min() >= k
+
+
+def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):
+    """On the live engine: uncompiled there, vLLM would compile and capture in the next run, whose memory it drops."""
+    live, contexts, targets = start(pair), [], []
+    from peagle_vllm.v2 import speculator
+
+    original, execute_model = speculator.set_forward_context, live.runner.execute_model
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        contexts.append((kwargs["num_tokens"], kwargs["skip_compiled"]))
+        return original(*args, **kwargs)
+
+    def noting_target(scheduler_output: Any, **kwargs: Any) -> Any:
+        targets.append(scheduler_output.total_num_scheduled_tokens)
+        return execute_model(scheduler_output, **kwargs)
+
+    monkeypatch.setattr(speculator, "set_forward_context", noting)
+    monkeypatch.setattr(live.runner, "execute_model", noting_target)
+    live.runner.profile_run()
+    live.runner._dummy_run(BUDGET)  # with attention, as vLLM's warm-up of kernels has it
+    assert targets == [BUDGET] * 2
+    assert contexts == [(BUDGET, False)] * 2
