@@ -14,6 +14,7 @@ from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.prompts import Messages
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import read_engine
+from peagle_vllm.observer import drafter_of
 
 KV_CACHE_BYTES = 2 << 30
 
@@ -110,8 +111,7 @@ class VllmMeasure:
 
 def apply(worker: Any, setup: Setup) -> None:
     """Make the loaded pair of this worker run as ``setup`` says; what it leaves open, as it was loaded."""
-    runner = worker.model_runner
-    drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)  # V2's, V1's
+    runner, drafter = worker.model_runner, drafter_of(worker)
     runner.model.set_aux_hidden_state_layers(setup.aux_layers)
     if drafter is None:  # another pipeline stage drafts
         return

@@ -1,4 +1,4 @@
-"""Record a served drafter's candidates: hooks on one drafter, in its own worker process.
+"""Record a served drafter's candidates, in its own worker process.
 
 Sharpening and serving see the same numbers because both come from here: the rows that the drafter samples, its own
 ``lm_head``, its own hidden states.
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from peagle_tools.sharpen.lattice import UNKNOWN, Lattice
+from peagle_vllm.observer import SampledRows, drafter_of
 from peagle_vllm.sampling.greedy import top_candidates
 
 
@@ -22,12 +23,6 @@ class Rows(NamedTuple):
     hidden: torch.Tensor
 
 
-def drafter_of(worker: Any) -> Any:
-    """V2's speculator or V1's proposer; None where another pipeline stage drafts."""
-    runner = worker.model_runner
-    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
-
-
 def start(worker: Any, num_candidates: int) -> None:
     """Begin to record in this worker; the first tensor parallel rank records for all."""
     from vllm.distributed import get_tensor_model_parallel_rank
@@ -36,35 +31,18 @@ def start(worker: Any, num_candidates: int) -> None:
     if drafter is None:
         return
     drafter.recorded = []
-    method = "_sample" if hasattr(drafter, "cudagraph_manager") else "_sample_draft_tokens"
-    original = getattr(drafter, method)
 
-    def sample(*args: Any) -> Any:
-        """V2 passes (batch, hidden states of all rows), V1 (hidden states of the sampled rows, metadata)."""
-        buffers, num_k = drafter.buffers, drafter.vllm_config.num_speculative_tokens
-        if method == "_sample":
-            num_samples = args[0].layout.num_reqs_padded * args[0].samples_per_req
-            sampled, requests = args[1][buffers.sample_indices[:num_samples]], drafter.recorded_requests
-        else:
-            sampled, requests = args[0], list(drafter.runner.input_batch.req_ids)
-        ids, logits = top_candidates(drafter.model, sampled, num_candidates)
+    def record(sampled: SampledRows) -> None:
+        num_reqs, num_k, _ = sampled.hidden_states.shape
+        # Every rank takes part where candidates are gathered over the shards of the head.
+        ids, logits = top_candidates(drafter.model, sampled.hidden_states.flatten(0, 1), num_candidates)
         if is_first:
-            shape = (-1, num_k, num_candidates)
-            first = buffers.sample_pos[: len(sampled)].view(-1, num_k)[:, 0] + 1
-            parts = first, ids.int().view(shape), logits.view(shape), sampled.view(-1, num_k, sampled.shape[-1])
+            shape = (num_reqs, num_k, num_candidates)
+            parts = sampled.first_positions, ids.int().view(shape), logits.view(shape), sampled.hidden_states
             # .cpu() copies nothing on a CPU, where the buffers are written again
-            drafter.recorded.append(Rows(requests, *(part[: len(requests)].cpu().clone() for part in parts)))
-        return original(*args)
+            drafter.recorded.append(Rows(sampled.req_ids, *(part.cpu().clone() for part in parts)))
 
-    setattr(drafter, method, sample)
-    if method == "_sample":
-        propose = drafter.propose
-
-        def propose_and_note(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            drafter.recorded_requests = list(input_batch.req_ids)
-            return propose(input_batch, *args, **kwargs)
-
-        drafter.propose = propose_and_note
+    drafter.observer = record
 
 
 def take(worker: Any) -> list[Rows]:

@@ -33,6 +33,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_stats import DraftStats
+from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selector import find_candidates, load_edge
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
@@ -61,6 +62,7 @@ class ParallelEagleProposer(EagleProposer):
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
         self._mask_is_stale = True
+        self.observer: Observer | None = None
         self.draft_stats = DraftStats()
         self._drafts_for_requests = False
 
@@ -249,6 +251,9 @@ class ParallelEagleProposer(EagleProposer):
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As inherited; probabilistic drafts of a sharpened head walk its candidates."""
+        if self.observer:
+            num_k, sample_pos = self.num_speculative_tokens, self.buffers.sample_pos[: len(hidden_states)]
+            self.observer(sampled_rows(list(self.runner.input_batch.req_ids), num_k, sample_pos, hidden_states))
         is_greedy = not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy
         if self.edge is None or is_greedy:
             return super()._sample_draft_tokens(hidden_states, sampling_metadata)

@@ -38,6 +38,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_stats import DraftStats
+from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_edge, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows
@@ -75,6 +76,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
         self.walk = Walk(self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device)
         self.cudagraph_manager: DraftCudaGraphManager | None = None
+        self.observer: Observer | None = None
+        self._req_ids: list[str] = []
         self.draft_stats = DraftStats()
 
     @property
@@ -227,7 +230,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         """
         assert aux_hidden_states, "P-EAGLE reads the target's auxiliary hidden states"
         assert num_sampled is not None and num_rejected is not None
-        num_reqs = input_batch.num_reqs
+        num_reqs, self._req_ids = input_batch.num_reqs, input_batch.req_ids
         num_k = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         skip_attn = dummy_run and skip_attn_for_dummy_run
 
@@ -348,6 +351,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]
         drafts = self.draft_tokens[:num_reqs, :per_req]
+        if self.observer:
+            self.observer(sampled_rows(self._req_ids, per_req, self.buffers.sample_pos[samples], sampled))
         if self.walk.edge:
             scores = self.walk(self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel)
             idx_mapping = self.buffers.sample_idx_mapping[samples]
