@@ -132,12 +132,12 @@ def _where(result: dict, name: str) -> str:
     return f"{result['device']}; {versions}; `benchmarks/results/{name}.json`."
 
 
-def seams() -> str:
-    from peagle_vllm.patches import all_seams
-    from peagle_vllm.patches.fingerprint import load_recorded
-    from tools.seams.page import render
+def ledger() -> str:
+    from peagle_vllm.patches import all_patches
 
-    return between((ROOT / "docs/ledger.md").read_text(), "ledger", render(all_seams(), load_recorded()))
+    rows = [(patch.name, patch.runner, patch.why, patch.waits_for, patch.delete_when) for patch in all_patches()]
+    shown = table(("patch", "runner", "why", "waits for", "delete when"), rows)
+    return between((ROOT / "docs/ledger.md").read_text(), "ledger", shown)
 
 
 def heads() -> str:
@@ -256,7 +256,7 @@ GENERATED = {
     "docs/features.md": features,
     "docs/heads.md": heads,
     "docs/performance.md": performance,
-    "docs/ledger.md": seams,
+    "docs/ledger.md": ledger,
     "docs/sharpen.md": sharpen,
     "docs/training.md": training,
     "models/README.md": models,

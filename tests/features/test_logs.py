@@ -60,7 +60,7 @@ def test_prompts_and_answers_stand_in_no_log(capfd: pytest.CaptureFixture[str]):
         answers = [live.llm.generate([f"{SECRET} {i}"], p, use_tqdm=False)[0] for i, p in enumerate(params)]
         live.llm.llm_engine.do_log_stats()
     written = "\n".join([*lines, *capfd.readouterr()])
-    assert "P-EAGLE active" in written and "P-EAGLE drafting metrics" in written
+    assert "P-EAGLE active" in written
     assert any("DEBUG" in line or "Engine" in line for line in lines), "debug lines are kept"
     for answer in answers:
         assert len(answer.prompt_token_ids) > 8

@@ -37,7 +37,7 @@ from peagle_kernels import (
     prepare_inputs,
 )
 from peagle_kernels.layout import seq_lens_bound
-from peagle_vllm.draft_stats import DraftStats
+from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_edge, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows
@@ -49,7 +49,6 @@ from peagle_vllm.v2.cudagraph import (
     draft_graphs,
     supported,
 )
-from peagle_vllm.v2.memory import draft_memory
 from peagle_vllm.v2.walk import Walk
 
 
@@ -75,7 +74,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
         self.walk = Walk(self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device)
         self.cudagraph_manager: DraftCudaGraphManager | None = None
-        self.draft_stats = DraftStats()
+        self.step_counts = StepCounts()
 
     @property
     def _max_len(self) -> int:
@@ -158,6 +157,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
         shapes = supported(shapes, self.vllm_config, self.attn_cg_support, has_pieces)
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
+        log_start(self.vllm_config, len(shapes.decode) + len(shapes.mixed))
 
     def capture(self) -> None:
         manager = self.cudagraph_manager
@@ -165,14 +165,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if manager.use_breakable_cg:
             manager.init_breakable_cg_runner(self.model)
         manager.capture_drafts(self._prepare_capture)
-
-    def sizes(self) -> dict[str, int]:
-        """What drafting holds once it is set up: captured graphs, and bytes of buffers beside them."""
-        captured = self.cudagraph_manager.captured if self.cudagraph_manager else NO_GRAPHS
-        return {
-            "graphs": len(captured.decode) + len(captured.mixed),
-            "buffer_bytes": draft_memory(self.vllm_config, len(used_group_ids(self.attn_groups))).buffers,
-        }
 
     def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
         """A dummy batch of this shape in the buffers, and what its graph records.
@@ -241,7 +233,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         )
         mode, layout, buffers = run.cudagraph_mode, run.layout, self.buffers
         if not dummy_run:
-            self.draft_stats.note(mode.name, run.num_rows, layout.num_rows - run.num_rows)
+            self.step_counts.note(mode.name)
         if mode != CUDAGraphMode.FULL:
             num_staging_rows = layout.num_staging_rows if layout.static_length else input_batch.num_tokens
             staging = first_rows(self.staging, 1 + num_staging_rows)
