@@ -50,9 +50,10 @@ def holds(text: str, ids: list[int]) -> bool:
 
 
 def test_prompts_and_answers_stand_in_no_log(capfd: pytest.CaptureFixture[str]):
-    from vllm import SamplingParams
+    from vllm import SamplingParams, logger
 
     engine(SETTINGS)  # the first engine of a process sets the log up
+    logger._print_info_once.cache_clear()
     settings = replace(SETTINGS, max_num_seqs=3, llm=(*SETTINGS.llm, ("disable_log_stats", False)))
     with everything_logged() as lines:
         live = engine(settings)

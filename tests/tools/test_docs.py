@@ -1,6 +1,5 @@
 """Generated parts are up to date, links lead somewhere, and what the pages name is there."""
 
-import ast
 import json
 import re
 import subprocess
@@ -122,24 +121,3 @@ def test_the_architecture_names_every_module() -> None:
         file for file in modules if "/patches/" not in file and "/commands/" not in file
     ]  # docs/ledger.md; the CLI
     assert not [file for file in modules if Path(file).stem not in {*rooms, "__init__"}]
-
-
-def imports() -> dict[str, set[str]]:
-    """room -> rooms of src/peagle_vllm that its files import, and peagle_kernels."""
-    found: dict[str, set[str]] = {}
-    source = ROOT / "src/peagle_vllm"
-    for file in source.rglob("*.py"):
-        room = file.relative_to(source).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for package, _, rest in (name.partition(".") for name in names):
-                other = rest.split(".")[0] if package == "peagle_vllm" else package
-                if package in ("peagle_vllm", "peagle_kernels") and other not in (room, "__version__"):
-                    found.setdefault(room, set()).add(other)
-    return found
-
-
-def test_the_architectures_arrows_are_the_imports() -> None:
-    arrows = re.findall(r"^    (\w+) +-> (.+)$", ARCHITECTURE, re.MULTILINE)
-    assert {room: set(re.findall(r"\w+", others)) for room, others in arrows} == imports()
