@@ -224,7 +224,7 @@ CHANGES = {
 def test_a_change_in_vllm_moves_its_patch_alone(tmp_path: Path, patch: str) -> None:
     root = copy_of_used(tmp_path)
     change(root, *CHANGES[patch])
-    assert [result.patch.name for result in check(root).moved] == [patch]
+    assert [result.patch.name for result in check(read(root)).moved] == [patch]
 
 
 def test_every_patch_is_installed_by_a_hook() -> None:

@@ -175,7 +175,7 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
     data: dict[str, Any] = {"peagle_vllm": __version__, "vllm": None, "patches": []}
     if report is not None:
         data["vllm"] = {
-            "version": report.version,
+            "version": report.install.version,
             "distribution": report.install.distribution,
             "compared_with": report.compared_with,
             "served": report.ok,
@@ -229,7 +229,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        fact("vLLM", f"{report.version} ({report.install.distribution})")
+        fact("vLLM", f"{report.install.version} ({report.install.distribution})")
         fact("looks like", _likeness(report), "" if report.ok else "bold red")
     if environment is not None and runner is not None:
         fact("torch", environment.torch or "not installed")

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Literal
 
 from peagle_vllm.patches import all_patches
 from peagle_vllm.patches.ledger import Definition, Patch
 from peagle_vllm.patches.source import Source
-from peagle_vllm.patches.version import VllmInstall, read
+from peagle_vllm.patches.version import VllmInstall
 
 FINGERPRINTS = "fingerprints.json"
 
@@ -79,10 +78,6 @@ class Report:
     compared_with: str  # the recorded minor version that it is like, or most like
     results: tuple[PatchReport, ...]
 
-    @property
-    def version(self) -> str:
-        return self.install.version
-
     @cached_property
     def moved(self) -> tuple[PatchReport, ...]:
         """The patches for which P-EAGLE is refused."""
@@ -97,7 +92,7 @@ class Report:
         """The difference at these patches, in half a sentence."""
         names = ", ".join(result.patch.name for result in results)
         patches = "patch" if len(results) == 1 else "patches"
-        return f"vLLM {self.version} differs from what peagle-vllm was checked against at the {patches} {names}"
+        return f"vLLM {self.install.version} differs from what peagle-vllm was checked against at the {patches} {names}"
 
     @property
     def ok(self) -> bool:
@@ -106,7 +101,7 @@ class Report:
 
 
 def check(
-    vllm: VllmInstall | Traversable | str,
+    install: VllmInstall,
     patches: Iterable[Patch] | None = None,
     recorded: Recorded | None = None,
     accepted: frozenset[str] = frozenset(),
@@ -118,7 +113,6 @@ def check(
     changes a few files.
 
     Args:
-        vllm: an install, or a path that ``version.read`` takes.
         patches: the ledger, if not the one of this package.
         recorded: fingerprints, if not those that ship with this package.
         accepted: names of patches that may have moved.
@@ -126,11 +120,7 @@ def check(
     Returns:
         The comparison with the minor version that it is most like: for which fewest definitions of patches that are not
         accepted moved, then fewest of all, then its own number's, then the newest.
-
-    Raises:
-        NotVllmError: the path holds no vLLM.
     """
-    install = vllm if isinstance(vllm, VllmInstall) else read(vllm)
     patches = all_patches() if patches is None else tuple(patches)
     recorded = load_recorded() if recorded is None else recorded
     source = Source(install.root)
