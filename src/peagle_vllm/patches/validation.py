@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
-QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
 PATCH = Patch(
@@ -151,12 +150,6 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
         if problem.severity == "error":
             raise refuse(problem.line)
         _warn_once(problem.line)
-    head = _read(model, spec.revision)
-    if isinstance(head, Head) and getattr(spec, QUANTIZATION, None) and head.draft_vocab_size != head.vocab_size:
-        raise refuse(
-            f"{QUANTIZATION} quantizes a copy of the target's lm_head, and {head.name} has its own, of "
-            f"{head.draft_vocab_size} tokens; leave it out"
-        )
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:

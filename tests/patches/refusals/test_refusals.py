@@ -114,17 +114,6 @@ def test_a_head_that_does_not_fit(target: Path, head: Path, edit, says: str):
     assert says in refusal(target, head)
 
 
-def test_quantized_lm_head_of_a_head_with_its_own(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What vLLM 0.33 would say once the weights are loaded; its field is put where 0.32 has none."""
-    from vllm.config import SpeculativeConfig
-
-    monkeypatch.setattr(SpeculativeConfig, "draft_lm_head_quantization", "fp8", raising=False)
-    whole = tiny_heads.write_head(tmp_path / "whole", target, HeadSpec())
-    configure(target, whole)
-    reduced = tiny_heads.write_head(tmp_path / "reduced", target, HeadSpec(draft_vocab=200))
-    assert "has its own, of 200 tokens" in refusal(target, reduced)
-
-
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
 def test_context_parallelism(target: Path, head: Path, name: str):
     """vLLM's own checks of the CPU platform come later than the whole configuration's."""
