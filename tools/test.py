@@ -72,6 +72,9 @@ GROUPS = {
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
     "types": Group(command=("-m", "mypy")),
+    "imports": Group(
+        command=("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo", "--no-cache")
+    ),
 }
 
 

@@ -4,7 +4,7 @@ import os
 
 
 def register() -> None:
-    """Install the seams, lazily. ``PEAGLE_VLLM_DISABLE=1`` leaves vLLM as it is."""
+    """Install the patches, lazily. ``PEAGLE_VLLM_DISABLE=1`` leaves vLLM as it is."""
     if os.environ.get("PEAGLE_VLLM_DISABLE") == "1":
         return
     from peagle_vllm.patches import install_all

@@ -28,17 +28,6 @@ def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
 
 
-def what_is_served(vllm_config: "VllmConfig") -> dict[str, str]:
-    """Runner, K and trained depth of a P-EAGLE configuration, in words; the depth is empty where it is not known."""
-    spec = vllm_config.speculative_config
-    assert spec is not None
-    return {
-        "runner": "V2" if vllm_config.use_v2_model_runner else "V1",
-        "num_speculative_tokens": str(spec.num_speculative_tokens),
-        "trained_depth": str(getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, "")),
-    }
-
-
 def on_vllm_platform() -> bool:
     """Whether the platform is one of vLLM's own: CPU, CUDA, ROCm, XPU.
 

@@ -8,7 +8,7 @@ import pytest
 from peagle_tools.bench.cells import Cell, CellResult
 from peagle_tools.bench.metrics import PERCENTILES, Ratio, Spread, best_depth, metrics_of, points, same_texts
 from peagle_tools.bench.suite import read_suite
-from peagle_tools.shared.acceptance import Acceptance, DraftSteps, from_bench_serve, read_draft_steps, read_engine
+from peagle_tools.shared.acceptance import Acceptance, from_bench_serve, read_engine
 from tests.bench import synthetic
 
 
@@ -98,22 +98,6 @@ def test_an_engines_counters() -> None:
     assert two.since(one) == Acceptance(10, 30, 17, (8, 6, 3))
     assert two.since(read_engine(engine())) == two
     assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
-
-
-def test_draft_steps_are_summed_over_engines() -> None:
-    text = """\
-# TYPE vllm:peagle_draft_steps_total counter
-vllm:peagle_draft_steps_total{engine="0",mode="graph",model_name="eager=\\"yes\\""} 1.2e+06
-vllm:peagle_draft_steps_total{engine="1",mode="graph",model_name="m"} 5.0
-vllm:peagle_draft_steps_total{engine="1",mode="eager",model_name="m"} 3.0
-vllm:peagle_draft_steps_created{engine="0",mode="graph",model_name="m"} 1.7e+09
-vllm:peagle_draft_rows_total{engine="0",model_name="m"} 80.0
-vllm:peagle_draft_padding_rows_total{engine="0",model_name="m"} 4.0
-"""
-    found = read_draft_steps(text)
-    assert found == DraftSteps(graph=1_200_005, eager=3, rows=80, padding_rows=4)
-    assert found.since(DraftSteps(graph=1_200_003)).eager_share == 0.6
-    assert read_draft_steps('vllm:spec_decode_num_drafts_total{engine="0"} 3.0\n') is None
 
 
 def test_spread_and_ratio() -> None:

@@ -79,17 +79,6 @@ def test_acceptance_is_the_one_counted_from_the_drafts(sweep: Path, cells: list[
         assert metrics_of(r).acceptance_length == 1 + counted.accepted / counted.drafts > 1.5
 
 
-def test_draft_steps_are_kept(cells: list[CellResult]) -> None:
-    """A draft step serves up to four requests; on a CPU there is no graph to replay."""
-    none, parallel = cells
-    assert none.draft_steps is None and parallel.drafts is not None
-    steps = parallel.draft_steps
-    assert steps is not None and (steps.graph, steps.piecewise, steps.padding_rows) == (0, 0, 0)
-    assert parallel.drafts.num_drafts / 4 < steps.eager < 2 * parallel.drafts.num_drafts
-    assert steps.rows > parallel.cell.k * steps.eager
-    assert metrics_of(parallel).eager_draft_steps == 1
-
-
 def test_metrics_follow_their_formulas(cells: list[CellResult]) -> None:
     """What `vllm bench serve` wrote is what docs/benchmarking.md states, computed from the samples."""
     for r in cells:

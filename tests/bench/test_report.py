@@ -17,7 +17,6 @@ from peagle_tools.bench.published import matching, published
 from peagle_tools.bench.report import write_report
 from peagle_tools.bench.suite import Suite, read_suite
 from peagle_tools.cli import app
-from peagle_tools.shared.acceptance import DraftSteps
 from tests.bench import synthetic
 from tests.bench.rawdata import ACCEPTANCE
 
@@ -210,25 +209,6 @@ def test_curves_that_coincide_can_be_told_apart(tmp_path: Path, suite: Suite) ->
         assert [line.get_label() for line in lines][2:] == ["P-EAGLE, K=7", "P-EAGLE again, K=7"]
         for band in axes.patches:
             assert band.get_extents().height > 0
-
-
-def test_eager_draft_steps_are_shown_where_there_are_any(tmp_path: Path, suite: Suite) -> None:
-    def column(name: str, steps: DraftSteps) -> list[str]:
-        folder = synthetic.write(tmp_path / name, suite, draft_steps={"P-EAGLE": steps})
-        assert any(r.draft_steps == steps for r in read_results(folder))
-        lines = report(folder).splitlines()
-        header = next(i for i, line in enumerate(lines) if line.startswith("| arm | K | c | accepted"))
-        if "| eager draft steps % |" not in lines[header]:
-            return []
-        rows = [line.split(" | ") for line in lines[header + 2 : header + 12]]
-        return [f"{row[0].removeprefix('| ')} {row[-1].removesuffix(' |').strip()}".strip() for row in rows]
-
-    assert column("some", DraftSteps(graph=30, piecewise=6, eager=4)) == [
-        *["none"] * 2,
-        *["EAGLE-3"] * 4,
-        *["P-EAGLE 10.0"] * 4,
-    ]
-    assert not column("no", DraftSteps(graph=30, piecewise=10))
 
 
 def test_failed_cells_are_named(tmp_path: Path, suite: Suite) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.inspect.running import only_line, run
 
 
-def metrics(drafts: int, *accepted: int, engines: int = 1, **steps: int) -> str:
+def metrics(drafts: int, *accepted: int, engines: int = 1) -> str:
     """The text of /metrics, each count over ``engines`` engines."""
     lines = ["# TYPE vllm:spec_decode_num_drafts counter"]
     for engine in range(engines):
@@ -28,7 +28,6 @@ def metrics(drafts: int, *accepted: int, engines: int = 1, **steps: int) -> str:
             f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{where},position="{i}"}} {count}.0'
             for i, count in enumerate(accepted)
         ]
-        lines += [f'vllm:peagle_draft_steps_total{{{where},mode="{mode}"}} {count}.0' for mode, count in steps.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -58,11 +57,9 @@ USUAL = (75, 56, 42)
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        (metrics(100, *USUAL, graph=9), []),
-        (metrics(100, *USUAL, graph=5, eager=5), ["50% of the draft steps ran without a CUDA graph"]),
-        (metrics(100, *USUAL), ["no vllm:peagle_draft_steps"]),
-        (metrics(8, 6, 4, 3, graph=9), ["8 drafts so far"]),
-        (metrics(100, 80, 20, 4, graph=9), ["position 2 is accepted in 25%", "look at the mask inputs"]),
+        (metrics(100, *USUAL), []),
+        (metrics(8, 6, 4, 3), ["8 drafts so far"]),
+        (metrics(100, 80, 20, 4), ["position 2 is accepted in 25%", "look at the mask inputs"]),
     ],
 )
 def test_what_counters_mean(text: str, meant: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -76,7 +73,7 @@ def test_what_counters_mean(text: str, meant: list[str], monkeypatch: pytest.Mon
 
 
 def test_engines_are_summed(monkeypatch: pytest.MonkeyPatch):
-    with serving(metrics(100, *USUAL, engines=2, graph=9)) as url:
+    with serving(metrics(100, *USUAL, engines=2)) as url:
         data = json.loads(run(monkeypatch, "diagnose", "--url", url, "--json").out)
     assert (data["acceptance_length"], data["acceptance"], data["drafts"]) == (2.73, [0.75, 0.56, 0.42], 200)
 

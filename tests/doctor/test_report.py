@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 import peagle_vllm
 from peagle_tools.cli import app
 from peagle_tools.doctor.report import Environment, decide_runner, read_environment
-from peagle_vllm.patches.fingerprint import Report, SeamReport, Status
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.version import VllmInstall
 from tests.patches.trees import change, copy_of_used, installed, next_path, next_release
 
@@ -35,8 +35,8 @@ CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
-    seam = Seam(name="gate", runner="V2", why="x", waits_for="x", delete_when="x")
-    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (SeamReport(seam, status, 1),))
+    patch = Patch(name="gate", runner="V2", why="x", waits_for="x", delete_when="x")
+    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (PatchReport(patch, status, 1),))
 
 
 def under(environment: Environment, **variables: str) -> Environment:
@@ -153,7 +153,7 @@ def test_the_next_release_holds() -> None:
     assert "P-EAGLE gets" not in ran.output  # a path says nothing of this machine
 
 
-def test_a_moved_seam_is_named_with_its_definitions_and_exits_1(tmp_path: Path) -> None:
+def test_a_moved_patch_is_named_with_its_definitions_and_exits_1(tmp_path: Path) -> None:
     root = copy_of_used(tmp_path)
     assert doctor("--vllm", root).exit_code == 0
     change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
@@ -165,7 +165,7 @@ def test_a_moved_seam_is_named_with_its_definitions_and_exits_1(tmp_path: Path) 
     assert max(map(len, ran.output.splitlines())) <= 100
 
     data = json.loads(doctor("--vllm", root, "--json").output)
-    moved = {seam["name"]: [each["definition"] for each in seam["moved"]] for seam in data["seams"] if seam["moved"]}
+    moved = {each["name"]: [one["definition"] for one in each["moved"]] for each in data["patches"] if each["moved"]}
     definition = "vllm.v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._copy_request_inputs"
     assert moved == {"speculator": [definition]}
 
@@ -191,18 +191,18 @@ def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
     ran = doctor("--vllm", root)
     assert ran.exit_code == 0
     minor = installed().minor
-    assert re.search(r"vLLM +0\.99\.0\.dev1\+gabc \(unknown\)", ran.output)
+    assert re.search(r"vLLM +0\.99\.0\.dev1\+gabc ", ran.output)
     assert re.search(rf"looks like +{minor}; this version itself is not recorded", ran.output)
     data = json.loads(doctor("--vllm", root, "--json").output)
     assert data["vllm"] == {
         "version": "0.99.0.dev1+gabc",
-        "distribution": "unknown",
+        "distribution": installed().distribution,
         "compared_with": minor,
         "served": True,
     }
 
 
-def test_an_accepted_seam_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accepted_patch_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = copy_of_used(tmp_path)
     change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head-config,speculator")
@@ -214,7 +214,7 @@ def test_an_accepted_seam_is_named_as_such(tmp_path: Path, monkeypatch: pytest.M
     assert "DraftModelSpeculator._copy_request_inputs" in ran.output
     assert ", but for 1 definition" in ran.output
     data = json.loads(doctor("--vllm", root, "--json").output)
-    assert [seam["name"] for seam in data["seams"] if seam["status"] == "accepted"] == ["speculator"]
+    assert [patch["name"] for patch in data["patches"] if patch["status"] == "accepted"] == ["speculator"]
     assert data["vllm"]["served"]
 
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "gate")
@@ -222,7 +222,7 @@ def test_an_accepted_seam_is_named_as_such(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
     ran = doctor("--vllm", root)
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("peagle-vllm: PEAGLE_VLLM_ACCEPT names 'head config', which is no seam")
+    assert ran.stderr.startswith("peagle-vllm: PEAGLE_VLLM_ACCEPT names 'head config', which is no patch")
     assert ran.stderr.count("\n") == 1
 
 

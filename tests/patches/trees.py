@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.patches.fingerprint import load_recorded
-from peagle_vllm.patches.ledger import Definition
-from peagle_vllm.patches.source import Source
+from peagle_vllm.patches import all_patches
 from peagle_vllm.patches.version import VllmInstall, find_vllm, read
 
 
@@ -50,18 +48,13 @@ def next_release() -> VllmInstall:
 
 
 def copy_of_used(folder: Path) -> Path:
-    """The modules of the installed vLLM that the seams depend on, copied to ``folder`` so that they can be changed."""
+    """The modules of the installed vLLM that the patches depend on, copied to ``folder`` to be changed."""
     install = installed()
-    source = Source(install.root)
-    builds = load_recorded()[install.minor].values()
-    modules = {Definition.of_key(key).module for build in builds for own in build.values() for key in own}
-    texts = {module: source.text(module) for module in modules}
-    files = {
-        module.replace(".", "/").removeprefix("vllm/") + ("/__init__.py" if source.is_package(module) else ".py"): text
-        for module, text in texts.items()
-        if text is not None
-    }
-    return fake(folder, files, install.version, install.distribution)
+    paths = {module.replace(".", "/") for patch in all_patches() for module in patch.depends_on}
+    both = (Path(f"{path}{end}") for path in paths for end in (".py", "/__init__.py"))
+    files = {file: install.root.joinpath(str(file)) for file in both}
+    texts = {str(file.relative_to("vllm")): found.read_text() for file, found in files.items() if found.is_file()}
+    return fake(folder, texts, install.version, install.distribution)
 
 
 def change(root: Path, module: str, old: str, new: str) -> None:

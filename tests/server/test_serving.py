@@ -36,27 +36,8 @@ def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[s
     assert accepted == per_position
 
 
-def test_metrics_show_how_the_drafts_ran(server: Server, client: OpenAI, prompts: list[str]) -> None:
-    eager = 'vllm:peagle_draft_steps_total{engine="0",mode="eager",model_name="tiny-llama"}'
-    names = (
-        eager,
-        "vllm:peagle_draft_steps_total",
-        "vllm:peagle_draft_rows_total",
-        "vllm:spec_decode_num_drafts_total",
-    )
-    before = [server.metric(name) for name in names]
-    chat(client, prompts[2])
-    in_eager, steps, rows, drafts = (server.metric(name) - old for name, old in zip(names, before, strict=True))
-    assert in_eager == steps  # a CPU has no graphs
-    assert steps >= drafts + 1  # the first step verifies nothing
-    assert rows >= 5 * steps
-    assert server.metric("vllm:peagle_draft_padding_rows_total") == 0
-
-
-def test_log_and_metrics_say_that_p_eagle_is_on(server: Server) -> None:
+def test_the_log_says_that_p_eagle_is_on(server: Server) -> None:
     assert server.log().count("P-EAGLE active: Model Runner V1, K=5, head trained 8 deep\n") == 1
-    labels = 'engine="0",model_name="tiny-llama",num_speculative_tokens="5",runner="V1",trained_depth="8"'
-    assert server.metric(f"vllm:peagle_info{{{labels}}}") == 1
 
 
 def test_a_client_that_leaves(server: Server, client: OpenAI, prompts: list[str]) -> None:

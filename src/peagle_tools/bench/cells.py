@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.suite import Suite, slug
-from peagle_tools.shared.acceptance import Acceptance, DraftSteps
+from peagle_tools.shared.acceptance import Acceptance
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,6 @@ class CellResult:
     began: str
     server_start_seconds: float
     drafts: Acceptance | None = None
-    draft_steps: DraftSteps | None = None
     gauges: dict[str, list[float]] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"

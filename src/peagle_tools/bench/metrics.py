@@ -32,7 +32,6 @@ class Metrics:
         burst: share of the pieces of answers that the client read at once with the piece before, 0..1.
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
-        eager_draft_steps: share of draft steps that ran without a CUDA graph, 0..1; NaN where they are not counted.
         kv_use: the largest share of the KV cache that was seen in use, 0..1.
         gpu_memory_mib: the most GPU memory that was seen in use.
     """
@@ -45,7 +44,6 @@ class Metrics:
     burst: float
     acceptance_length: float
     acceptance: tuple[float, ...]
-    eager_draft_steps: float
     kv_use: float
     gpu_memory_mib: float
     texts: tuple[str, ...]  # hashes of the answers, in the order of the prompts
@@ -69,7 +67,6 @@ def metrics_of(result: CellResult) -> Metrics:
         burst=burst,
         acceptance_length=drafts.length if drafts else 1.0,
         acceptance=drafts.shares if drafts else (),
-        eager_draft_steps=result.draft_steps.eager_share if result.draft_steps else math.nan,
         kv_use=max(result.gauges.get("kv_use") or [math.nan]),
         gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
         texts=tuple(raw.get("texts_sha256", ())),

@@ -76,7 +76,6 @@ def cell_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
     base = {p.concurrency: p for p in points if p.kind == "none"}
     rows = []
     for p in points:
-        eager = p.spread("eager_draft_steps").median
         rows.append(
             {
                 "arm": p.arm,
@@ -93,10 +92,9 @@ def cell_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
                 "GPU memory MiB": number(p.spread("gpu_memory_mib").median),
                 "same text %": number(100 * same_texts(p, base[p.concurrency])) if p.concurrency in base else "",
                 "repeats": f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
-                "eager draft steps %": f"{100 * eager:.1f}" if eager > 0 else "",
             }
         )
-    names = [name for name in rows[0] if name != "eager draft steps %" or any(row[name] for row in rows)]
+    names = list(rows[0])
     cut = names.index("accepted at position 1..K, %")
     note = (
         "Medians over repeats, in brackets the smallest and largest. Same text: answers equal to those without "

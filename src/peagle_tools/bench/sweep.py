@@ -39,7 +39,7 @@ from peagle_tools.bench.server import (
 )
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
-from peagle_tools.shared.acceptance import from_bench_serve, read_draft_steps
+from peagle_tools.shared.acceptance import from_bench_serve
 
 MIN_FREE_BYTES = 64 << 20
 
@@ -197,7 +197,6 @@ class Sweep:
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
         began, gauges, log = datetime.now(UTC), Gauges(server), self._new_log(f"{cell.id}-client")
-        before = read_draft_steps(server.metrics())
         try:
             try:
                 raw = client.measure(self.suite, cell, server, gauges, cwd=self.folder, partial=self._partial, log=log)
@@ -209,11 +208,9 @@ class Sweep:
             if isinstance(error, ServerFailed):
                 raise
             return False
-        after = read_draft_steps(server.metrics())
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
             "drafts": from_bench_serve(raw),
-            "draft_steps": after.since(before) if after and before else None,
             "gauges": {"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
             "raw": client.without_texts(raw),
         }

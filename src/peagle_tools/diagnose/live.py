@@ -1,11 +1,9 @@
-"""What the counters of a running server say: vLLM's acceptance by position, and how this package's drafts ran."""
+"""What the counters of a running server say: vLLM's acceptance by position."""
 
 import urllib.request
 
 from peagle_tools.diagnose.search import FEW, oddities
-from peagle_tools.shared.acceptance import Acceptance, read_draft_steps, read_metrics
-
-MUCH_EAGER = 0.1  # of the draft steps
+from peagle_tools.shared.acceptance import Acceptance, read_metrics
 
 
 def fetch(url: str) -> str:
@@ -19,13 +17,7 @@ def read(metrics: str) -> tuple[Acceptance, list[str]] | None:
     seen = read_metrics(metrics)
     if seen is None:
         return None
-    steps, meaning = read_draft_steps(metrics), oddities(seen)
+    meaning = oddities(seen)
     if seen.num_drafts < FEW:
         meaning.append(f"{seen.num_drafts} drafts so far, too few to judge: send it some requests")
-    if not steps:
-        meaning.append("no vllm:peagle_draft_steps: the plugin is not loaded there, or the head is no P-EAGLE head")
-    elif steps.eager_share > MUCH_EAGER:
-        meaning.append(
-            f"{steps.eager_share:.0%} of the draft steps ran without a CUDA graph (docs/troubleshooting.md says when)"
-        )
     return seen, meaning

@@ -24,9 +24,10 @@ def doctor(
     max_cudagraph_capture_size: Annotated[int | None, typer.Option()] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Would P-EAGLE be served here, by which runner, and do the seams with vLLM hold?
+    """Would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
 
-    Exit status: 0 all well; 1 a seam has moved, or vLLM is absent; 2 PATH is no vLLM, or PEAGLE_VLLM_ACCEPT no seam.
+    Exit status: 0 all well; 1 a patch does not fit, or vLLM is absent; 2 PATH holds no vLLM, or PEAGLE_VLLM_ACCEPT
+    names no patch.
     """
     from rich.console import Console
 
@@ -36,7 +37,7 @@ def doctor(
 
     try:
         install = find_vllm() if vllm is None else read(vllm)
-        accepted = fingerprint.accepted_seams(os.environ.get(fingerprint.ACCEPT))
+        accepted = fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT))
     except (NotVllmError, fingerprint.AcceptError) as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)

@@ -1,4 +1,4 @@
-"""``peagle-vllm doctor``: would P-EAGLE be served here, by which runner, and do the seams hold?
+"""``peagle-vllm doctor``: would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
 
 Imports no vLLM, because the report is wanted above all where vLLM is broken or unknown.
 """
@@ -91,7 +91,7 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
     forced = _forced(use_v2)
     if environment.absent:
         why = f"the plugin is {environment.absent}"
-        needs_gate = any(result.seam.name == "gate" and result.status != "not needed" for result in report.results)
+        needs_gate = any(result.patch.name == "gate" and result.status != "not needed" for result in report.results)
         if forced == "V2" and needs_gate:
             return Runner("refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE")
         return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
@@ -172,18 +172,18 @@ def _why_no_triton(cpu_build: bool, device: str | None) -> str:
 
 def as_dict(report: Report | None, environment: Environment | None, runner: Runner | None) -> dict[str, Any]:
     """The report as JSON. ``environment`` and ``runner`` are None for a vLLM that is not the installed one."""
-    data: dict[str, Any] = {"peagle_vllm": __version__, "vllm": None, "seams": []}
+    data: dict[str, Any] = {"peagle_vllm": __version__, "vllm": None, "patches": []}
     if report is not None:
         data["vllm"] = {
-            "version": report.version,
+            "version": report.install.version,
             "distribution": report.install.distribution,
             "compared_with": report.compared_with,
             "served": report.ok,
         }
-        data["seams"] = [
+        data["patches"] = [
             {
-                "name": result.seam.name,
-                "runner": result.seam.runner,
+                "name": result.patch.name,
+                "runner": result.patch.runner,
                 "status": result.status,
                 "moved": [
                     {"definition": each.definition.path, "recorded": each.recorded, "found": each.found}
@@ -229,7 +229,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        fact("vLLM", f"{report.version} ({report.install.distribution})")
+        fact("vLLM", f"{report.install.version} ({report.install.distribution})")
         fact("looks like", _likeness(report), "" if report.ok else "bold red")
     if environment is not None and runner is not None:
         fact("torch", environment.torch or "not installed")
@@ -243,7 +243,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         fact("because", runner.why)
     console.print(facts)
     if report is not None:
-        _show_seams(console, report)
+        _show_patches(console, report)
 
 
 def _likeness(report: Report) -> str:
@@ -253,18 +253,18 @@ def _likeness(report: Report) -> str:
     return f"{report.compared_with}{but}{other}"
 
 
-def _show_seams(console: Console, report: Report) -> None:
+def _show_patches(console: Console, report: Report) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("seam", "runner", "definitions", "state"):
+    for column in ("patch", "runner", "definitions", "state"):
         table.add_column(column, justify="right" if column == "definitions" else "left")
     for result in report.results:
         state = Text(result.status, _STYLES[result.status])
-        table.add_row(result.seam.name, result.seam.runner, str(result.definitions), state)
+        table.add_row(result.patch.name, result.patch.runner, str(len(result.patch.definitions)), state)
     console.print()
     console.print(table)
     for result in (*report.moved, *report.accepted):
         accepted = f", accepted by {ACCEPT}" if result.status == "accepted" else ""
-        console.print(f"\n{result.seam.name}: {len(result.moved)} moved{accepted}", style="bold")
+        console.print(f"\n{result.patch.name}: {len(result.moved)} moved{accepted}", style="bold")
         for module, group in groupby(result.moved, key=lambda each: each.definition.module):
             console.print(f"  {module}", highlight=False)
             for each in group:

@@ -1,4 +1,4 @@
-"""What was drafted and what of it was accepted, from vLLM's counters and ours: the one meter of every tool here.
+"""What was drafted and what of it was accepted, from vLLM's counters: the one meter of every tool here.
 
     acceptance length = 1 + accepted draft tokens / drafts        the 1 is the bonus token
     share at position i = drafts whose first i tokens were accepted / drafts
@@ -8,7 +8,7 @@ A draft is one round of one request. Imports no vLLM.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 PREFIX = "vllm:spec_decode_num_"
@@ -116,39 +116,3 @@ def from_bench_serve(raw: dict[str, Any]) -> Acceptance | None:
         num_accepted=int(raw["spec_decode_accepted_tokens"]),
         accepted_per_position=tuple(round(share * drafts) for share in shares),
     )
-
-
-@dataclass(frozen=True)
-class DraftSteps:
-    """This package's counters ``vllm:peagle_draft_*``, of a server's life or a part of it.
-
-    Attributes:
-        graph, piecewise, eager: steps by how the drafter ran.
-        rows: rows of requests in all draft batches.
-        padding_rows: rows that were computed beside them.
-    """
-
-    graph: int = 0
-    piecewise: int = 0
-    eager: int = 0
-    rows: int = 0
-    padding_rows: int = 0
-
-    def since(self, before: "DraftSteps") -> "DraftSteps":
-        old = asdict(before)
-        return DraftSteps(**{name: count - old[name] for name, count in asdict(self).items()})
-
-    @property
-    def eager_share(self) -> float:
-        """Eager steps / all steps; 0 without any."""
-        return self.eager / max(1, self.graph + self.piecewise + self.eager)
-
-
-def read_draft_steps(metrics: str) -> DraftSteps | None:
-    """This package's counters in the text of ``/metrics``, over all engines; None where it holds none."""
-    counts: Counter[str] = Counter()
-    for name, labels, value in samples(metrics):
-        counter = name.removeprefix("vllm:peagle_draft_").removesuffix("_total")
-        if name == f"vllm:peagle_draft_{counter}_total":
-            counts[labels.get("mode", counter)] += int(value)
-    return DraftSteps(**counts) if counts else None

@@ -1,6 +1,6 @@
-"""Every place where this package changes vLLM, one file a seam. ``docs/ledger.md`` is the ledger.
+"""Every place where this package changes vLLM, one file a patch. ``docs/ledger.md`` is the ledger.
 
-Seams are installed by post-import hooks, so loading the plugin imports no vLLM module, and each
+Patchs are installed by post-import hooks, so loading the plugin imports no vLLM module, and each
 passes every configuration that is not P-EAGLE on to the original.
 """
 
@@ -15,38 +15,33 @@ import wrapt
 from peagle_vllm.serving import RefusedError
 
 if TYPE_CHECKING:
-    from peagle_vllm.patches.ledger import Seam
+    from peagle_vllm.patches.ledger import Patch
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
-# Module of vLLM -> what installs the seams once it is imported, as "file.function", in this order.
+# Module of vLLM -> what installs the patches once it is imported, as "file.function", in this order.
 HOOKS = {
-    "vllm.engine.arg_utils": ("validation.install_arguments",),
     "vllm.config.speculative": ("validation.install_speculative", "head_config.install"),
     "vllm.config.vllm": ("validation.install_whole", "gate.install", "capture_range.install"),
-    "vllm.model_executor.models.llama_eagle3": ("head_weights.install_llama",),
-    "vllm.model_executor.models.qwen3_eagle3": ("head_weights.install_qwen3",),
+    "vllm.model_executor.models.llama_eagle3": ("head_weights.install",),
+    "vllm.model_executor.models.qwen3_eagle3": ("head_weights.install",),
     "vllm.v1.worker.gpu.spec_decode": ("speculator.install",),
-    "vllm.v1.worker.gpu.model_runner": ("speculator.install", "draft_metrics.install_worker"),
+    "vllm.v1.worker.gpu.model_runner": ("speculator.install",),
     "vllm.v1.spec_decode.eagle": ("proposer.install",),
-    "vllm.v1.worker.gpu_model_runner": ("drafter_limit.install", "draft_metrics.install_worker"),
+    "vllm.v1.worker.gpu_model_runner": ("drafter_limit.install",),
     "vllm.v1.cudagraph_dispatcher": ("capture_range.install_dispatcher",),
-    "vllm.v1.worker.gpu_worker": ("draft_metrics.install_gpu_worker",),
-    "vllm.v1.worker.cpu_worker": ("draft_metrics.install_cpu_worker",),
-    "vllm.v1.core.sched.scheduler": ("draft_metrics.install_scheduler",),
-    "vllm.v1.metrics.loggers": ("draft_metrics.install_front_end",),
     "vllm.utils.cpu_triton_utils": ("cpu_sampling.install",),
     "vllm.v1.sample.ops.topk_topp_sampler": ("cpu_sampling.install_top_k",),
 }
 
 serving_peagle = False
-"""Whether this process drafts with P-EAGLE: for seams that have no configuration at hand."""
+"""Whether this process drafts with P-EAGLE: for patches that have no configuration at hand."""
 
 _installed = False
 
 
 def install_all() -> None:
-    """Hook every seam to the import of its vLLM module; at once where that is imported already."""
+    """Hook every patch to the import of its vLLM module; at once where that is imported already."""
     global _installed
     if _installed:
         return
@@ -57,39 +52,39 @@ def install_all() -> None:
 
 
 def _install(hook: str, module: object) -> None:
-    """Install one seam in a module of vLLM. Where it does not fit, vLLM keeps its own code and P-EAGLE is refused."""
+    """Install one patch in a module of vLLM. Where it does not fit, vLLM keeps its own code and P-EAGLE is refused."""
     name, _, function = hook.partition(".")
     try:
         getattr(importlib.import_module(f"peagle_vllm.patches.{name}"), function)(module)
     except (AttributeError, KeyError, TypeError) as error:
         logger.warning(
-            "peagle-vllm: the seam %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
+            "peagle-vllm: the patch %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
             name.replace("_", "-"),
             error,
         )
 
 
-def all_seams() -> "tuple[Seam, ...]":
-    """The ledger: every seam's declaration, in the order of installation."""
+def all_patches() -> "tuple[Patch, ...]":
+    """The ledger: every patch's declaration, in the order of installation."""
     names = dict.fromkeys(hook.partition(".")[0] for hooks in HOOKS.values() for hook in hooks)
-    return tuple(importlib.import_module(f"peagle_vllm.patches.{name}").SEAM for name in names)
+    return tuple(importlib.import_module(f"peagle_vllm.patches.{name}").PATCH for name in names)
 
 
 @functools.cache
 def refuse_if_moved() -> None:
-    """Raise ``RefusedError`` if a seam no longer fits this vLLM and was not let in; warn of those that were."""
+    """Raise ``RefusedError`` if a patch no longer fits this vLLM and was not let in; warn of those that were."""
     from peagle_vllm.patches import fingerprint, version
 
     install = version.find_vllm()
     if install is None:
         return
     try:
-        report = fingerprint.check(install, accepted=fingerprint.accepted_seams(os.environ.get(fingerprint.ACCEPT)))
+        report = fingerprint.check(install, accepted=fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT)))
     except fingerprint.AcceptError as error:
         raise RefusedError(f"P-EAGLE refused: {error}") from None
     if report.moved:
         lost = [change.definition.path for result in report.moved for change in result.moved if change.lost]
-        names = ",".join(result.seam.name for result in report.results if result.moved)
+        names = ",".join(result.patch.name for result in report.results if result.moved)
         way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
         if lost:
             way_out = f"{lost[0]} is gone, so {fingerprint.ACCEPT} does not help"

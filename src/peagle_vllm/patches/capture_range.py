@@ -3,11 +3,11 @@
 import copy
 from types import ModuleType
 
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
-SEAM = Seam(
+PATCH = Patch(
     name="capture-range",
     runner="V1",
     why="A decode batch of n requests verifies (K+1)n rows but drafts 2K*n, so drafts outgrow the captured sizes; "
@@ -15,6 +15,10 @@ SEAM = Seam(
     "3 makes room for 32 splits of every batch up to the largest size that the configuration has.",
     waits_for="nothing: vLLM has deprecated the V1 runner, and V2's drafter captures its own sizes",
     delete_when="vLLM drops the V1 model runner",
+    depends_on={
+        "vllm.config.vllm": ("VllmConfig._set_cudagraph_sizes",),
+        "vllm.v1.cudagraph_dispatcher": ("CudagraphDispatcher.initialize_cudagraph_keys",),
+    },
 )
 
 MARK = "peagle_extends_capture"

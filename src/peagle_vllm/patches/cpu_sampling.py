@@ -2,11 +2,11 @@
 
 from types import ModuleType
 
-import peagle_vllm.patches as seams
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm import patches
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 
-SEAM = Seam(
+PATCH = Patch(
     name="cpu-sampling",
     runner="CPU",
     why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
@@ -15,13 +15,17 @@ SEAM = Seam(
     waits_for="_expand_kernel_impl writing into the tensor it was given, and apply_top_k_only taking no rows",
     delete_when="vLLM's CPU build samples correctly at temperature > 0 with speculation (tests/sampling shows it), and "
     "tests/drafts/test_stock_defects.py fails on stock at top_k",
+    depends_on={
+        "vllm.utils.cpu_triton_utils": ("_expand_kernel_impl",),
+        "vllm.v1.sample.ops.topk_topp_sampler": ("apply_top_k_only",),
+    },
 )
 
 
 def install(module: ModuleType) -> None:
     def make(original):
         def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
-            if not seams.serving_peagle:
+            if not patches.serving_peagle:
                 return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
             counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
             values = input_val.masked_fill(input_val == replace_from, replace_to)
@@ -35,7 +39,7 @@ def install(module: ModuleType) -> None:
 def install_top_k(module: ModuleType) -> None:
     def make(original):
         def apply_top_k_only(logits, k):
-            if seams.serving_peagle and not len(logits):
+            if patches.serving_peagle and not len(logits):
                 return logits
             return original(logits, k)
 

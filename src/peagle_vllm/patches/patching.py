@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-_SENTINEL = "_peagle_vllm_seam"
+_SENTINEL = "_peagle_vllm_patch"
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

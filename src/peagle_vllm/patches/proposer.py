@@ -2,39 +2,43 @@
 
 from types import ModuleType
 
-import peagle_vllm.patches as seams
-from peagle_vllm.patches.head_weights import ALSO_OF_HEADS, HEAD_TYPES
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm import patches
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.serving import is_peagle
 
-SEAM = Seam(
+PATCH = Patch(
     name="proposer",
     runner="V1",
     why="An EagleProposer made for a P-EAGLE head becomes a ParallelEagleProposer; as a subclass it passes "
     "every isinstance check of the runner.",
     waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",
-    types={
-        "model": HEAD_TYPES,
-        "runner": ("vllm.v1.worker.gpu_model_runner:GPUModelRunner",),
-        "gpu_input_batch": ("vllm.v1.worker.gpu_input_batch:InputBatch",),
-    },
-    also={
-        **ALSO_OF_HEADS,
-        # How the runner builds a proposer, calls it and reads its results.
-        "vllm.v1.worker.gpu_model_runner": ("EagleProposer", "GPUModelRunner.propose_draft_token_ids"),
-        # What inherited methods do in between.
+    depends_on={
+        "vllm.v1.spec_decode.eagle": ("EagleProposer",),
+        # Its base class: what ParallelEagleProposer overrides, and what calls that.
         "vllm.v1.spec_decode.llm_base_proposer": (
+            "SpecDecodeBaseProposer.__init__",
             "SpecDecodeBaseProposer._init_parallel_drafting_params",
+            "SpecDecodeBaseProposer.load_model",
+            "SpecDecodeBaseProposer.validate_same_kv_cache_group",
             "SpecDecodeBaseProposer.initialize_attn_backend",
+            "SpecDecodeBaseProposer.dummy_run",
+            "SpecDecodeBaseProposer.propose",
+            "SpecDecodeBaseProposer.prepare_next_token_ids_padded",
             "SpecDecodeBaseProposer.prepare_inputs_padded",
+            "SpecDecodeBaseProposer.set_inputs_first_pass",
             "SpecDecodeBaseProposer.build_model_inputs_first_pass",
             "SpecDecodeBaseProposer.build_per_group_and_layer_attn_metadata",
             "SpecDecodeBaseProposer._get_slot_mapping",
+            "SpecDecodeBaseProposer._greedy_sample",
+            "SpecDecodeBaseProposer._sample_draft_tokens",
+            "SpecDecodeBaseProposer._sample_from_logits",
             "SpecDecodeBaseProposer.take_last_draft_probs",
+            "compute_probs_and_sample_next_token",
         ),
-        "vllm.v1.attention.backend": ("CommonAttentionMetadata",),  # its fields are arguments of replace()
-        "vllm.config.compilation": ("CUDAGraphMode",),  # the names in draft_stats.RAN_AS
+        "vllm.v1.worker.gpu_model_runner": ("GPUModelRunner.propose_draft_token_ids",),
+        # The noise of seeded requests, as in _sample_from_logits.
+        "vllm.v1.sample.ops.topk_topp_sampler": ("sample_with_exponential_noise",),
     },
 )
 
@@ -46,8 +50,8 @@ def install(module: ModuleType) -> None:
 
     def __new__(cls, vllm_config, *args, **kwargs):
         if cls is stock:
-            seams.serving_peagle = is_peagle(vllm_config)
-            if seams.serving_peagle:
+            patches.serving_peagle = is_peagle(vllm_config)
+            if patches.serving_peagle:
                 from peagle_vllm.v1.proposer import ParallelEagleProposer
 
                 cls = ParallelEagleProposer

@@ -6,76 +6,55 @@ nor with the Python that computes it (``ast.dump`` would).
 """
 
 import ast
-import functools
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.resources.abc import Traversable
 
-from peagle_vllm.patches.ledger import Definition
+from peagle_vllm.patches.ledger import SIGNATURE, Definition
 
 
 class Source:
-    """One vLLM source tree. Modules are parsed when first asked for."""
+    """One vLLM source tree. Modules are parsed, and definitions digested, when first asked for."""
 
     def __init__(self, root: Traversable):
         self.root = root
-        self._texts: dict[str, str | None] = {}
-        self._trees: dict[str, ast.Module | None] = {}
-        self.find = functools.cache(self._find)
+        self.text, self.tree, self.digest = cache(self._text), cache(self._tree), cache(self._digest)
 
     @staticmethod
     def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
-    def text(self, module: str) -> str | None:
+    def _text(self, module: str) -> str | None:
         """Source of a module, None if there is no such module."""
-        if module not in self._texts:
-            path = module.replace(".", "/")
-            files = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
-            self._texts[module] = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
-        return self._texts[module]
+        path = module.replace(".", "/")
+        files = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
+        return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
 
-    def is_package(self, module: str) -> bool:
-        return self.root.joinpath(module.replace(".", "/")).is_dir()
-
-    def tree(self, module: str) -> ast.Module | None:
+    def _tree(self, module: str) -> ast.Module | None:
         """Syntax tree of a module, None if there is no such module or it does not parse."""
-        if module not in self._trees:
-            text = self.text(module)
-            try:
-                tree: ast.Module | None = None if text is None else self.parse(text)
-            except SyntaxError:  # written for a newer Python than this one
-                tree = None
-            self._trees[module] = tree
-        return self._trees[module]
+        text = self.text(module)
+        try:
+            return None if text is None else self.parse(text)
+        except SyntaxError:  # written for a newer Python than this one
+            return None
 
-    def _find(self, module: str, qualname: str) -> list[ast.AST]:
-        """Every definition of ``qualname``, in order: a name can be bound more than once."""
-        tree = self.tree(module)
+    def _digest(self, definition: Definition) -> str | None:
+        """16 hex digits, or None where the definition is gone. A name can be bound more than once: all count."""
+        tree = self.tree(definition.module)
         scopes: list[ast.AST] = [tree] if tree else []
-        *outer, name = qualname.split(".")
-        for depth, part in enumerate(outer):
-            classes = [node for scope in scopes for node in bound(scope, part) if isinstance(node, ast.ClassDef)]
-            if depth and not classes:  # no nested class: an instance attribute, whose calls are meant
-                return [node for scope in scopes for node in _calls_on_self(scope, part, name)]
-            scopes = [*classes]
-        found = [node for scope in scopes for node in bound(scope, name)]
-        if found or not outer:
-            return found
-        return [node for scope in scopes for node in set_on_self(scope, name)]
-
-    def digest(self, definition: Definition) -> str | None:
-        """16 hex digits, or None where the definition is gone."""
-        nodes = self.find(definition.module, definition.qualname)
+        *outer, name = definition.qualname.removesuffix(SIGNATURE).split(".")
+        for part in outer:
+            scopes = [node for scope in scopes for node in _bound(scope, part) if isinstance(node, ast.ClassDef)]
+        nodes = [node for scope in scopes for node in _bound(scope, name)]
         if not nodes:
             return None
-        name = definition.qualname.rpartition(".")[2]
-        shape = _signature if definition.what == "signature" else _body
-        text = "\n".join(shape(node, name) for node in nodes)
+        only_signature = definition.qualname.endswith(SIGNATURE)
+        text = "\n".join(_signature(node, name) if only_signature else _body(node, name) for node in nodes)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def bound(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+def _bound(scope: ast.AST, name: str) -> Iterator[ast.AST]:
     """What binds ``name`` directly in a module or class, also under if, try and with."""
     for node in _statements(scope):
         match node:
@@ -83,10 +62,10 @@ def bound(scope: ast.AST, name: str) -> Iterator[ast.AST]:
                 if node.name == name:
                     yield node
             case ast.Assign(targets=targets):
-                if any(_names(target, name) for target in targets):
+                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                     yield node
-            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-                if _names(target, name):
+            case ast.AnnAssign(target=ast.Name(id=target)):
+                if target == name:
                     yield node
             case ast.Import() | ast.ImportFrom():
                 if any((alias.asname or alias.name) == name for alias in node.names):
@@ -102,43 +81,6 @@ def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
                 yield from _statements(node)
 
 
-def _names(target: ast.expr, name: str) -> bool:
-    if isinstance(target, ast.Tuple | ast.List):
-        return any(_names(element, name) for element in target.elts)
-    return isinstance(target, ast.Name) and target.id == name
-
-
-def set_on_self(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Assignments to ``self.name`` in the methods of a class."""
-
-    def sets(target: ast.expr) -> bool:
-        if isinstance(target, ast.Tuple | ast.List):
-            return any(sets(element) for element in target.elts)
-        match target:
-            case ast.Attribute(value=ast.Name(id="self"), attr=attr):
-                return attr == name
-        return False
-
-    for method in _statements(scope):
-        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for node in ast.walk(method):
-            match node:
-                case ast.Assign(targets=targets) if any(sets(target) for target in targets):
-                    yield node
-                case ast.AnnAssign(target=target) if sets(target):
-                    yield node
-
-
-def _calls_on_self(scope: ast.AST, attribute: str, name: str) -> Iterator[ast.AST]:
-    """Calls of ``self.attribute.name(...)`` in the methods of a class."""
-    for node in ast.walk(scope):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=owner), attr=called)):
-                if (owner, called) == (attribute, name):
-                    yield node
-
-
 # ----------------------------------------------------------------------------------- normal forms
 
 
@@ -152,24 +94,9 @@ def _body(node: ast.AST, name: str) -> str:
 
 
 def _signature(node: ast.AST, name: str) -> str:
-    """What a caller sees. Of a class: decorators, bases, fields, and methods that are not private."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return f"{_plain(node.decorator_list)}{type(node).__name__} {node.name}{_parameters(node.args)}"
-        case ast.ClassDef():
-            lines = [f"{_plain(node.decorator_list)}class {_plain(node.bases)}{_plain(node.keywords)}"]
-            for member in _statements(node):
-                match member:
-                    case ast.FunctionDef(name=method) | ast.AsyncFunctionDef(name=method):
-                        if not method.startswith("_") or method.endswith("__"):
-                            lines.append(_signature(member, method))
-                    case ast.AnnAssign() | ast.Assign():
-                        lines.append(_signature(member, name))
-            return "\n".join(lines)
-        case ast.AnnAssign():
-            return f"{_plain(node.target)}: has default {node.value is not None}"
-        case ast.Assign():
-            return _plain(node.targets)
+    """What a caller sees of a function: decorators and parameters. Anything else counts whole."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return f"{_plain(node.decorator_list)}{type(node).__name__} {node.name}{_parameters(node.args)}"
     return _body(node, name)
 
 

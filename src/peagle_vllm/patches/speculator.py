@@ -2,62 +2,63 @@
 
 from types import ModuleType
 
-from peagle_vllm.patches.head_weights import ALSO_OF_HEADS, HEAD_TYPES
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
-SEAM = Seam(
+PATCH = Patch(
     name="speculator",
     runner="V2",
     why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
     waits_for="a speculator registry in vLLM, or ParallelEagleSpeculator merged there",
     delete_when="init_speculator takes a speculator class from a plugin",
-    types={
-        "model": HEAD_TYPES,
-        "builder": ("vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder",),
-        "own": ("vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata",),
-    },
-    also={
-        **ALSO_OF_HEADS,
-        # How the runner builds and calls a speculator, and the state that it hands over.
-        "vllm.v1.worker.gpu.model_runner": (
-            "GPUModelRunner.speculator",
-            "GPUModelRunner.speculator.load_model",
-            "GPUModelRunner.speculator.set_attn",
-            "GPUModelRunner.speculator.init_cudagraph_manager",
-            "GPUModelRunner.speculator.capture",
-            "GPUModelRunner.speculator.propose",
-            "GPUModelRunner.use_aux_hidden_state_outputs",
+    depends_on={
+        "vllm.v1.worker.gpu.spec_decode": ("init_speculator",),
+        "vllm.v1.worker.gpu.model_runner": ("init_speculator", "GPUModelRunner._dummy_run"),
+        # The base classes of ParallelEagleSpeculator: what it overrides, and what calls that or is called in its place.
+        "vllm.v1.worker.gpu.spec_decode.eagle.speculator": ("EagleSpeculator",),
+        "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": (
+            "TargetDependentARSpeculator.__init__",
+            "TargetDependentARSpeculator.load_model",
+            "TargetDependentARSpeculator._configure_decode_metadata_update",
+            "TargetDependentARSpeculator.init_cudagraph_manager",
+            "TargetDependentARSpeculator.capture",
+            "TargetDependentARSpeculator.propose",
+            "TargetDependentARSpeculator._run_model",
         ),
-        "vllm.v1.worker.gpu.states": ("RequestState.last_sampled_tokens", "RequestState.next_prefill_tokens"),
-        # What propose of the base classes does with the same buffers, and ours in its place.
-        "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": ("TargetDependentARSpeculator._run_model",),
         "vllm.v1.worker.gpu.spec_decode.speculator": (
+            "BaseSpeculator.num_query_per_req",
+            "BaseSpeculator.num_extra_query_per_req",
+            "BaseSpeculator.propose",
+            "DraftModelSpeculator.__init__",
+            "DraftModelSpeculator.load_model",
+            "DraftModelSpeculator.attn_vllm_config",
+            "DraftModelSpeculator.set_attn",
+            "DraftModelSpeculator.max_model_len",
+            "DraftModelSpeculator.draft_logits_spec",
+            "DraftModelSpeculator.sample_draft",
+            "DraftModelSpeculator.compute_draft_logits",
+            "DraftModelSpeculator._configure_decode_metadata_update",
+            "DraftModelSpeculator._update_draft_decode_metadata",
             "DraftModelSpeculator._build_attn_metadata",
             "DraftModelSpeculator._copy_request_inputs",
-            "DraftModelSpeculator.compute_draft_logits",
-            "DraftModelSpeculator.max_model_len",
-            "BaseSpeculator.propose",
+            "DraftModelSpeculator._prepare_eplb_forward",
+            "DraftModelSpeculator._maybe_predict_acceptance",
         ),
-        # How the draft step's CUDA graphs are captured and found.
-        "vllm.v1.worker.gpu.cudagraph_utils": ("_is_compatible",),
-        "vllm.compilation.cuda_graph": ("CUDAGraphWrapper", "CUDAGraphWrapper.__call__"),
-        # How a backend's metadata is built, and what of it a captured graph keeps.
+        "vllm.v1.worker.gpu.cudagraph_utils": ("CudaGraphManager", "_is_compatible", "has_compiled_submodule"),
+        # What DraftAttention calls in place of _build_attn_metadata, and sets on FlashAttention's builder.
+        "vllm.v1.worker.gpu.attn_utils": ("build_attn_metadata",),
+        "vllm.v1.worker.gpu.block_table": ("BlockTables.get_dummy_block_tables",),
         "vllm.v1.worker.utils": (
             "AttentionGroup.build_metadata",
             "AttentionGroup.build_metadata_for_cudagraph_capture",
-            "AttentionGroup._with_kernel_block_table",
             "AttentionGroup.supports_draft_decode_metadata_update",
             "AttentionGroup.update_draft_decode_metadata",
+            "AttentionGroup.map_to_kernel_block_table",
         ),
-        "vllm.v1.attention.backend": (
-            "max_decode_query_len",
-            "AttentionMetadataBuilder.build",
-            "AttentionMetadataBuilder.build_for_cudagraph_capture",
-            "AttentionMetadataBuilder.supports_draft_decode_metadata_update",
-            "AttentionMetadataBuilder.update_draft_decode_metadata",
-        ),
+        "vllm.v1.attention.backends.flash_attn": ("FlashAttentionMetadataBuilder.__init__",),
+        # The noise that Walk draws with, as sample_draft does.
+        "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_noised_argmax", "spec_step_seed"),
     },
 )
 

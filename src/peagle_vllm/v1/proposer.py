@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import VllmConfig
-from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -32,7 +31,7 @@ from peagle_kernels import (
     walk_edges_torch,
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
-from peagle_vllm.draft_stats import DraftStats
+from peagle_vllm.draft_log import log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selector import find_candidates, load_edge
@@ -42,7 +41,7 @@ from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
 class ParallelEagleProposer(EagleProposer):
     """Drafts all K tokens of every request in one drafter forward."""
 
-    drafts_up_to_max_model_len = True  # read by the seam drafter-limit
+    drafts_up_to_max_model_len = True  # read by the patch drafter-limit
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
         refuse_mixed_windows(vllm_config)
@@ -63,8 +62,6 @@ class ParallelEagleProposer(EagleProposer):
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
         self._mask_is_stale = True
         self.observer: Observer | None = None
-        self.draft_stats = DraftStats()
-        self._drafts_for_requests = False
 
     @property
     def _max_len(self) -> int:
@@ -77,6 +74,7 @@ class ParallelEagleProposer(EagleProposer):
         check_loaded_head(self.model, self.vllm_config)
         self.edge = load_edge(self.model, self.vllm_config, self.device)
         self._refresh_mask_after(self.model)
+        log_start(self.vllm_config)
 
     def validate_same_kv_cache_group(self, kv_cache_config: KVCacheConfig) -> None:
         """As inherited, in one line: the V1 runner keeps one attention metadata for all layers of a head."""
@@ -217,18 +215,7 @@ class ParallelEagleProposer(EagleProposer):
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )
-        self._drafts_for_requests = True
         return num_rows, buffers.sample_indices[: num_reqs * num_k], draft_cad
-
-    def _determine_batch_execution_and_padding(
-        self, num_tokens: int, use_cudagraphs: bool = True
-    ) -> tuple[CUDAGraphMode, int, torch.Tensor | None]:
-        """As inherited; the steps that ``set_inputs_first_pass`` prepared are counted, dummy runs are not."""
-        mode, num_padded, across_dp = super()._determine_batch_execution_and_padding(num_tokens, use_cudagraphs)
-        if self._drafts_for_requests:
-            self.draft_stats.note(mode.name, num_tokens, num_padded - num_tokens)
-            self._drafts_for_requests = False
-        return mode, num_padded, across_dp
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.edge is None:

@@ -49,12 +49,8 @@ class DraftMemory:
         }
 
 
-def draft_memory(vllm_config: VllmConfig, num_groups: int = 1) -> DraftMemory:
-    """The memory that ``ParallelEagleSpeculator`` will take.
-
-    Args:
-        num_groups: KV cache groups with layers of the head.
-    """
+def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
+    """The memory that ``ParallelEagleSpeculator`` will take, for a head in one KV cache group."""
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
     assert spec is not None
     max_k, max_num_seqs = vllm_config.num_speculative_tokens, scheduler.max_num_seqs
@@ -63,7 +59,7 @@ def draft_memory(vllm_config: VllmConfig, num_groups: int = 1) -> DraftMemory:
     size = vllm_config.model_config.dtype.itemsize
     hidden = spec.draft_model_config.get_hidden_size() * size
     aux = _num_aux(vllm_config) * vllm_config.model_config.get_hidden_size() * size
-    per_row = 4 + 8 + 4 + 8 * num_groups  # input id, position, row map, slots
+    per_row = 4 + 8 + 4 + 8  # input id, position, row map, slots
     per_sample = 8 + 8 + 8  # row, position, request
     rows = max_num_tokens + max_num_seqs * (max_k - 1)
     samples = min(max_num_seqs * max_k, max_num_tokens)

@@ -37,7 +37,7 @@ from peagle_kernels import (
     prepare_inputs,
 )
 from peagle_kernels.layout import seq_lens_bound
-from peagle_vllm.draft_stats import DraftStats
+from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_edge, num_candidates
@@ -50,7 +50,6 @@ from peagle_vllm.v2.cudagraph import (
     draft_graphs,
     supported,
 )
-from peagle_vllm.v2.memory import draft_memory
 from peagle_vllm.v2.walk import Walk
 
 
@@ -78,7 +77,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
-        self.draft_stats = DraftStats()
+        self.step_counts = StepCounts()
 
     @property
     def _max_len(self) -> int:
@@ -161,6 +160,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
         shapes = supported(shapes, self.vllm_config, self.attn_cg_support, has_pieces)
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
+        log_start(self.vllm_config, len(shapes.decode) + len(shapes.mixed))
 
     def capture(self) -> None:
         manager = self.cudagraph_manager
@@ -168,14 +168,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if manager.use_breakable_cg:
             manager.init_breakable_cg_runner(self.model)
         manager.capture_drafts(self._prepare_capture)
-
-    def sizes(self) -> dict[str, int]:
-        """What drafting holds once it is set up: captured graphs, and bytes of buffers beside them."""
-        captured = self.cudagraph_manager.captured if self.cudagraph_manager else NO_GRAPHS
-        return {
-            "graphs": len(captured.decode) + len(captured.mixed),
-            "buffer_bytes": draft_memory(self.vllm_config, len(used_group_ids(self.attn_groups))).buffers,
-        }
 
     def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
         """A dummy run of this shape in the buffers, and what its graph records.
@@ -247,7 +239,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         mode, buffers = graph.cg_mode if graph else CUDAGraphMode.NONE, self.buffers
         num_real_rows = int(starts[-1])
         if not dummy_run:
-            self.draft_stats.note(mode.name, num_real_rows, batch.num_rows - num_real_rows)
+            self.step_counts.note(mode.name)
         if mode != CUDAGraphMode.FULL:
             fc_inputs = first_rows(self.fc_inputs, 1 + batch.num_staging_rows)
             buffers = buffers._replace(staging=fc_inputs[1:])

@@ -135,7 +135,7 @@ def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch)
     body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
     module = ModuleType("vllm.model_executor.models.llama_eagle3")
     head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})
-    head_weights.install_llama(module)
+    head_weights.install(module)
     weights = [("model.d2t", torch.tensor([float("nan")]))]
     with pytest.raises(RefusedError):
         head().load_weights(weights)

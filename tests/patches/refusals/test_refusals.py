@@ -57,40 +57,11 @@ def test_an_eagle3_head_with_the_flag(target: Path, head: Path):
     assert "is no P-EAGLE head" in refusal(target, head)
 
 
-@pytest.mark.parametrize("k", [0, -1, 2.5])
-def test_number_of_speculative_tokens(target: Path, head: Path, k):
-    assert "num_speculative_tokens" in refusal(target, head, num_speculative_tokens=k)
-
-
-def test_no_number_of_speculative_tokens(target: Path, head: Path):
-    assert "num_speculative_tokens is missing" in refusal(target, head, num_speculative_tokens=None)
+def test_the_number_of_speculative_tokens_may_be_the_heads_own(target: Path, head: Path):
     aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws"))
     edit_config(aws, lambda c: c.update(n_predict=4))
     config = configure(target, aws, num_speculative_tokens=None)
     assert config.speculative_config.num_speculative_tokens == 4
-
-
-@pytest.mark.parametrize(
-    ("wrong", "mend"),
-    [
-        ({"parallel_drafting": None, "parralel_drafting": True}, "write parallel_drafting"),
-        ({"parallel_drafting": None, "parallel-draftin": True}, "write parallel_drafting"),
-        ({"num_speculative_tokens": None, "num_speculative_token": 3}, "write num_speculative_tokens"),
-        ({"method": None, "metod": "eagle3"}, "write method"),
-        ({"zzz": 1}, "remove it"),
-    ],
-)
-def test_a_misspelt_key(target: Path, head: Path, wrong: dict, mend: str):
-    key = [*wrong][-1].replace("-", "_")
-    assert refusal(target, head, **wrong) == f"P-EAGLE refused: {key} is no key of vLLM's speculative config; {mend}"
-
-
-@pytest.mark.parametrize("method", ["eagle3", "draft_model", "dflash", None])
-def test_a_misspelt_key_of_another_drafter_is_vllms_own_error(target: Path, tmp_path: Path, method: str | None):
-    draft = tiny_heads.write_target(tmp_path / "draft")
-    changes = {"method": method, "parallel_drafting": None if method == "eagle3" else True, "zzz": 1}
-    with pytest.raises(ValueError, match=r"zzz\n.*Unexpected keyword argument"):
-        configure(target, draft, **changes)
 
 
 def test_a_folder_that_does_not_exist(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -141,21 +112,6 @@ def test_more_drafts_than_the_runner_verifies(
 def test_a_head_that_does_not_fit(target: Path, head: Path, edit, says: str):
     edit_config(head, edit)
     assert says in refusal(target, head)
-
-
-def test_quantized_lm_head_before_vllm_knows_it(target: Path, head: Path):
-    assert "draft_lm_head_quantization needs vLLM 0.33" in refusal(target, head, draft_lm_head_quantization="fp8")
-
-
-def test_quantized_lm_head_of_a_head_with_its_own(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What vLLM 0.33 would say once the weights are loaded; its field is put where 0.32 has none."""
-    from vllm.config import SpeculativeConfig
-
-    monkeypatch.setattr(SpeculativeConfig, "draft_lm_head_quantization", "fp8", raising=False)
-    whole = tiny_heads.write_head(tmp_path / "whole", target, HeadSpec())
-    configure(target, whole)
-    reduced = tiny_heads.write_head(tmp_path / "reduced", target, HeadSpec(draft_vocab=200))
-    assert "has its own, of 200 tokens" in refusal(target, reduced)
 
 
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
@@ -239,12 +195,6 @@ def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):
         get_parallel_drafting_token_id(configure(target, head).speculative_config.draft_model_config.hf_config)
         == MASK_TOKEN
     )
-
-
-def test_the_number_of_tokens_may_come_by_its_own_flag(target: Path, head: Path):
-    config = configure(target, head, num_speculative_tokens=None, engine_spec_tokens=4)
-    assert config.speculative_config.num_speculative_tokens == 4
-    assert "num_speculative_tokens is 0" in refusal(target, head, num_speculative_tokens=None, engine_spec_tokens=0)
 
 
 def test_another_parallel_drafter_is_none_of_our_business(target: Path, tmp_path: Path):

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.arm("plugin-v1")
 @pytest.fixture
 def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process of its own, what is logged and checked once a start is logged and checked again."""
-    import peagle_vllm.patches as seams
+    from peagle_vllm import patches
 
     monkeypatch.delenv("PEAGLE_VLLM_ACCEPT", raising=False)
-    seams.refuse_if_moved.cache_clear()
+    patches.refuse_if_moved.cache_clear()
     yield
-    seams.refuse_if_moved.cache_clear()
+    patches.refuse_if_moved.cache_clear()
 
 
 @pytest.mark.usefixtures("a_new_start")
@@ -38,22 +38,22 @@ def test_a_vllm_of_another_number_is_served(target: Path, head: Path, monkeypatc
 
 @pytest.fixture
 def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vLLM that differs from every recorded one at two seams."""
+    """A vLLM that differs from every recorded one at two patches."""
     from peagle_vllm.patches import fingerprint
 
     recorded = fingerprint.load_recorded()
     for build in (build for builds in recorded.values() for build in builds.values()):
-        for seam, name in (("proposer", ".eagle:EagleProposer "), ("cpu-sampling", ":_expand_kernel_impl ")):
-            (key,) = (key for key in build[seam] if name in key)
-            build[seam][key] = "0" * 16  # type: ignore[index]
+        for name in ("vllm.v1.spec_decode.eagle:EagleProposer", "vllm.utils.cpu_triton_utils:_expand_kernel_impl"):
+            assert name in build
+            build[name] = "0" * 16  # type: ignore[index]
     monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
 
 
 @pytest.mark.usefixtures("moved")
-def test_a_moved_seam(target: Path, head: Path):
+def test_a_moved_patch(target: Path, head: Path):
     """P-EAGLE is refused by name; the same target without it is configured as ever."""
     line = refusal(target, head)
-    assert "differs from what peagle-vllm was checked against at the seams proposer, cpu-sampling" in line
+    assert "differs from what peagle-vllm was checked against at the patches proposer, cpu-sampling" in line
     assert "PEAGLE_VLLM_ACCEPT=proposer,cpu-sampling serves it all the same" in line
 
     from vllm.engine.arg_utils import EngineArgs
@@ -62,23 +62,23 @@ def test_a_moved_seam(target: Path, head: Path):
 
 
 @pytest.mark.usefixtures("moved")
-def test_a_moved_seam_is_let_in_by_name(
+def test_a_moved_patch_is_let_in_by_name(
     target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warning_log: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "proposer")
-    assert "at the seam cpu-sampling;" in refusal(target, head)
+    assert "at the patch cpu-sampling;" in refusal(target, head)
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, proposer,gate")
     for _ in range(2):
         assert configure(target, head).speculative_config.parallel_drafting
     (warning,) = warnings_with(warning_log, "PEAGLE_VLLM_ACCEPT")
-    assert "at the seams proposer, cpu-sampling" in warning and "gate" not in warning
+    assert "at the patches proposer, cpu-sampling" in warning and "gate" not in warning
 
 
 @pytest.mark.usefixtures("a_new_start")
-def test_to_accept_what_is_no_seam(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+def test_to_accept_what_is_no_patch(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "gate,head config")
     line = refusal(target, head)
-    assert "PEAGLE_VLLM_ACCEPT names 'head config', which is no seam; the seams are" in line
+    assert "PEAGLE_VLLM_ACCEPT names 'head config', which is no patch; the patches are" in line
     assert "head-config" in line
 
 
@@ -89,20 +89,20 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
     def digest(self: Source, definition: Definition) -> str | None:
         return None if definition.qualname.endswith("_input_fits_in_drafter") else whole(self, definition)
 
-    whole = Source.digest
-    monkeypatch.setattr(Source, "digest", digest)
+    whole = Source._digest
+    monkeypatch.setattr(Source, "_digest", digest)
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "drafter-limit")
     line = refusal(target, head)
-    assert "at the seam drafter-limit;" in line
+    assert "at the patch drafter-limit;" in line
     assert line.endswith("GPUModelRunner._input_fits_in_drafter is gone, so PEAGLE_VLLM_ACCEPT does not help")
 
 
-def test_a_seam_that_does_not_fit_leaves_vllm_alone(warning_log: pytest.LogCaptureFixture):
-    """A vLLM without what a seam wraps: the import goes on, and says so."""
+def test_a_patch_that_does_not_fit_leaves_vllm_alone(warning_log: pytest.LogCaptureFixture):
+    """A vLLM without what a patch wraps: the import goes on, and says so."""
     from types import ModuleType
 
-    import peagle_vllm.patches as seams
+    from peagle_vllm import patches
 
     moved = ModuleType("vllm.v1.worker.gpu_model_runner")
-    seams._install("drafter_limit.install", moved)
-    assert "the seam drafter-limit does not fit this vLLM" in warning_log.text
+    patches._install("drafter_limit.install", moved)
+    assert "the patch drafter-limit does not fit this vLLM" in warning_log.text

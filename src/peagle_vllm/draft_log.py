@@ -1,0 +1,43 @@
+"""What the log says of drafts: one line at the start, and at level DEBUG how draft steps ran."""
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from peagle_vllm.serving import TRAINED_DEPTH
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
+
+STEPS_A_LINE = 1000
+
+
+def log_start(vllm_config: "VllmConfig", num_graphs: int | None = None) -> None:
+    """Say once on each machine that P-EAGLE is served: the runner, K, the head's trained depth, and graphs.
+
+    Args:
+        num_graphs: CUDA graphs of drafts; None where they are the target's.
+    """
+    from vllm.logger import init_logger
+
+    spec = vllm_config.speculative_config
+    assert spec is not None
+    if vllm_config.parallel_config.data_parallel_rank_local:
+        return
+    depth = getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, None)
+    parts = [f"Model Runner {'V2' if vllm_config.use_v2_model_runner else 'V1'}", f"K={spec.num_speculative_tokens}"]
+    parts += [f"head trained {depth} deep"] if depth else []
+    parts += [f"{num_graphs or 'no'} graphs"] if num_graphs is not None else []
+    init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts))
+
+
+class StepCounts(Counter[str]):
+    """Draft steps of one worker by vLLM's names for how they ran: FULL, PIECEWISE, NONE (eager)."""
+
+    def note(self, cudagraph_mode: str) -> None:
+        """Count one step that serves requests."""
+        self[cudagraph_mode] += 1
+        if self.total() % STEPS_A_LINE == 0:
+            logger.debug("P-EAGLE draft steps by CUDA graph mode: %s", dict(self))

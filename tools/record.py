@@ -1,0 +1,50 @@
+"""Record what the definitions that the patches list look like in a vLLM: ``python -m tools.record --vllm PATH``.
+
+Run it after looking at each definition that moved and mending the patch, and whenever a patch lists another one; then
+for every build in ``fingerprints.json``. The build's entry is written anew, the others are kept.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from peagle_vllm.patches import all_patches
+from peagle_vllm.patches.fingerprint import FINGERPRINTS, Recorded, load_recorded
+from peagle_vllm.patches.source import Source
+from peagle_vllm.patches.version import NotVllmError, VllmInstall, find_vllm, read
+
+FILE = Path(__file__).parents[1] / "src/peagle_vllm/patches" / FINGERPRINTS
+
+
+def record(install: VllmInstall, recorded: Recorded) -> Recorded:
+    """``recorded`` with this build in it, sorted."""
+    source, entries = Source(install.root), {minor: dict(builds) for minor, builds in recorded.items()}
+    digests = {each.key: source.digest(each) for patch in all_patches() for each in patch.definitions}
+    entries.setdefault(install.minor, {})[install.label] = {
+        key: found for key, found in sorted(digests.items()) if found
+    }
+    by_number = sorted(entries.items(), key=lambda entry: [int(part) for part in entry[0].split(".")])
+    return {minor: dict(sorted(builds.items())) for minor, builds in by_number}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.record", description=__doc__)
+    parser.add_argument("--vllm", metavar="PATH", help="a wheel or an unpacked one (the installed vLLM if not given)")
+    path = parser.parse_args(arguments).vllm
+    try:
+        install = find_vllm() if path is None else read(path)
+    except NotVllmError as error:
+        sys.exit(str(error))
+    if install is None:
+        sys.exit("vLLM is not installed; name a wheel with --vllm PATH")
+    if not install.minor[:1].isdigit():
+        sys.exit(f"{install.root}: a vLLM of unknown version cannot be recorded")
+    recorded = record(install, load_recorded())
+    print(f"{install.label}: {len(recorded[install.minor][install.label])} definitions")
+    FILE.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
