@@ -1,4 +1,4 @@
-"""V1's sizes of graphs with and without the seam: vLLM's own dispatchers and FlashAttention 3's own builder, no GPU."""
+"""V1's sizes of graphs with and without the patch: vLLM's own dispatchers and FlashAttention 3's own builder, no GPU."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -154,7 +154,7 @@ def common_metadata(rows: int, num_reqs: int) -> Any:
 
 
 @SETTINGS
-def test_split_kv_takes_what_it_takes_without_the_seam(seqs: int, k: int, budget: int, flash_attention_3):
+def test_split_kv_takes_what_it_takes_without_the_patch(seqs: int, k: int, budget: int, flash_attention_3):
     """FlashAttention 3 allocates splits x rows of float32: 4 GB for 32 splits of 7,680 rows, 64 heads of 128."""
     config = configured(seqs, k, budget)
     stock = configured(seqs, k, budget, parallel_drafting=False)
