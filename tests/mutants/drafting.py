@@ -6,6 +6,7 @@ GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
+WALK = "kernels/peagle_kernels/walk_edges.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
@@ -199,6 +200,13 @@ DRAFTING = (
         "in_range & (source < 0)",
         BROADCAST_TEST,
         "kernels",
+    ),
+    Mutation(
+        "kernel: the walk compiles anew for another K",
+        WALK,
+        'do_not_specialize=["num_k", "last_position"]',
+        'do_not_specialize=["last_position"]',
+        "tests/kernels/test_aot.py::test_a_server_compiles_walk_edges_once",
     ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(
