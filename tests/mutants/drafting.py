@@ -6,6 +6,7 @@ GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
+GREEDY = "src/peagle_vllm/greedy.py"
 WALK = "kernels/peagle_kernels/walk_edges.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
@@ -207,6 +208,21 @@ DRAFTING = (
         'do_not_specialize=["num_k", "last_position"]',
         'do_not_specialize=["last_position"]',
         "tests/kernels/test_aot.py::test_a_server_compiles_walk_edges_once",
+    ),
+    Mutation(
+        "an edge asks for a top-k that does not compile",
+        GREEDY,
+        "        model.has_vllm_top_k = False\n",
+        "",
+        "tests/v2/test_graph.py::test_an_edge_drafts_where_flashinfer_does_not_compile",
+        "plugin-v2",
+    ),
+    Mutation(
+        "the walk prefers the candidates that come first",
+        WALK,
+        "return scores.argmax(dim=-1)",
+        "return (scores - torch.arange(scores.shape[-1])).argmax(dim=-1)",
+        "tests/test_greedy.py::test_drafts_move_only_at_ties_where_ties_come_in_another_order",
     ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(

@@ -87,6 +87,24 @@ def test_drafts_of_a_replayed_graph(k: int, target: Path):
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
 
 
+def test_an_edge_drafts_where_flashinfer_does_not_compile(target: Path, monkeypatch: pytest.MonkeyPatch):
+    """On CUDA vLLM's top-k is FlashInfer's, which compiles when it is first used: tried at load, left alone after."""
+    pair, asked = (target, target.parent / "head-nvcc"), []
+    tiny_heads.write_head(pair[1], target, MIXED)
+    engine(Settings(target))  # the interpreter must be there before vLLM is imported
+    from vllm.model_executor.layers import logits_processor
+
+    def does_not_compile(scores: torch.Tensor, k: int) -> None:
+        asked.append(k)
+        raise RuntimeError("Could not find nvcc")
+
+    monkeypatch.setattr(logits_processor, "_topk", does_not_compile)
+    report, seen = exact(start(*pair, 4), pair, [Request("nvcc", prompt(9), 16)])
+    assert len(asked) == 1
+    assert seen.replayed.total() > 2
+    assert report.rows > 3
+
+
 def test_a_schedule_needs_no_recapture(target: Path):
     """K' = 0, 2 and 5 by batch size: one shape for each, no drafts where K' = 0, and KV kept all the same."""
     pair, k = (target, target.parent / "head-schedule"), 5

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from peagle_vllm.greedy import top_candidates
+from peagle_vllm.greedy import choose_top_k, top_candidates
 from peagle_vllm.sharpen.lattice import UNKNOWN, Lattice
 
 
@@ -35,6 +35,8 @@ def start(worker: Any, num_candidates: int) -> None:
     drafter, is_first = drafter_of(worker), get_tensor_model_parallel_rank() == 0
     if drafter is None:
         return
+    row = torch.zeros(1, drafter.hidden_size, dtype=drafter.dtype, device=drafter.device)
+    choose_top_k(drafter.model, row, num_candidates)
     drafter.recorded = []
     method = "_sample" if hasattr(drafter, "cudagraph_manager") else "_sample_draft_tokens"
     original = getattr(drafter, method)
