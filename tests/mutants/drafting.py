@@ -23,6 +23,7 @@ EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_a_loop_ove
 KERNEL_TEST = "tests/kernels/test_prepare_inputs.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
 STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
+READS = "tests/v2/test_graph.py::test_metadata_before_a_replay_reads_back_what_its_backend_reads[rebuilt]"
 MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
@@ -176,6 +177,22 @@ DRAFTING = (
         "not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update)",
         "mode != CUDAGraphMode.FULL",
         STALE + "[rebuilt]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: rebuilt metadata reads lengths back",
+        ATTENTION,
+        "bound = torch.from_numpy(_padded(seq_lens_bound, num_reqs, 0))",
+        "bound = self.buffers.seq_lens[:num_reqs].cpu()",
+        READS,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: metadata is rebuilt and nobody says so",
+        V2,
+        "self.attention.warn_of_rebuilt_metadata()",
+        "pass",
+        READS,
         "plugin-v2",
     ),
     Mutation(
