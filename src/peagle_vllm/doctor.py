@@ -155,8 +155,7 @@ def _top_k() -> str | None:
     if torch.version.cuda is None:
         return None
     try:
-        from flashinfer import top_k
-
+        top_k = importlib.import_module("flashinfer").top_k
         top_k(torch.zeros(1, 64, device="cuda"), 2, sorted=True, deterministic=True)[0].tolist()
     except Exception as error:  # a compiler, a linker and a driver each fail in their own way
         first_line = str(error).strip().partition("\n")[0]
