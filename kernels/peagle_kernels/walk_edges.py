@@ -146,7 +146,8 @@ def walk_edges_triton(
     )
 
 
-@triton.jit
+# Each K of a schedule is a step of its own: no variant may compile while requests wait.
+@triton.jit(do_not_specialize=["num_k", "last_position"])
 def _walk_edges_kernel(
     out_ptr,  # [num_reqs, K]
     out_stride,

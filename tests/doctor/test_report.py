@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import peagle_vllm
 from peagle_tools.cli import app
-from peagle_tools.doctor.report import Environment, decide_runner, read_environment
+from peagle_tools.doctor.report import Environment, as_dict, decide_runner, read_environment, show
 from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.version import VllmInstall
@@ -29,9 +30,10 @@ GPU = Environment(
     no_triton="",
     registered=True,
     platform=None,
+    top_k="FlashInfer's",
     variables={},
 )
-CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
+CPU = replace(GPU, device=None, top_k=None, cpu_build=True, no_triton="it has no CPU backend")
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
@@ -277,6 +279,40 @@ def test_an_accelerator_need_not_be_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read_environment(None).device == "Data Center GPU, 2 visible"
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
     assert read_environment(None).device is None
+
+
+def does_not_compile(*_: object, **__: object) -> None:
+    raise RuntimeError("Could not find nvcc\nand a page more")
+
+
+@pytest.mark.parametrize(
+    ("top_k", "said"),
+    [
+        (lambda scores, k, sorted, deterministic: scores.topk(k), "FlashInfer's"),
+        (None, "torch's: FlashInfer's does not run here (ModuleNotFoundError: "),
+        (does_not_compile, "torch's: FlashInfer's does not run here (RuntimeError: Could not find nvcc)"),
+    ],
+    ids=["runs", "not installed", "does not compile"],
+)
+def test_it_says_whose_top_k_an_edge_gets_on_cuda(top_k: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by running it, as serving does: FlashInfer that is installed need not compile."""
+    cuda, zeros = SimpleNamespace(type="cuda"), torch.zeros
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: cuda)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(get_device_name=lambda: "H200"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(top_k=top_k) if top_k else None)
+    found = read_environment(None)
+    assert found.top_k and found.top_k.startswith(said)
+    console = Console(width=80, record=True)
+    show(console, None, found, decide_runner(found, None))
+    assert re.search(rf"edge's top-k +{said.partition(' ')[0]}", console.export_text())
+    assert as_dict(None, found, decide_runner(found, None))["top_k"] == found.top_k
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert read_environment(None).top_k is None  # ROCm
 
 
 def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,32 @@
-"""The kernels compile for sm_90 and sm_100 without a GPU, spill no registers, and copy rows 128 bits at a time."""
+"""The kernels compile for sm_90 and sm_100 without a GPU, spill no registers, and copy rows 128 bits at a time.
 
+And none of them compiles another variant for another K, batch or row count of a server.
+"""
+
+import importlib
 import os
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 from benchmarks import compile_report
+from peagle_kernels import (
+    Candidates,
+    Drawing,
+    Edge,
+    allocate_buffers,
+    gather_hidden_triton,
+    prepare_inputs_triton,
+    walk_edges_triton,
+)
+from tests.kernels.test_walk_edges import draw_by_its_arguments
+from tests.support.batches import Request, build
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter never compiles: run without TRITON_INTERPRET"
@@ -61,3 +83,88 @@ def test_widths_are_read_from_the_machine_code():
     /*0050*/ LDGSTS.E.128 [R1], desc[UR4][R2.64] ;
     """
     assert compile_report.access_widths(sass) == ({"128": 1, "32": 1, "16": 1}, {"64": 1})
+
+
+DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
+MAX_NUM_REQS, WIDTH, RANK, VOCAB, NUM_CANDIDATES = 32, 64, 16, 100, 8
+REQUEST_COUNTS = (1, 2, 15, 16, 32)
+
+
+def num_variants(module: str, name: str, launch: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> int:
+    """How many variants of this kernel ``launch(*args)`` needs for all these ``args``; none is compiled."""
+    place = importlib.import_module(f"peagle_kernels.{module}")
+    kernel, keys, launches = compile_report.AheadOfTime(getattr(place, name)), set(), 0
+    with (
+        patch.object(driver, "_active", compile_report.no_gpu(90)),
+        patch.object(place, name, kernel),
+        patch.object(JITFunction, "_do_compile", lambda self, key, *args: keys.add(key)),
+        patch.dict(kernel.kernel.device_caches, clear=True),
+    ):
+        for args in calls:
+            launch(*args)
+            launches += 1
+    assert launches == len(kernel.compiled) > 0
+    return len(keys)
+
+
+def depths_of(max_k: int) -> tuple[int, ...]:
+    """K of every step that a server of this K can have, with a schedule."""
+    return tuple(k for k in DEPTHS if k <= max_k)
+
+
+@pytest.mark.parametrize("max_k", DEPTHS)
+def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
+    block_sizes, widths = [16, 32], [WIDTH] * 3
+    out = allocate_buffers(
+        max_rows=MAX_NUM_REQS * 2 * max_k + 7,
+        max_num_reqs=MAX_NUM_REQS + 3,  # a row of request state each, too
+        max_speculative_tokens=max_k,
+        staging=torch.zeros(1 + MAX_NUM_REQS * (max_k + 1), 3 * WIDTH)[1:],
+        slot_mappings=torch.zeros(2, MAX_NUM_REQS * 2 * max_k + 7, dtype=torch.int64),
+    )
+
+    def call(k: int, num_reqs: int, static: bool) -> tuple[Any, ...]:
+        case = build(
+            [Request(3, 1 + k // 2, 0)] * num_reqs,
+            k=k,
+            max_k=max_k,
+            static=static,
+            max_model_len=64,
+            block_sizes=block_sizes,
+            widths=widths,
+        )
+        return case.target, case.aux, case.groups, case.layout, case.step, out
+
+    steps = product((0, *depths_of(max_k)), REQUEST_COUNTS, (True, False))
+    calls = (call(*step) for step in steps)
+    assert num_variants("prepare_inputs_kernel", "_prepare_inputs_kernel", prepare_inputs_triton, calls) == 2
+
+
+def test_a_server_compiles_gather_hidden_once():
+    out, row_map = torch.zeros(128, WIDTH), torch.zeros(128, dtype=torch.int32)
+    combined = torch.zeros(1 + 128, WIDTH)  # m, then captured rows
+    calls = ((out[:rows], combined[1:], combined[0], row_map[:rows]) for rows in (1, 2, 15, 16, 128))
+    assert num_variants("gather_hidden", "_gather_hidden_kernel", gather_hidden_triton, calls) == 1
+
+
+@pytest.mark.parametrize("max_k", DEPTHS)
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
+def test_a_server_compiles_walk_edges_once(drawn: bool, max_k: int):
+    """And the next server nothing more, however many positions its edge has scales for."""
+    samples = MAX_NUM_REQS * max_k
+    drafts, offsets = (torch.zeros(*shape, dtype=torch.int64) for shape in ((MAX_NUM_REQS, max_k), (VOCAB,)))
+    ids, scores = torch.zeros(samples, NUM_CANDIDATES, dtype=torch.int64), torch.zeros(samples, NUM_CANDIDATES)
+    gates, table = torch.zeros(samples, RANK), torch.zeros(VOCAB, RANK)
+    numbers = torch.zeros(samples, dtype=torch.int64)
+    state = torch.ones(MAX_NUM_REQS), torch.zeros(MAX_NUM_REQS, dtype=torch.int64)
+    q, cached = torch.zeros(MAX_NUM_REQS, max_k, VOCAB), ids.view(MAX_NUM_REQS, max_k, -1)
+
+    def call(k: int, num_reqs: int, positions: int) -> tuple[Any, ...]:
+        rows, scale = slice(0, num_reqs * k), torch.ones(positions)
+        edge = Edge(table, table, None, scale, scale, NUM_CANDIDATES)
+        candidates = Candidates(ids[rows], scores[rows], gates[rows], numbers.int(), numbers[rows])
+        drawing = Drawing(draw_by_its_arguments, numbers[rows], numbers[rows], *state, q, cached, use_fp64=False)
+        return drafts[:num_reqs, :k], candidates, edge, offsets, scores[rows], drawing if drawn else None
+
+    calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS, (1, 2, 17)))
+    assert num_variants("walk_edges", "_walk_edges_kernel", walk_edges_triton, calls) == 1

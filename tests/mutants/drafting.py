@@ -6,6 +6,8 @@ GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
+GREEDY = "src/peagle_vllm/sampling/greedy.py"
+WALK = "kernels/peagle_kernels/walk_edges.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
@@ -22,6 +24,7 @@ EXPAND_TWIN = "tests/kernels/test_prepare_inputs.py::test_twin_equals_a_loop_ove
 KERNEL_TEST = "tests/kernels/test_prepare_inputs.py::test_kernel_equals_twin_and_writes_every_element"
 REPLAYED = "tests/v2/test_graph.py::test_drafts_of_a_replayed_graph[3]"
 STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
+READS = "tests/v2/test_graph.py::test_metadata_before_a_replay_reads_back_what_its_backend_reads[rebuilt]"
 MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
@@ -194,6 +197,22 @@ DRAFTING = (
         "plugin-v2",
     ),
     Mutation(
+        "graph: rebuilt metadata reads lengths back",
+        ATTENTION,
+        "bound = torch.from_numpy(_padded(seq_lens_bound, num_reqs, 0))",
+        "bound = self.buffers.seq_lens[:num_reqs].cpu()",
+        READS,
+        "plugin-v2",
+    ),
+    Mutation(
+        "graph: metadata is rebuilt and nobody says so",
+        V2,
+        "self.attention.warn_of_rebuilt_metadata()",
+        "pass",
+        READS,
+        "plugin-v2",
+    ),
+    Mutation(
         "piecewise: input rows stand elsewhere at every step",
         V2,
         "hidden_states=first_rows(self.hidden_states, batch.num_rows),",
@@ -242,6 +261,28 @@ DRAFTING = (
         '            self.__dict__.setdefault("first_tables", block_tables),\n            self.buffers,',
         "tests/v2/test_graph.py::test_drafts_after_vllm_has_profiled_the_memory_of_graphs[in_place]",
         "plugin-v2",
+    ),
+    Mutation(
+        "kernel: the walk compiles anew for another K",
+        WALK,
+        'do_not_specialize=["num_k", "last_position"]',
+        'do_not_specialize=["last_position"]',
+        "tests/kernels/test_aot.py::test_a_server_compiles_walk_edges_once",
+    ),
+    Mutation(
+        "an edge asks for a top-k that does not compile",
+        GREEDY,
+        "        model.has_vllm_top_k = False\n",
+        "",
+        "tests/v2/test_graph.py::test_an_edge_drafts_where_flashinfer_does_not_compile",
+        "plugin-v2",
+    ),
+    Mutation(
+        "the walk prefers the candidates that come first",
+        WALK,
+        "return scores.argmax(dim=-1)",
+        "return (scores - torch.arange(scores.shape[-1])).argmax(dim=-1)",
+        "tests/sampling/test_greedy.py::test_drafts_move_only_at_ties_where_ties_come_in_another_order",
     ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(

@@ -1,4 +1,4 @@
-"""V1's sizes of graphs with and without the patch: vLLM's own dispatchers and FlashAttention 3's own builder, no GPU."""
+"""V1's sizes of graphs with and without the patch: vLLM's dispatchers and FlashAttention 3's builder, no GPU."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from peagle_kernels import Candidates, Edge, walk_edges_torch
 from peagle_vllm.sampling import greedy
 
 VOCAB, HIDDEN = 40, 16
@@ -68,6 +69,7 @@ def test_the_same_tokens(draft_vocab: int, tp_size: int, scale: float):
 @pytest.mark.parametrize("limit_rows", [5, 12])
 def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
     made, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
+    greedy.choose_top_k(made, hidden_states[:1], 3)
     monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * 7 * 4)
     ids, logits = greedy.top_candidates(made, hidden_states, 3)
     best = (hidden_states @ made.lm_head.weight.T * scale).topk(3)
@@ -75,7 +77,69 @@ def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkey
     torch.testing.assert_close(logits, best.values)
     assert max(made.logits_processor.rows) == limit_rows
     # On a CPU, vLLM's gathering of shards has no whole numbers.
-    assert bool(made.logits_processor.asked_for_best) == (tp_size == 1 and scale > 0)
+    assert (made.logits_processor.asked_for_best > 1) == (tp_size == 1 and scale > 0)
+
+
+def test_the_same_candidates_where_flashinfer_does_not_compile(caplog: pytest.LogCaptureFixture):
+    """vLLM's top-k fails at load then, and is never asked again."""
+    made, hidden_states = model(7), torch.randn(12, HIDDEN).bfloat16()
+    made.lm_head.weight = made.lm_head.weight.bfloat16()
+    asked = []
+
+    def does_not_compile(*args: object) -> None:
+        asked.append(args)
+        raise RuntimeError("Could not find nvcc\nand a page more")
+
+    made.logits_processor.get_top_k_tokens = does_not_compile
+    greedy.choose_top_k(made, hidden_states[:1], 3)
+    (line,) = caplog.messages
+    assert "(RuntimeError: Could not find nvcc)" in line and "\n" not in line
+    ids, logits = greedy.top_candidates(made, hidden_states, 3)
+    best = (hidden_states @ made.lm_head.weight.T).float().topk(3)
+    assert len(asked) == 1
+    assert logits.dtype == torch.float32 and torch.equal(logits, best.values)
+    assert torch.equal((hidden_states @ made.lm_head.weight.T).float().gather(1, ids), best.values)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_move_only_at_ties_where_ties_come_in_another_order(seed: int):
+    """FlashInfer's top-k orders equal logits, of which bf16 has many, otherwise than torch's, and takes others of them.
+
+    The candidates' order must not matter: drafts may move only where the last candidate ties with one left out.
+    """
+    num_reqs, num_k, num, rank = 64, 4, 6, 8
+    gen = torch.Generator().manual_seed(seed)
+    made = model(HIDDEN)
+    made.lm_head.weight = torch.eye(HIDDEN)
+    logits = torch.randint(-6, 6, (num_reqs * num_k, HIDDEN), generator=gen).float()
+    table = torch.randn(2, HIDDEN, rank, generator=gen)
+    edge = Edge(*table, None, torch.ones(num_k), torch.ones(num_k), num)
+    bonus, first = torch.randint(HIDDEN, (num_reqs,), generator=gen), torch.arange(num_reqs).repeat_interleave(num_k)
+
+    def another_order(head: object, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        order = torch.randperm(HIDDEN, generator=gen)
+        values, at = hidden_states[:, order].topk(k)
+        return order[at], values
+
+    def drafted() -> tuple[torch.Tensor, torch.Tensor]:
+        greedy.choose_top_k(made, logits[:1], num)
+        ids, values = greedy.top_candidates(made, logits, num)
+        out = torch.zeros(num_reqs, num_k, dtype=torch.int64)
+        walk_edges_torch(out, Candidates(ids, values, None, bonus, first), edge, None, torch.zeros_like(values))
+        return out, ids.view(num_reqs, num_k, num)
+
+    right, ids = drafted()
+    made.logits_processor.get_top_k_tokens = another_order
+    moved, other_ids = drafted()
+    best = logits.topk(num + 1).values.view(num_reqs, num_k, -1)
+    ties = best[..., -2] == best[..., -1]
+    reordered = 0
+    for req in range(num_reqs):
+        differing = (right[req] != moved[req]).nonzero().flatten().tolist()
+        last = differing[0] if differing else num_k - 1  # from there on, the tokens before are others
+        assert not differing or ties[req, last], f"request {req}: {right[req]} {moved[req]}"
+        reordered += int((~ties[req] & (ids[req] != other_ids[req]).any(-1))[: last + 1].sum())
+    assert reordered > 10 and (right != moved).any()
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 7])

@@ -207,6 +207,11 @@ TIE_ULPS = {"float32": 256, "float16": 64, "bfloat16": 2}  # float32: the engine
 MAX_TIE_SHARE = {"float32": 0.0001, "float16": 0.01, "bfloat16": 0.002}  # of the tokens compared
 
 
+def tolerance(draft: Draft, dtype: str) -> float:
+    """Logits of ``draft`` that are as close as this may change places where an engine computes them."""
+    return TIE_ULPS[dtype] * _ulp(float(draft.logits.max()), dtype)
+
+
 class DifferentError(AssertionError):
     """Rows that are not the reference's; the message begins with ``N of M rows differ``."""
 
@@ -245,14 +250,14 @@ def compare(
             by_request.setdefault(row.req, []).append(row)
     for req, mine in by_request.items():
         tokens, p_lasts = finished[req].tokens, sorted({row.p_last for row in mine})
-        aux = _kept_hidden(noted, finished, req, max(p_lasts)) if noted.hidden else None
+        aux = kept_hidden(noted, finished, req, max(p_lasts)) if noted.hidden else None
         expected = reference.drafts(tokens, p_lasts, k, aux)
         for row in mine:
             assert row.bonus == tokens[row.p_last + 1], f"{row}: the sequence holds {tokens[row.p_last + 1]}"
             report.rows += 1
             columns = min(len(row.draft), max_model_len - row.p_last)
             report.tokens += columns
-            near = TIE_ULPS[reference.dtype] * _ulp(float(expected[row.p_last].logits.max()), reference.dtype)
+            near = tolerance(expected[row.p_last], reference.dtype)
             draft = expected[row.p_last].after(row.bonus, row.draft, near)
             verdict = _judge(row, draft, columns, reference.dtype)
             if verdict and verdict.startswith("tie"):
@@ -264,7 +269,7 @@ def compare(
     return report
 
 
-def _kept_hidden(noted: Recording, finished: Mapping[str, Finished], req: str, last: int) -> torch.Tensor:
+def kept_hidden(noted: Recording, finished: Mapping[str, Finished], req: str, last: int) -> torch.Tensor:
     """[last + 1, width] hidden states of a request; where the prefix cache spared them, another request's."""
     tokens = finished[req].tokens
 

@@ -1,13 +1,15 @@
 """The draft step as a CUDA graph, emulated on a CPU (``v2.graphs``): its drafts equal the simulation's too."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
@@ -85,6 +87,24 @@ def test_drafts_of_a_replayed_graph(k: int, target: Path):
     assert seen.padded > 0
     assert seen.unequal > 0
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
+
+
+def test_an_edge_drafts_where_flashinfer_does_not_compile(target: Path, monkeypatch: pytest.MonkeyPatch):
+    """On CUDA vLLM's top-k is FlashInfer's, which compiles when it is first used: tried at load, left alone after."""
+    pair, asked = (target, target.parent / "head-nvcc"), []
+    tiny_heads.write_head(pair[1], target, MIXED)
+    engine(Settings(target))  # the interpreter must be there before vLLM is imported
+    from vllm.model_executor.layers import logits_processor
+
+    def does_not_compile(scores: torch.Tensor, k: int) -> None:
+        asked.append(k)
+        raise RuntimeError("Could not find nvcc")
+
+    monkeypatch.setattr(logits_processor, "_topk", does_not_compile)
+    report, seen = exact(start(*pair, 4), pair, [Request("nvcc", prompt(9), 16)])
+    assert len(asked) == 1
+    assert seen.replayed.total() > 2
+    assert report.rows > 3
 
 
 def test_a_schedule_needs_no_recapture(target: Path):
@@ -175,6 +195,98 @@ def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeyp
     live.run([Request("watched", prompt(9, 5), 12)])
     assert runs
     assert mode.seen == []
+
+
+class HostReads(TorchFunctionMode):
+    """Notes what reads these tensors, or what is computed from them, on the host: on a GPU that waits.
+
+    On a CPU ``.cpu()`` copies nothing, so that no operation shows it; hence the calls themselves.
+    """
+
+    NAMES = frozenset(
+        {"cpu", "tolist", "item", "numpy", "nonzero", "masked_select", "unique"}
+        | {f"__{name}__" for name in ("array", "bool", "int", "index", "float")}
+    )
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.watched = {x.untyped_storage().data_ptr(): x for x in tensors}  # kept, so that no address is used again
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        made = func(*args, **kwargs)
+        if any(x.untyped_storage().data_ptr() in self.watched for x in given):
+            to_host = func.__name__ == "to" and "cpu" in map(str, (*args[1:], *kwargs.values()))
+            if to_host or func.__name__ in self.NAMES:
+                self.seen.append(func.__name__)
+            elif isinstance(made, torch.Tensor):
+                self.watched[made.untyped_storage().data_ptr()] = made
+        return made
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.cpu(),
+        lambda x: (x[1:] + 1).cpu(),
+        lambda x: x.to("cpu"),
+        lambda x: x.max().item(),
+        lambda x: int(x[0]),
+        lambda x: np.asarray(x),
+        lambda x: x.tolist(),
+    ],
+)
+def test_the_watch_notices_what_the_host_reads(read):
+    tensor, other = torch.arange(3), torch.arange(3)
+    with HostReads([tensor]) as mode:
+        read(other)
+        assert mode.seen == []
+        read(tensor)
+    assert mode.seen
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in_place", "rebuilt"])
+def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
+    in_place: bool, target: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Trap 15, where metadata is rebuilt: FlashInfer's builder reads the lengths back, ours reads nothing, and one
+    line says that it is so. A backend that refreshes its metadata inside the graph has nothing built.
+    """
+    pair = target, target.parent / "head-reads"
+    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    live, said, built = start(*pair, 3), [], []
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
+
+    from peagle_vllm.v2 import attention
+
+    monkeypatch.setattr(attention.logger, "warning_once", lambda line, *args: said.append(line % args))
+    with emulate(live, COUNTS, in_place=in_place) as seen:
+        own, build, metadata = live.drafter.attention, Builder.build, live.drafter.attention.metadata
+        builders = [group.get_metadata_builder() for groups in own.attn_groups for group in groups]
+        watch = HostReads([*own.buffers, *own.block_tables.input_block_tables])
+
+        def flashinfers(self: Any, common_prefix_len: int, common: Any, **kwargs: Any) -> Any:
+            if self in builders:
+                built.append(common.seq_lens.cpu())
+            with torch._C.DisableTorchFunction():  # the CPU's own reads
+                return build(self, common_prefix_len, common, **kwargs)
+
+        def watched(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            with watch:
+                return metadata(*args, **kwargs)
+
+        monkeypatch.setattr(Builder, "build", flashinfers)
+        monkeypatch.setattr(own, "metadata", watched)
+        live.run([Request("reads", prompt(9, 5), 12)])
+        monkeypatch.setattr(Builder, "build", build)  # before emulate restores its own
+    replays = seen.replayed.total()
+    assert replays > 2
+    assert watch.seen == ["cpu"] * len(built)
+    assert len(built) == seen.steps - (replays if in_place else 0)
+    assert len(said) == (0 if in_place else 1)
+    assert all("CPUAttentionMetadataBuilder cannot refresh it" in line for line in said)
 
 
 @pytest.mark.parametrize("backend", ["in_place", "rebuilt", "kernel_blocks"])

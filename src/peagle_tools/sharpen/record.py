@@ -10,7 +10,7 @@ import torch
 
 from peagle_tools.sharpen.lattice import UNKNOWN, Lattice
 from peagle_vllm.observer import SampledRows, drafter_of
-from peagle_vllm.sampling.greedy import top_candidates
+from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
 
 
 class Rows(NamedTuple):
@@ -30,6 +30,8 @@ def start(worker: Any, num_candidates: int) -> None:
     drafter, is_first = drafter_of(worker), get_tensor_model_parallel_rank() == 0
     if drafter is None:
         return
+    row = torch.zeros(1, drafter.hidden_size, dtype=drafter.dtype, device=drafter.device)
+    choose_top_k(drafter.model, row, num_candidates)
     drafter.recorded = []
 
     def record(sampled: SampledRows) -> None:

@@ -1,8 +1,11 @@
 """The best tokens of each row, in the head's own vocabulary and in bounded memory."""
 
+import logging
 from typing import Any
 
 import torch
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 MAX_LOGITS_BYTES = 512 << 20  # 1,024 requests at K = 7 and 201,088 tokens would make 2.9 GB at once
 
@@ -31,8 +34,37 @@ def top_tokens(model: Any, hidden_states: torch.Tensor, out: torch.Tensor | None
     return chosen if out is None else out.copy_(chosen)
 
 
+@torch.inference_mode()
+def choose_top_k(model: Any, row: torch.Tensor, num: int) -> None:
+    """Decide how ``top_candidates`` finds the best tokens; called once, when a head is loaded.
+
+    vLLM's ``get_top_k_tokens`` gathers the shards' best instead of their logits. On CUDA it takes FlashInfer's top-k
+    wherever that is installed, and FlashInfer compiles on the first use: hence the trial. Where it fails, torch's
+    top-k takes whole logits.
+
+    Args:
+        row: [1, hidden_size] any hidden state.
+        num: of candidates.
+    """
+    head, processor = model.lm_head, model.logits_processor
+    # vLLM refuses a negative scale, and its CPU build gathers no whole numbers.
+    model.has_vllm_top_k = processor.scale > 0 and not (head.tp_size > 1 and row.is_cpu)
+    if not model.has_vllm_top_k:
+        return
+    try:
+        processor.get_top_k_tokens(head, row, num)[0].tolist()
+    except Exception as error:  # a compiler, a linker and a driver each fail in their own way
+        model.has_vllm_top_k = False
+        logger.warning(
+            "P-EAGLE chooses candidates with torch's top-k over whole logits, because vLLM's does not run here (%s: "
+            "%s). FlashInfer's takes nvcc and ninja, or its prebuilt kernels: `vllm download-kernels`.",
+            type(error).__name__,
+            str(error).strip().partition("\n")[0],
+        )
+
+
 def top_candidates(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``num`` best tokens of each row, best first.
+    """The ``num`` best tokens of each row, best first, after ``choose_top_k``. Equal logits come in any order.
 
     Returns:
         [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits.
@@ -54,12 +86,10 @@ def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _best(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[num_rows, num] draft token ids and float32 logits."""
     head, processor = model.lm_head, model.logits_processor
-    # Where the head is sharded, gather the shards' best instead of their logits. vLLM refuses that with a negative
-    # scale, and its CPU build gathers no whole numbers.
-    if processor.scale > 0 and not (head.tp_size > 1 and hidden_states.is_cpu):
+    if model.has_vllm_top_k:
         return processor.get_top_k_tokens(head, hidden_states, num)
-    logits, ids = processor(head, hidden_states).float().topk(num)
-    return ids, logits
+    logits, ids = processor(head, hidden_states).topk(num)
+    return ids, logits.float()
 
 
 def _choose(model: Any, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from peagle_kernels import Candidates, Edge
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import EDGE, download
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.sampling.greedy import top_candidates
+from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
 from peagle_vllm.serving import RefusedError, refuse_broken
 
 
@@ -72,6 +72,8 @@ def load_edge(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.dev
     for name, tensor in edge._asdict().items():
         if isinstance(tensor, torch.Tensor):  # vLLM saves a draft model's buffers where sleep discards its weights
             model.register_buffer(f"edge_{name}", tensor, persistent=False)
+    row = torch.zeros(1, draft.get_hidden_size(), dtype=draft.dtype, device=device)
+    choose_top_k(model, row, edge.num_candidates)
     return edge
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import VllmConfig, replace
+from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -15,6 +16,8 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import DraftBuffers, KVGroups
 from peagle_vllm.v2.cudagraph import draft_graphs
+
+logger = init_logger(__name__)
 
 # Above these rows FlashAttention 3 keeps no buffers for split KV in a graph: 32 splits of a decode batch at
 # max_num_seqs would be gigabytes, and so many requests fill a GPU without them.
@@ -75,6 +78,17 @@ class DraftAttention:
         """
         for group in self._groups():
             group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id][:num_reqs])
+
+    def warn_of_rebuilt_metadata(self) -> None:
+        """Name the backends whose metadata is built before each replay of a full graph instead of inside it."""
+        builders = (group.get_metadata_builder() for group in self._groups())
+        rebuilt = {type(b).__name__ for b in builders if not getattr(b, "supports_draft_decode_metadata_update", False)}
+        logger.warning_once(
+            "P-EAGLE has the attention metadata of a draft step built on the host before each full CUDA graph, because "
+            "%s cannot refresh it inside the graph. FlashInfer's, below SM90, waits there for the GPU to read lengths "
+            'back. With "attention_backend" in the speculative config the drafter takes another backend.',
+            ", ".join(sorted(rebuilt)),
+        )
 
     def metadata(
         self,

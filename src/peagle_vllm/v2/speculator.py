@@ -159,6 +159,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         shapes = draft_graphs(self.vllm_config, cudagraph_mode).within(len(self.hidden_states), max_num_reqs)
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
         shapes = supported(shapes, self.vllm_config, self.attn_cg_support, has_pieces)
+        if shapes.decode and not self.supports_decode_metadata_update:
+            self.attention.warn_of_rebuilt_metadata()
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
         log_start(self.vllm_config, len(shapes.decode) + len(shapes.mixed))
 
