@@ -5,6 +5,7 @@ from tests.mutants.mutation import DECODING, Mutation
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
+PREPARE = "kernels/peagle_kernels/prepare_inputs_kernel.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
@@ -191,6 +192,14 @@ DRAFTING = (
         "seq_len.to(tl.int32)",
         KERNEL_TEST,
         "kernels",
+    ),
+    Mutation(
+        "kernel: a number of the step is compiled in",
+        PREPARE,
+        '        "num_reqs",\n',
+        "",
+        "tests/kernels/test_launch.py::test_prepare_inputs",
+        "compile",
     ),
     Mutation(
         "kernel: padding rows take mask_hidden",
