@@ -61,6 +61,15 @@ next-wheel: env # read as source only, so any platform's wheel will do
 	@ls $(next_wheel) >/dev/null 2>&1 || $(py) -m pip download --quiet --no-deps --dest $(dir $(next_wheel)) \
 		--platform manylinux_2_28_x86_64 --python-version 3.12 --only-binary=:all: vllm==$(strip $(VLLM_NEXT))
 
+# What vLLM $(VLLM_NEXT)'s torch pins (torch 2.14: triton~=3.8.0), beside .venv's: its compiler, and its own launcher.
+triton_next := .cache/triton-3.8.0
+.PHONY: compile-next
+compile-next: env ## the kernels compiled and launched by the next vLLM's Triton (two minutes)
+	@test -d $(triton_next) || { rm -rf $(triton_next).part; \
+		$(py) -m pip install --quiet --no-deps --target $(triton_next).part triton==3.8.0 && \
+		mv $(triton_next).part $(triton_next); }
+	@PYTHONPATH=$(triton_next) $(py) tools/test.py compile
+
 .PHONY: mutants
 mutants: env ## break the product on purpose, a line at a time: each break must fail the test it names
 	@$(py) -m tests.mutants.run $(NAMES)

@@ -57,7 +57,10 @@ def environment(env: dict[str, str]) -> dict[str, str]:
 
 
 def call(function: Callable[..., Any], out: str | Path, **arguments: Any) -> tuple[str, ...]:
-    """What follows ``python -m`` to call ``function`` in another process; its result is written to ``out`` as JSON."""
+    """What follows ``python -m`` to call ``function`` in another process; its result is written to ``out`` as JSON.
+
+    One that yields cells has a list of them there, the longer the more it has yielded.
+    """
     module = inspect.getmodule(function)
     assert module is not None
     assert module.__spec__ is not None
@@ -145,12 +148,23 @@ def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> 
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """The file has the old text or the new one, whenever this process is killed."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
+    partial.write_text(text)
     partial.replace(path)
 
 
 if __name__ == "__main__":
     module, name, arguments, out = sys.argv[1:]
     result = getattr(importlib.import_module(module), name)(**json.loads(arguments))
-    Path(out).write_text(json.dumps(result))
+    if isinstance(result, Iterator):  # of cells: each is on the disk when it is measured
+        cells = []
+        for cell in result:
+            cells.append(cell)
+            replace(Path(out), json.dumps(cells))
+    else:
+        replace(Path(out), json.dumps(result))

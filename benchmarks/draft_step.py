@@ -8,6 +8,7 @@ GPU: tiny heads, the wall clock, operations and Triton launches as the dispatche
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -47,17 +48,16 @@ def bandwidth() -> dict[str, Any]:
     return {"bandwidth": copy_bandwidth(Timer()), **provenance()}
 
 
-def run_arm(arm: str, head: str, k: int, batches: list[int], repeats: int, llm: dict[str, Any]) -> list[dict]:
-    """Every batch size of one arm, in this process; ``llm``: more arguments for ``LLM``."""
+def run_arm(arm: str, head: str, k: int, batches: list[int], repeats: int, llm: dict[str, Any]) -> Iterator[dict]:
+    """A cell for every batch size of one arm, in this process; ``llm``: more arguments for ``LLM``."""
     drafting, shape, timer = replace(ARMS[arm], k=k), SHAPES[head], Timer()
     engine, drafter = dummy_llm(drafting, shape.target.config(), shape, batches, 1024, llm)
-    cells = []
     for batch in batches:
         # Some more: the requests of a large batch do not start in one step.
         num_tokens = num_steps(repeats, WARM) + 8 + k + batch * PROMPT // 2048
         with watched(drafter, timer, batch, k, repeats, WARM) as steps:
             generate(engine, batch, PROMPT, num_tokens)
-        cell = {
+        yield {
             "arm": arm,
             "head": head,
             "k": k,
@@ -68,8 +68,6 @@ def run_arm(arm: str, head: str, k: int, batches: list[int], repeats: int, llm: 
             "launches": steps.traced[-1] if steps.traced else dispatched(engine, drafter, batch),
             "bytes": least_bytes(shape, k, batch, drafting.parallel),
         }
-        cells.append(cell)
-    return cells
 
 
 def least_bytes(head: Head, k: int, batch: int, parallel: bool) -> float:

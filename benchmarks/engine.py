@@ -7,6 +7,7 @@ GPU: tiny models, few tokens, and whatever acceptance random weights give.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import arms
@@ -35,9 +36,9 @@ DEFAULT_ARMS = [name for name in ARMS if name != "plugin P-EAGLE K=3, V2"]
 AIMS = [("stock P-EAGLE", 1, 1.25), ("stock P-EAGLE", 64, 1.1), ("EAGLE-3", 1, 1.69), ("EAGLE-3", 64, 1.25)]
 
 
-def run_arm(arm: str, target: str, concurrency: list[int], repeats: int, llm: dict[str, Any]) -> list[dict]:
-    """Every concurrency of one arm, in this process; ``llm``: more arguments for ``LLM``."""
-    drafting, cells = ARMS[arm], []
+def run_arm(arm: str, target: str, concurrency: list[int], repeats: int, llm: dict[str, Any]) -> Iterator[dict]:
+    """A cell for every concurrency of one arm, in this process; ``llm``: more arguments for ``LLM``."""
+    drafting = ARMS[arm]
     config = TARGETS[target] if HAS_GPU else HEAD.target.config()
     engine, _ = dummy_llm(drafting, config, HEAD, concurrency, 4096, llm)
     for c in concurrency:
@@ -46,8 +47,7 @@ def run_arm(arm: str, target: str, concurrency: list[int], repeats: int, llm: di
         speeds = [c * TOKENS / generate(engine, c, PROMPT, TOKENS) for _ in range(repeats)]
         counts = read_engine(engine).since(before)
         length = counts.length if counts.num_drafts else None
-        cells.append({"arm": arm, "k": drafting.k, "c": c, "tokens_per_second": speeds, "acceptance_length": length})
-    return cells
+        yield {"arm": arm, "k": drafting.k, "c": c, "tokens_per_second": speeds, "acceptance_length": length}
 
 
 def summed_up(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:

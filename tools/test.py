@@ -47,6 +47,7 @@ OWN_PROCESS = (
     *("features/test_processes.py", "bench/test_real.py"),
 )
 INTERPRETER = {"TRITON_INTERPRET": "1"}
+COMPILED = ("kernels/test_aot.py", "kernels/test_launch.py")  # the interpreter neither compiles nor launches
 
 TARGETS = "drafts/test_targets.py"  # once more, for the targets that read images
 TORCHVISION = {
@@ -67,8 +68,8 @@ GROUPS = {
     "examples": Group(paths=("examples",)),
     "bench": Group(paths=("bench/test_real.py",)),
     "packaging": Group(paths=("packaging",)),
-    "kernels": Group(paths=("kernels",), without=("kernels/test_aot.py",), env=INTERPRETER),
-    "compile": Group(paths=("kernels/test_aot.py",)),
+    "kernels": Group(paths=("kernels",), without=COMPILED, env=INTERPRETER),
+    "compile": Group(paths=COMPILED),
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
     "types": Group(command=("-m", "mypy")),

@@ -11,8 +11,10 @@ from benchmarks import draft_step, engine, training
 from benchmarks.arms import HAS_GPU, call
 
 Kind = Literal["host", "kernels", "drafts", "bandwidth", "draft step", "engine", "training"]
-JSON, JUNIT = "OUT.json", "OUT.xml"  # in a command: the file that it writes its result to
-PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", f"--junitxml={JUNIT}")
+JSON, OUTCOMES = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes its result to
+PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.gpu_day.outcomes", "--outcomes", OUTCOMES)
+# vLLM raises where a step makes the host wait for the GPU, once it has warmed up.
+SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 
 HEAD = "gpt-oss-20b" if HAS_GPU else "tiny"
 DEPTHS, BATCHES = ((7, 5), (1, 64)) if HAS_GPU else ((3,), (1, 2))
@@ -38,7 +40,8 @@ class Part:
 
     Attributes:
         name: its name in results and on the page; begins with its kind.
-        command: what follows ``python -m``; it writes its result to the file JSON or JUNIT in it.
+        command: what follows ``python -m``; it writes its result to the file JSON or OUTCOMES in it,
+            each finished test or cell at once.
         limit: seconds after which it has failed.
         env: its own environment variables.
         needs: modules without which it cannot run.
@@ -59,13 +62,15 @@ class Part:
 def drafts(backend: str, mode: str) -> Part:
     command = (*PYTEST, "tests/gpu/test_drafts.py", "-k", f"{backend} and {mode}")
     limit = 240 if mode == "compiled" or not HAS_GPU else 180
-    env = {"PEAGLE_TEST_ARM": "plugin-v2"}
+    env = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
     return Part("drafts", f"drafts, {backend} {mode}", command, limit, env, ("pytest", "hypothesis", "vllm", "wrapt"))
 
 
 def all_parts(llm: dict[str, Any] | None = None) -> list[Part]:
     """Every part; ``llm``: more arguments for ``LLM`` in draft steps and engines."""
-    twins = [f"tests/kernels/test_{kernel}.py" for kernel in ("prepare_inputs", "gather_hidden", "walk_edges")]
+    # A part each: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
+    kernels = ("prepare_inputs", "gather_hidden", "walk_edges")
+    twins = [(f"kernels, {kernel}", (*PYTEST, f"tests/kernels/test_{kernel}.py")) for kernel in kernels]
     interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
     widths = ("--widths", "2880") if HAS_GPU else ()
     step = {"head": HEAD, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": llm or {}}
@@ -75,7 +80,8 @@ def all_parts(llm: dict[str, Any] | None = None) -> list[Part]:
         for k, arm in product(DEPTHS, DRAFT_ARMS)
     ]
     engines = [
-        (f"engine, {arm}", call(engine.run_arm, JSON, arm=arm, **served), engine.ARMS[arm].env) for arm in ENGINE_ARMS
+        (f"engine, {arm}", call(engine.run_arm, JSON, arm=arm, **served), engine.ARMS[arm].env | SYNC_CHECK)
+        for arm in ENGINE_ARMS
     ]
     trains = [("training, parity", call(training.parity, JSON))]
     trains += [
@@ -87,7 +93,7 @@ def all_parts(llm: dict[str, Any] | None = None) -> list[Part]:
         trains.append(("training, two processes", (*torchrun, "-m", "benchmarks.training", JSON)))
     return [
         Part("host", "host", call(draft_step.bandwidth, JSON), 90, needs=()),
-        Part("kernels", "kernels", (*PYTEST, *twins), 240, interpreted, ("pytest", "hypothesis", "triton")),
+        *(Part("kernels", *twin, 240, interpreted, ("pytest", "hypothesis", "triton")) for twin in twins),
         *(drafts(*which) for which in FIRST_DRAFTS),
         Part("bandwidth", "bandwidth", ("benchmarks.kernels", "--out", JSON, *widths), 240),
         *(Part("draft step", name, command, 240, env) for name, command, env in steps),

@@ -1,9 +1,9 @@
-"""One part after the other, in slices of time: every result is kept, and nothing is done twice.
+"""One part after the other, in slices of time: every finished result is kept, and no finished part is run twice.
 
 A slice is the time that a machine gives to one command. A part begins where at least half of its limit is left of the
 slice; if the slice ends first, it is begun again in the next one. So is a part in which the driver itself was killed.
 A part that was cut off twice has failed, like one that ends with an error or outlasts its limit; the next one runs all
-the same.
+the same. What a part had finished when it was cut off stays its result until another try has more.
 """
 
 import json
@@ -11,7 +11,6 @@ import math
 import shutil
 import sys
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,44 @@ from typing import Any
 import psutil
 
 from benchmarks import arms, gpu_day
-from benchmarks.gpu_day.parts import JUNIT, Part
+from benchmarks.gpu_day.parts import OUTCOMES, Part
 from peagle_tools.shared import processes
 
 FILE, LOG, SCRATCH = "gpu-day.json", "gpu-day.log", "parts"  # in the folder of results
 TRIES = 2
 LOG_CHARACTERS, REASON_CHARACTERS = 200_000, 400  # kept of each part's log; of a failed test's message
-BAD = ("failure", "error")  # what JUnit calls a test that did not pass
+BAD = ("failure", "error")  # outcomes of a test that did not pass
 
 Entry = dict[str, Any]
 
 
 def read(folder: Path) -> dict[str, Entry]:
-    """What is known of each part, by its name."""
+    """What is known of each part, by its name; of one in which the driver was killed, what it had finished too."""
     file = folder / FILE
     try:
-        return json.loads(file.read_text())["parts"] if file.exists() else {}
+        known = json.loads(file.read_text())["parts"] if file.exists() else {}
     except (ValueError, TypeError, KeyError) as error:
         raise SystemExit(f"{file}: not written by this script ({error!r}); choose another --out") from None
+    for name, entry in known.items():
+        if entry["state"] == "running":
+            keep_finished(entry, result_of(entry["command"], scratch_of(folder, name)))
+    return known
+
+
+def scratch_of(folder: Path, name: str) -> Path:
+    """Where the part of this name writes."""
+    return folder / SCRATCH / "".join(c if c.isalnum() else "-" for c in name)
+
+
+def keep_finished(entry: Entry, result: Any) -> None:
+    """Give ``entry`` this result, unless it has one with as many tests or cells."""
+
+    def finished(result: Any) -> int:
+        cells = result["cells"] if isinstance(result, dict) and "cells" in result else result
+        return len(cells or ())
+
+    if finished(result) > finished(entry.get("result")):
+        entry["result"] = result
 
 
 def run_parts(
@@ -88,14 +107,18 @@ def run_parts(
             print(f"{part.name}: waits for the next slice", flush=True)
         else:
             print(f"{part.name} ...", flush=True)
-            keep(part, {"state": "running", "tries": tries})
-            keep(part, {"tries": tries} | run(part, folder, left))
+            before = past.get("result")
+            keep(part, {"state": "running", "tries": tries} | ({"result": before} if before else {}))
+            entry = {"tries": tries} | run(part, folder, left)
+            if entry["state"] != "done":
+                keep_finished(entry, before)
+            keep(part, entry)
     return known
 
 
 def run(part: Part, folder: Path, left: float) -> Entry:
     """One part in a process of its own, for at most ``left`` seconds."""
-    scratch = folder / SCRATCH / "".join(c if c.isalnum() else "-" for c in part.name)
+    scratch = scratch_of(folder, part.name)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     log, began = scratch / "log", time.monotonic()
@@ -111,10 +134,10 @@ def run(part: Part, folder: Path, left: float) -> Entry:
     entry: Entry = {"seconds": round(time.monotonic() - began, 1)}
     with (folder / LOG).open("a") as merged:
         merged.write(f"\n===== {part.name} =====\n{log.read_text(errors='replace')[-LOG_CHARACTERS:]}")
+    if (result := result_of(part.command, scratch)) is not None:
+        entry["result"] = result
     if code is None and left < part.limit:
         return entry | {"state": "cut", "error": "the slice was over"}
-    if (result := result_of(part, scratch)) is not None:
-        entry["result"] = result
     if code is None:
         error = f"took longer than its limit of {part.limit:.0f} s"
     elif code:
@@ -126,24 +149,21 @@ def run(part: Part, folder: Path, left: float) -> Entry:
     return entry | {"state": "failed", "error": error}
 
 
-def result_of(part: Part, scratch: Path) -> Any:
-    """What the process wrote; None where there is nothing to be read."""
+def result_of(command: Sequence[str], scratch: Path) -> Any:
+    """What the process has written so far; None where there is nothing to be read."""
     try:
-        if any(JUNIT in word for word in part.command):
-            return tests_of(scratch / "out.xml")
+        if OUTCOMES in command:
+            return tests_of(scratch / "out.jsonl") or None
         return json.loads((scratch / "out.json").read_text())
-    except (OSError, ValueError, ET.ParseError):
+    except (OSError, ValueError):
         return None
 
 
-def tests_of(junit: Path) -> dict[str, dict[str, Any]]:
-    """Each test of pytest's JUnit file: "outcome", "message" where it did not pass, and its recorded properties."""
-    found = {}
-    for case in ET.parse(junit).getroot().iter("testcase"):
-        bad = [child for child in case if child.tag in (*BAD, "skipped")]
-        test = {"outcome": bad[0].tag, "message": bad[0].get("message", "")[:2000]} if bad else {"outcome": "passed"}
-        found[case.get("name")] = test | {p.get("name"): p.get("value") for p in case.iter("property")}
-    return found
+def tests_of(outcomes: Path) -> dict[str, dict[str, Any]]:
+    """Each finished test: "outcome", "message" where it did not pass, and its recorded properties."""
+    *lines, _torn = outcomes.read_text().split("\n")  # killed within a line, the process left a part of it
+    tests = [json.loads(line) for line in lines]
+    return {test.pop("name"): test for test in tests}
 
 
 def failed_test(result: Any) -> str:

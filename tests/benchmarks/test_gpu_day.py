@@ -35,35 +35,60 @@ def left_behind(folder: Path) -> list[str]:
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = file.read_bytes().split(b"\0")
+            command = file.read_bytes()
         except OSError:  # it ended meanwhile
             continue
-        if str(folder / "ran").encode() in words:
+        if str(folder).encode() in command:
             found.append(file.parent.name)
     return found
 
 
-def test_killed_and_resumed(tmp_path: Path):
-    """A finished part is not run again; the part that ran when the driver was killed is begun again."""
-    command = [sys.executable, "-m", "tests.benchmarks.standin.day", str(tmp_path)]
-    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "ran").exists() or ran(tmp_path) != ["first", "second"]:
-        assert time.monotonic() < deadline, "the second part never began"
+def day(folder: Path, name: str) -> list[str]:
+    return [sys.executable, "-m", "tests.benchmarks.standin.day", str(folder), "first", name]
+
+
+@pytest.mark.parametrize(
+    ("name", "finished", "whole"),
+    [
+        ("file", None, ["file"]),
+        ("tests", ["test_one"], ["test_one", "test_two"]),
+        ("cells", ["one"], ["one", "two"]),
+    ],
+)
+def test_killed_and_resumed(tmp_path: Path, name: str, finished: list[str] | None, whole: list[str]):
+    """Killed in each kind of part: what it had finished is kept, it is begun again, and the part before it is not."""
+    driver = subprocess.Popen(day(tmp_path, name), cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline, known = time.monotonic() + 120, {}
+
+    def result() -> list[str] | None:
+        return None if "result" not in known[name] else [*known[name]["result"]]
+
+    while name not in known or result() != finished:
+        assert time.monotonic() < deadline, f"the part never came so far: {known}"
         time.sleep(0.05)
+        known = read(tmp_path / "results")
     driver.kill()
     driver.wait()
-    known = read(tmp_path / "results")
-    assert {name: entry["state"] for name, entry in known.items()} == {"first": "done", "second": "running"}
-    assert known["first"]["result"] == ["first"]
     while left_behind(tmp_path):
         assert time.monotonic() < deadline, "the part outlived its driver"
         time.sleep(0.05)
+    known = read(tmp_path / "results")
+    assert [known["first"]["state"], known[name]["state"]] == ["done", "running"]
+    assert (known["first"]["result"], result()) == (["first"], finished)
     (tmp_path / "go").touch()
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert ran(tmp_path) == ["first", "second", "second", "third"]
-    assert {entry["state"] for entry in read(tmp_path / "results").values()} == {"done"}
+    printed = subprocess.run(day(tmp_path, name), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    known = read(tmp_path / "results")
+    assert (known[name]["state"], result()) == ("done", whole)
     assert "first" not in printed
+
+
+def test_a_shorter_try_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = [[1, 2], [1]]
+    monkeypatch.setattr(running, "run", lambda *_: {"state": "cut", "result": found.pop(0)})
+    for _ in range(3):
+        known = run([part(tmp_path, "cells")], tmp_path)
+        assert known["cells"]["result"] == [1, 2]
+    assert known["cells"]["state"] == "failed"
 
 
 def test_a_failed_part_is_explained_and_the_next_one_runs(tmp_path: Path, capsys):
@@ -204,6 +229,7 @@ def test_what_a_gpu_would_run():
     assert {(step["head"], step["k"]) for step in steps} == {("gpt-oss-20b", 5), ("gpt-oss-20b", 7)}
     assert {step["arm"] for step in steps} == {"plugin V2 graph", "stock V1", "EAGLE-3 V2"} <= set(found["arms"])
     served = {one["arm"] for one in calls["engine"]}
+    assert all(one["env"]["VLLM_GPU_SYNC_CHECK"] == "error" for one in parts if one["kind"] in ("drafts", "engine"))
     assert {"none", "EAGLE-3 K=3", "stock P-EAGLE K=7, V1", engine.OURS} <= served <= set(engine.ARMS)
     assert {"arm": "partition", "tokens": 20_480, "sampling": "all depths"} in calls["training"]
     collected = as_on_a_gpu(COLLECT)

@@ -5,6 +5,7 @@ from tests.mutants.mutation import DECODING, Mutation
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
+PREPARE = "kernels/peagle_kernels/prepare_inputs_kernel.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
 WALK = "kernels/peagle_kernels/walk_edges.py"
@@ -227,6 +228,14 @@ DRAFTING = (
         "seq_len.to(tl.int32)",
         KERNEL_TEST,
         "kernels",
+    ),
+    Mutation(
+        "kernel: a number of the step is compiled in",
+        PREPARE,
+        '        "num_reqs",\n',
+        "",
+        "tests/kernels/test_launch.py::test_prepare_inputs",
+        "compile",
     ),
     Mutation(
         "kernel: padding rows take mask_hidden",

@@ -116,6 +116,15 @@ HEADS = (
         DRAWN,
         "kernels",
     ),
+    Mutation("edge: two writes of q race", WALK, "tl.debug_barrier()", "pass", DRAWN, "kernels"),
+    Mutation(
+        "edge: logits are read past their end",
+        WALK,
+        "tl.load(logits_ptr + candidate, mask=is_candidate, other=0.0)",
+        "tl.load(logits_ptr + candidate)",
+        DRAWN,
+        "kernels",
+    ),
     # Trust.
     Mutation(
         "a header that names a tensor twice is read",

@@ -15,7 +15,8 @@ class Mutation:
     Attributes:
         old: text that stands exactly once in ``file``.
         killer: pytest node id of the test that must fail.
-        arm: PEAGLE_TEST_ARM for it; plugin-v1 runs the torch twins, plugin-v2 the kernels.
+        arm: PEAGLE_TEST_ARM for it; plugin-v1 runs the torch twins, plugin-v2 the kernels; kernels and compile
+            import no vLLM, and run under Triton's interpreter and without it.
     """
 
     name: str

@@ -37,15 +37,16 @@ class Trial:
 
 
 def environment(arm: str) -> dict[str, str]:
-    """The arm's process environment; "kernels" is the kernel tests', which import no vLLM."""
+    """The arm's process environment; "kernels" and "compile" are the kernel tests', which import no vLLM."""
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
-    env |= {"TRITON_INTERPRET": "1"} if arm == "kernels" else {"PEAGLE_TEST_ARM": arm}
+    env |= {"kernels": {"TRITON_INTERPRET": "1"}, "compile": {}}.get(arm, {"PEAGLE_TEST_ARM": arm})
     return env | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def import_early(arm: str) -> None:
     """What every trial of this arm would import anyway, our own packages excepted."""
-    if arm != "kernels":
+    without_vllm = arm in ("kernels", "compile")
+    if not without_vllm:
         from tests import conftest  # noqa: F401  (the environment that Triton and vLLM read when they are imported)
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
@@ -53,7 +54,7 @@ def import_early(arm: str) -> None:
     import triton  # noqa: F401
 
     torch.set_num_threads(1)
-    if arm == "kernels":
+    if without_vllm:
         return
     if arm == "plugin-v2":
         from tests.support.interpreter import enable

@@ -104,16 +104,24 @@ class Recording:
 @contextmanager
 def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False) -> Iterator[Recording]:
     """Note every row that the engine's drafter drafts; with ``plant``, give the engine others."""
+    from vllm.utils.gpu_sync_debug import gpu_sync_allowed
+
     drafter, noted = engine.drafter, Recording()
     original = drafter.propose
 
     def propose(*args: Any, **kwargs: Any) -> torch.Tensor:
         named = dict(zip(_V2_POSITIONAL, args, strict=False)) | kwargs
         # Before drafting: where graphs share memory, the drafter's may write over what the target's left there.
-        states = _captured(named) if keep_hidden and not named.get("dummy_run") else None
+        with gpu_sync_allowed():
+            states = _captured(named) if keep_hidden and not named.get("dummy_run") else None
         drafts = original(*args, **kwargs)
         if named.get("dummy_run"):
             return drafts
+        with gpu_sync_allowed():
+            return noted_drafts(named, drafts, states)
+
+    def noted_drafts(named: Mapping[str, Any], drafts: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+        """The drafts that the engine gets."""
         batch = named.get("input_batch")
         rows = _rows_v1(engine, named, drafts) if batch is None else _rows_v2(batch, named, drafts)
         noted.rows.extend(rows)

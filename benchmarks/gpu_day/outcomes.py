@@ -1,0 +1,31 @@
+"""A pytest plugin: each test's outcome is on the disk when it ends; pytest writes its JUnit file after the last one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, required=True, help="this file gets a line of JSON for each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
+
+
+class Outcomes:
+    def __init__(self, file: Path):
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup":
+            self.test: dict[str, Any] = {"name": report.nodeid.rpartition("::")[2], "outcome": "passed"}
+        if not report.passed and self.test["outcome"] == "passed":
+            bad = "failure" if report.when == "call" else "error"
+            message = getattr(getattr(report.longrepr, "reprcrash", report.longrepr), "message", str(report.longrepr))
+            self.test |= {"outcome": "skipped" if report.skipped else bad, "message": message[:2000]}
+        if report.when == "teardown":
+            with self.file.open("a") as out:
+                out.write(json.dumps(self.test | {name: str(value) for name, value in report.user_properties}) + "\n")
