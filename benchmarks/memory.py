@@ -50,9 +50,12 @@ def published(result: dict[str, Any]) -> Published:
     for server in result["servers"]:
         full = f"{server['full_graphs']}, up to {server['full_graph_requests']:,} requests"
         piecewise = f"{server['piecewise_graphs']}, up to {server['piecewise_rows']:,} rows"
-        sizes = (f"{server[key] / 1e6:,.0f}" for key in ("buffers_bytes", "before_bytes", "largest_step_bytes"))
-        rows.append((server["server"], full, piecewise, *sizes))
-    columns = ("server", "full graphs", "piecewise graphs", "buffers, MB", "before, MB", "largest step, MB")
+        keys = ("head_weights_bytes", "buffers_bytes", "before_bytes", "largest_step_bytes")
+        weights, *sizes = (f"{server[key] / 1e6:,.0f}" for key in keys)
+        head = weights, f"{server['head_kv_bytes_per_token']:,}"
+        rows.append((server["server"], *head, full, piecewise, *sizes))
+    columns = ("server", "head, MB", "its KV, bytes a token", "full graphs", "piecewise graphs")
+    columns += ("buffers, MB", "before, MB", "largest step, MB")
     return columns, rows, f"K = {result['k']}; computed, not measured"
 
 

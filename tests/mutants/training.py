@@ -124,10 +124,10 @@ TRAINING = (
         "tests/train/test_pipeline.py::test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are",
     ),
     Mutation(
-        "hidden states: not brought to the step's dtype",
+        "hidden states: refused for the step's dtype",
         "src/peagle_vllm/train/documents.py",
-        "data[name].to(self.hidden_states_dtype)",
-        "data[name]",
+        'if config.data.backend == "fp8" else config.target_dtype',
+        'if config.data.backend == "fp8" else config.step.dtype',
         "tests/train/test_run.py::test_hidden_states_of_another_dtype_than_the_steps_train",
     ),
     Mutation(

@@ -49,8 +49,6 @@ class Pieces(ArrowDataset):
                 return data  # the server's failures are counted, and stop the run when there are many in a row
             raise TrainError(f"row {row} of the data: {data.reason}; make its hidden states again")
         data = {name: value[start:stop] for name, value in data.items()}
-        for name in ("hidden_states", "verifier_last_hidden_states"):
-            data[name] = data[name].to(self.hidden_states_dtype)  # the step's, which need not be the target's
         if start:
             data["loss_mask"] = data["loss_mask"].clone()
             data["loss_mask"][:UNSUPERVISED] = 0
@@ -198,9 +196,9 @@ def check_states(config: Config, transfer: HiddenStatesTransfer, rows: int, num_
     if (first := transfer.get_cached(0)) is None:
         raise TrainError(f"{config.data_folder}: has no hidden states of row 0{again}")
     shape, dtype = tuple(first["hidden_states"].shape[1:]), str(first["hidden_states"].dtype).removeprefix("torch.")
-    stored = "bfloat16" if config.data.backend == "fp8" else config.target_dtype  # speculators reads fp8 as bfloat16
-    if shape != (num_aux + 1, hidden_size) or dtype != stored:
-        is_now, needed = f"{shape}, {dtype}", f"{(num_aux + 1, hidden_size)}, {stored}"
+    read_as = "bfloat16" if config.data.backend == "fp8" else config.target_dtype  # speculators reads fp8 as bfloat16
+    if shape != (num_aux + 1, hidden_size) or dtype != read_as:
+        is_now, needed = f"{shape}, {dtype}", f"{(num_aux + 1, hidden_size)}, {read_as}"
         raise TrainError(
             f"{config.data_folder}: a token's hidden states are {is_now}, and the head reads {needed}{again}"
         )
