@@ -1,9 +1,10 @@
 """What one draft step must move and compute: ``python -m benchmarks.floor [--out FILE]``. Arithmetic, no measurement.
 
-For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each: the head as it is,
-trimmed to fewer draft tokens, quantised, and sharpened by an edge; beside it EAGLE-3's K forwards of its one layer, and
-the target's own step that verifies the drafts. A floor is the larger of bytes over bandwidth and operations over the
-FLOP rate. ``draft_step_floor`` answers for any head, such as one whose draft vocabulary is still to be chosen.
+For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each, as V2's graph
+computes it: the head as it is, trimmed to fewer draft tokens, quantised, and sharpened by an edge; beside it EAGLE-3's
+K forwards of its one layer, and the target's own step that verifies the drafts. A floor is the larger of bytes over
+bandwidth and operations over the FLOP rate. ``draft_step_floor`` answers for any head, such as one whose draft
+vocabulary is still to be chosen.
 """
 
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ ASSUMPTIONS = {
     "floor": "the larger of bytes / bandwidth and operations / FLOP rate, both as vendors publish them; launches, "
     "waits and the order of work cost nothing, so a real step takes longer",
     "weights": "read once a forward; norms, biases, embedding rows and activations between layers are left out",
-    "rows": "every draft was refused, which is the least: one valid row and K-1 mask rows a request (the graph of a "
-    "decode batch computes 2K)",
+    "rows": "those of V2's graph of a decode batch, whatever was accepted: 2K a request in the layers, K+1 in fc, K in "
+    "the lm_head",
     "attention": "each layer reads the keys and values of every request's context once a forward, and each row attends "
     "over all of it; writes are left out",
     "logits": "of sampled rows, in the draft vocabulary: written once and read once in bfloat16, by argmax or by top-M",
@@ -34,8 +35,9 @@ ASSUMPTIONS = {
     "Weights of 8 bits or fewer are multiplied at twice the 16-bit FLOP rate",
     "edge": "M = 16, tables and projection in bfloat16: the projection once, one predecessor row and M successor rows "
     "for each draft, gates and candidates written and read once; no table row serves two drafts",
-    "EAGLE-3": "K forwards of one layer with the width, hidden states and vocabulary of the P-EAGLE head; of the "
-    "published EAGLE-3 heads many are narrower and have 32,000 draft tokens, and move less",
+    "EAGLE-3": "K forwards of one layer, each of one row a request, the least (vLLM's first has K+1), with "
+    "the width, hidden states and vocabulary of the P-EAGLE head; of the published EAGLE-3 heads many are narrower and "
+    "have 32,000 draft tokens, and move less",
     "target": "K+1 rows a request, logits of all; lm_head and router in bfloat16. Tokens choose experts independently "
     "and evenly: T of them read experts x (1 - (1 - active / experts)^T) in a layer, text whose tokens agree fewer",
 }
@@ -117,17 +119,19 @@ def draft_step_floor(
     head = head if draft_vocab is None else replace(head, draft_vocab=draft_vocab)
     if not 0 < head.draft_vocab <= head.target.vocab:
         raise ValueError(f"draft vocabulary of {head.draft_vocab}: must be 1 to {head.target.vocab}, the target's own")
-    model, weights, rows, forwards = head.target, head.weights(parallel), batch * k, 1 if parallel else k
-    parts = {"fc": Part(BF16 * weights["fc"], 2 * batch * weights["fc"])}
-    for name in ("layers", "lm_head"):
-        parts[name] = _matrix(forwards * weights[name], weight_bytes, rows * weights[name])
-    parts["hidden states"] = Part(BF16 * (head.num_aux * batch + rows) * model.hidden)
-    parts["attention"] = _attention(model, forwards * head.layers(parallel) * batch, k // forwards, context, kv_bytes)
-    parts["logits"] = Part(2 * BF16 * rows * head.draft_vocab)
+    model, weights, drafts, forwards = head.target, head.weights(parallel), batch * k, 1 if parallel else k
+    captured, rows = (batch * (k + 1), 2 * drafts) if parallel else (batch, drafts)
+    parts = {"fc": Part(BF16 * weights["fc"], 2 * captured * weights["fc"])}
+    for name, computed in (("layers", rows), ("lm_head", drafts)):
+        parts[name] = _matrix(forwards * weights[name], weight_bytes, computed * weights[name])
+    parts["hidden states"] = Part(BF16 * (head.num_aux * captured + rows) * model.hidden)
+    caches = forwards * head.layers(parallel) * batch
+    parts["attention"] = _attention(model, caches, rows // (forwards * batch), context, kv_bytes)
+    parts["logits"] = Part(2 * BF16 * drafts * head.draft_vocab)
     if edge:
         projection, rank, m = edge.rank * model.hidden, edge.rank, edge.candidates
-        moved = BF16 * (projection + rows * rank * (1 + m)) + rows * (2 * BF16 * rank + CANDIDATE * m)
-        parts["edge"] = Part(moved, rows * (2 * projection + rank * (1 + 2 * m)))
+        moved = BF16 * (projection + drafts * rank * (1 + m)) + drafts * (2 * BF16 * rank + CANDIDATE * m)
+        parts["edge"] = Part(moved, drafts * (2 * projection + rank * (1 + 2 * m)))
     return Floor(parts)
 
 
@@ -198,6 +202,22 @@ def floor_us(us: dict[str, float]) -> str:
     return f"{max(us.values()):,.0f}{'*' if us['computing'] > us['moving'] else ''}"
 
 
+def eagle3_lower(cells: list[dict[str, Any]], device: str) -> str:
+    """Where an EAGLE-3 head's floor is below the P-EAGLE head's, whose vocabulary may be larger."""
+    of = {(c["head"], c["batch"], c["k"], c["step"]): max(c["us"][device].values()) for c in cells}
+    found: dict[str, dict[str, list[str]]] = {}
+    for (name, batch, k, step), us in of.items():
+        mine = ("as published", *((step.removeprefix("EAGLE-3, "),) if ", " in step else ()))
+        for other in mine if step.startswith("EAGLE-3") else ():
+            if us < of[name, batch, k, other]:
+                places = found.setdefault(f"{step} against {other}", {})
+                places.setdefault(f"{name}, B = {batch}", []).append(str(k))
+    texts = {
+        pair: "; ".join(f"{place}, K = {' / '.join(ks)}" for place, ks in of.items()) for pair, of in found.items()
+    }
+    return "; ".join(f"{pair} ({text})" for pair, text in texts.items()) or "nowhere"
+
+
 def published(result: dict[str, Any], device: str = "H200") -> Published:
     """What a step takes of one device, the K side by side."""
     depths = sorted({cell["k"] for cell in result["cells"]})
@@ -221,7 +241,8 @@ def published(result: dict[str, Any], device: str = "H200") -> Published:
     notes = (
         f"{device}: {rates['bandwidth'] / 1e12:g} TB/s and {rates['flops'] / 1e12:g} TFLOP/s; a star: bound by "
         f"arithmetic, else by bytes. {result['context']:,} tokens of context, {result['kv_bytes']} bytes a number of "
-        f"the KV cache. The edge itself moves, for {first} at K = {depths[-1]}: {', '.join(edges)}."
+        f"the KV cache. The edge itself moves, for {first} at K = {depths[-1]}: {', '.join(edges)}. "
+        f"Where EAGLE-3's floor is the lower one: {eagle3_lower(result['cells'], device)}."
     )
     assumed = "\n".join(f"- {name}: {text}." for name, text in (result["assumptions"] | result["sizes"]).items())
     return columns, rows, f"{notes}\n\nAssumptions:\n\n{assumed}\n\nComputed, not measured"

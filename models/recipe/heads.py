@@ -65,7 +65,13 @@ def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8
         "step": {"tokens": STEP_TOKENS, "cod": [0.7, 0.2], "dtype": "float32"},
         "optimizer": {"name": "muon", "lr": arm.muon_lr / 10, "steps": steps, "seed": SEED},
         "every": {"checkpoint": steps, "replay": steps},
-        "engine": {"max_model_len": 1024, "max_num_seqs": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**29},
+        "engine": {
+            "dtype": "float32",
+            "max_model_len": 1024,
+            "max_num_seqs": 64,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 2**29,
+        },
         "speculators": {"num_workers": 0, "muon_lr": arm.muon_lr, "loss_fn": arm.loss},
     }
     if arm.kind == "eagle3":

@@ -14,7 +14,7 @@ def test_floor_by_hand():
     qkv, mlp, out = 4 * (2 + 1 + 1) * 2, 3 * 4 * 8, 4 * 4
     layers = 2 * qkv + 3 * qkv + 4 * (mlp + out)
     assert head.weights(parallel=True) == {"fc": 48, "layers": layers, "lm_head": 40}
-    assert draft_step.least_bytes(head, 3, 2, parallel=True) == 2 * (48 + layers + 40 + 2 * 12 + 6 * 4)
+    assert draft_step.least_bytes(head, 3, 2, parallel=True) == 2 * (48 + layers + 40 + 8 * 12 + 12 * 4)
     one = 2 * qkv + mlp + out
     assert draft_step.least_bytes(head, 3, 2, parallel=False) == 2 * (48 + 3 * (one + 40) + 2 * 12 + 6 * 4)
 

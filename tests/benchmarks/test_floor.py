@@ -5,7 +5,18 @@ import json
 
 import pytest
 
-from benchmarks.floor import CONTEXT, DEVICES, Device, Edge, Floor, Part, draft_step_floor, target_step_floor, variants
+from benchmarks.floor import (
+    CONTEXT,
+    DEVICES,
+    Device,
+    Edge,
+    Floor,
+    Part,
+    draft_step_floor,
+    published,
+    target_step_floor,
+    variants,
+)
 from benchmarks.shapes import PUBLISHED, Head, Model, Target
 from tests.benchmarks.running import ROOT, run_script
 
@@ -31,15 +42,15 @@ def test_small_head_by_hand():
         "fc": 2 * 12 * 4,
         "layers": 2 * layers,
         "lm_head": 2 * 10 * 4,
-        "hidden states": 2 * (2 * 12 + 2 * 3 * 4),
+        "hidden states": 2 * (2 * 4 * 12 + 2 * 6 * 4),  # K+1 rows of fc, 2K rows of the layers
         "attention": 4 * 2 * 5 * (2 + 2) * 2,  # layers, requests, tokens, a key and a value of one head, 2 bytes
         "logits": 2 * 2 * (2 * 3) * 10,
     }
     assert computed(floor) == {
-        "fc": 2 * 2 * 48,
-        "layers": 2 * 6 * layers,
+        "fc": 2 * 2 * 4 * 48,
+        "layers": 2 * 12 * layers,
         "lm_head": 2 * 6 * 40,
-        "attention": 4 * 2 * 3 * 5 * 2 * (2 + 2) * 2,  # layers, requests, rows, tokens, heads, two products of 2
+        "attention": 4 * 2 * 6 * 5 * 2 * (2 + 2) * 2,  # layers, requests, rows, tokens, heads, two products of 2
     }
 
 
@@ -50,7 +61,7 @@ def test_gpt_oss_head_by_hand():
     layers = first + 3 * later + 4 * (4096 * 2880 + 3 * 2880 * 14336)
     fc, lm_head = 8640 * 2880, 201_088 * 2880
     assert layers + fc + 2 * lm_head == pytest.approx(1.8e9, rel=0.01)  # with the embedding: its card's parameters
-    hidden, keys_values, logits = (3 + 7) * 2880, 4 * 2048 * 2 * 512, 2 * 7 * 201_088
+    hidden, keys_values, logits = (3 * 8 + 2 * 7) * 2880, 4 * 2048 * 2 * 512, 2 * 7 * 201_088
     assert floor.bytes == 2 * (fc + layers + lm_head + hidden + keys_values + logits)
     assert 2.44e9 < floor.bytes < 2.47e9
 
@@ -182,3 +193,22 @@ def test_flags_change_what_it_is_computed_for(tmp_path):
     assert set(cell["us"]) == {"X"}
     assert cell["us"]["X"]["moving"] == pytest.approx(floor.bytes / 1e6, abs=0.1)
     assert cell["us"]["X"]["computing"] == pytest.approx(floor.flops / 1e8, abs=0.1)
+
+
+def test_a_full_batch_is_bound_by_the_rows_of_its_graph():
+    floor = draft_step_floor(PUBLISHED["gpt-oss-20b"][0], 7, 64)
+    moving, computing = floor.seconds(DEVICES["H200"])
+    assert computing == pytest.approx(1789e-6, abs=5e-7)
+    assert computing > moving
+
+
+def test_where_eagle3s_floor_is_lower_is_said():
+    """Most published EAGLE-3 heads draft of 32,000 tokens."""
+    us = {
+        name: max(draft_step_floor(PUBLISHED["gpt-oss-20b"][0], 3, 1, **how).seconds(DEVICES["H200"]))
+        for name, how in {"P-EAGLE": {}, "EAGLE-3": {"parallel": False, "draft_vocab": 32_000}}.items()
+    }
+    assert us["EAGLE-3"] < us["P-EAGLE"]
+    result = json.loads((ROOT / "benchmarks/results/floor.json").read_text())
+    lower = "EAGLE-3, 32,000 tokens against as published (gpt-oss-20b, B = 1, K = 3;"
+    assert lower in published(result)[2]

@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.support.batches import MASK_TOKEN, Request, build
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime.driver import driver
 
 from benchmarks import compile_report
 from peagle_kernels import Drawing, gather_hidden_triton, prepare_inputs_triton, walk_edges_triton
 from tests.kernels import test_walk_edges as walks
+from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = [
     pytest.mark.skipif(

@@ -13,6 +13,8 @@ STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[lla
 RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
 REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
 PERSONAL = "tests/train/test_prompts.py::test_planted_personal_data_is_found"
+STATES = "src/peagle_tools/train/steps.py"
+FAILED = "tests/train/test_steps.py::test_requests_that_failed_are_sent_again_while_that_helps"
 BEGUN = "tests/train/test_pipeline.py::test_other_settings_are_refused_until_the_step_is_done_again"
 
 TRAINING = (
@@ -105,5 +107,55 @@ TRAINING = (
         '"versions": used_now}\n            _write(stamp, found)',
         '"versions": used_now}',
         BEGUN,
+    ),
+    # The target's dtype and the step's; requests that fail.
+    Mutation(
+        "hidden states: stamped with the step's dtype",
+        "src/peagle_tools/train/config.py",
+        "name, dtype = Path(self.target).name, self.target_dtype",
+        "name, dtype = Path(self.target).name, self.step.dtype",
+        "tests/train/test_pipeline.py::test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are",
+    ),
+    Mutation(
+        "pipeline: answers depend on the step's dtype",
+        PIPELINE,
+        "config.target, config.target_dtype, engine,",
+        "config.target, config.step.dtype, engine,",
+        "tests/train/test_pipeline.py::test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are",
+    ),
+    Mutation(
+        "hidden states: refused for the step's dtype",
+        "src/peagle_tools/train/documents.py",
+        'if config.data.backend == "fp8" else config.target_dtype',
+        'if config.data.backend == "fp8" else config.step.dtype',
+        "tests/train/test_run.py::test_hidden_states_of_another_dtype_than_the_steps_train",
+    ),
+    Mutation(
+        "hidden states: requests that failed are not sent again",
+        STATES,
+        "if len(missing) == len(before):",
+        "if missing:",
+        FAILED,
+    ),
+    Mutation(
+        "hidden states: requests are sent again without an end",
+        STATES,
+        "if len(missing) == len(before):",
+        "if not missing:",
+        FAILED,
+    ),
+    Mutation(
+        "hidden states: a time-out has no reason in the log",
+        STATES,
+        '"peagle_tools.train.library"',
+        '"speculators"',
+        "tests/train/test_steps.py::test_a_request_without_an_answer_has_a_reason_in_the_log",
+    ),
+    Mutation(
+        "sharpen: a CPU's KV cache for one request",
+        "src/peagle_tools/sharpen/engines.py",
+        "(num_reqs * blocks + 1)",
+        "(blocks + 1)",
+        "tests/sharpen/test_record.py::test_a_cpus_memory_is_taken_for_these_requests_only",
     ),
 )

@@ -123,7 +123,7 @@ def test_a_smaller_head_with_an_edge_walks_over_its_candidates(
 class Live(engines.Pair):
     """Records in an engine that is there."""
 
-    def engine(self, num_k: int, longest: int) -> Any:
+    def engine(self, num_k: int, longest: int, num_reqs: int) -> Any:
         assert self.arguments == dict(GIVEN.llm)
         return nullcontext(engine(GIVEN).llm)
 
@@ -160,3 +160,14 @@ def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatc
     with pytest.raises(HeadError, match=r"that begins with 'It is' is not this target's, .* of its 14 \(up to 20%"):
         engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path / "other", K, M, 14)
     unhook(live.drafter)
+
+
+def num_blocks(pair: engines.Pair) -> int:
+    with pair.engine(K, 250, 5) as llm:
+        return llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+
+
+@pytest.mark.arm("plugin-v1")
+def test_a_cpus_memory_is_taken_for_these_requests_only():
+    """256 tokens are two blocks of vLLM's 128, and one block is vLLM's own; by default it takes 92% of all memory."""
+    assert engines.in_process(num_blocks, engines.Pair(str(TARGET), str(PEAGLE), {"dtype": "float32"})) == 5 * 2 + 1

@@ -274,7 +274,7 @@ def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: py
             return [SimpleNamespace(request_id=str(i), outputs=answer) for i, _ in enumerate(asked)]
 
     class Pair(engines.Pair):
-        def engine(self, num_k: int, longest: int) -> Any:
+        def engine(self, num_k: int, longest: int, num_reqs: int) -> Any:
             return nullcontext(LLM())
 
     with pytest.raises(HeadError, match=r"00000.safetensors cannot be written \(No space left on device\); make room"):

@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "step": {"tokens": 64, "chunk_rows": 16, "cod": [0.7, 0.2], "dtype": "float32"},
     "optimizer": {"lr": 0.01, "steps": 12},
     "every": {"checkpoint": 3, "replay": 6, "log": 1},
+    "engine": {"dtype": "float32"},
     "speculators": {"num_workers": 0},
 }
 
@@ -74,7 +75,7 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
     (data / STAMP).write_text(json.dumps(config.stamp))
     (data / "hidden_states").mkdir()
     for row, ids in enumerate(tokens):
-        states = torch.randn(len(ids), len(config.aux_layers) + 1, HIDDEN, dtype=getattr(torch, config.step.dtype))
+        states = torch.randn(len(ids), len(config.aux_layers) + 1, HIDDEN, dtype=getattr(torch, config.target_dtype))
         save_file({"hidden_states": states, "token_ids": ids}, data / f"hidden_states/hs_{row}.safetensors")
     return file
 

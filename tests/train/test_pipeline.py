@@ -1,6 +1,7 @@
 """The order of the steps, what is skipped, and what is refused; the steps are stand-ins that write a file."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,9 @@ def file(tmp_path: Path) -> Path:
     return written(tmp_path, 8)
 
 
-def written(folder: Path, max_tokens: int) -> Path:
+def written(folder: Path, max_tokens: int, more: str = "") -> Path:
     file = folder / "peagle.yaml"
-    file.write_text(f"target: {TARGET}\ndata: {{prompts: [source.jsonl], max_tokens: {max_tokens}}}\n")
+    file.write_text(f"target: {TARGET}\ndata: {{prompts: [source.jsonl], max_tokens: {max_tokens}}}\n{more}")
     return file
 
 
@@ -75,6 +76,24 @@ def test_a_step_that_wrote_nothing_may_get_other_settings(file: Path) -> None:
     (config.run / "answers.jsonl").unlink()
     config = read_config(written(file.parent, 16))
     assert pipeline(file, config, None, Steps(config)) == 0
+
+
+def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path) -> None:
+    """The server's own dtype is another: with that, answers are others."""
+    config = read_config(file)
+    assert pipeline(file, config, None, Steps(config, run=2)) == 2
+    shutil.rmtree(config.run / "checkpoints")  # nothing is trained yet
+    config = read_config(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: bfloat16}\n"))
+    again = Steps(config)
+    assert pipeline(file, config, None, again) == 0
+    assert again.ran == ["run", "check"]
+    config = read_config(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: float32}\n"))
+    with pytest.raises(TrainError, match="answers was begun with other settings"):
+        pipeline(file, config, None, Steps(config))
+    with pytest.raises(
+        TrainError, match=r":3: engine: dtype is 'auto', which does not say how hidden states are stored"
+    ):
+        read_config(written(file.parent, 8, "engine: {dtype: auto}\n"))
 
 
 def test_other_prompts_are_refused(file: Path) -> None:

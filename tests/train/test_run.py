@@ -241,8 +241,8 @@ def test_hidden_states_in_fp8_are_read(tmp_path: Path) -> None:
     """As speculators' connector writes them, and as what they stand for in bfloat16 trains."""
     found = {}
     for backend in ("fp8", "file"):
-        changes = {"data": {"backend": backend}, "step": {"dtype": "bfloat16"}, "optimizer": {"steps": 4}}
-        file = toy_run(tmp_path / backend, **changes)
+        changes: dict[str, Any] = {"data": {"backend": backend}, "optimizer": {"steps": 4}}
+        file = toy_run(tmp_path / backend, **changes, step={"dtype": "bfloat16"}, engine={"dtype": "bfloat16"})
         for states in (read_config(file).data_folder / "hidden_states").iterdir():
             tensors = load_file(states)
             fp8, scales = quantize_tensor_to_fp8(tensors["hidden_states"])
@@ -253,6 +253,23 @@ def test_hidden_states_in_fp8_are_read(tmp_path: Path) -> None:
         train(file)
         found[backend] = result(file)
     assert found["fp8"] == found["file"]
+
+
+def test_hidden_states_of_another_dtype_than_the_steps_train(tmp_path: Path) -> None:
+    """A target served in bfloat16, whatever the step computes in: as the same numbers in float32 do."""
+    found = {}
+    for dtype in ("bfloat16", "float32"):
+        file = toy_run(tmp_path / dtype, optimizer={"steps": 4}, engine={"dtype": dtype})
+        for states in (tmp_path / "bfloat16/run/data/hidden_states").iterdir():
+            tensors = load_file(states)
+            tensors["hidden_states"] = tensors["hidden_states"].to(getattr(torch, dtype))
+            save_file(tensors, tmp_path / dtype / "run/data/hidden_states" / states.name)
+        train(file)
+        found[dtype] = result(file)
+    assert found["bfloat16"] == found["float32"]
+    file = toy_run(tmp_path / "bfloat16-step", optimizer={"steps": 4}, step={"dtype": "bfloat16"})
+    train(file)
+    assert result(file)["log"][-1]["held_out"]["loss"] > 0
 
 
 def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ One server, which writes hidden states beside its answers, serves all tests, in 
 import json
 import shutil
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -16,11 +18,12 @@ from typer.testing import CliRunner
 
 from peagle_tools.bench.server import Server
 from peagle_tools.train import TrainError, TryAgain, serve, steps
-from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step
+from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step, read_config
 from peagle_tools.train.replay import by_replay
 from peagle_tools.train.run import train
 from tests.support.models import MODELS, TARGET
 from tests.support.serving import NOT_FOR_SERVERS, free_port
+from tests.train.runs import toy_run
 
 HELD_OUT, PROMPTS, MAX_TOKENS, LAYERS = 4, 10, 16, [2, 5, 7]
 TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max_model_len
@@ -48,7 +51,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         ),
         head=Head(aux_layers=LAYERS),
         step=Step(tokens=256, dtype="float32"),
-        engine={"max_model_len": 512, "max_num_seqs": 16, "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20},
+        engine={
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 16,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 256 << 20,
+        },
     )
 
 
@@ -250,3 +259,57 @@ def test_documents_of_a_spoiled_shard_are_made_again(
     assert f"those of {PROMPTS - lost} were there" in steps.states(packed)
     assert f"Processing {lost} samples" in caplog.text
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+
+
+def test_requests_that_failed_are_sent_again_while_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A loaded machine's server; its command leaves out what failed, ends well, and has the reason in its log."""
+    config = read_config(toy_run(tmp_path / "run", data={"serve": False}))
+    folder, made, left_out = config.data_folder / "hidden_states", tmp_path / "made", [[3, 5, 8], [5], []]
+    shutil.move(folder, made)
+
+    def generate(_: list[str], log: Path, server: Server | None = None) -> None:
+        failed = left_out.pop(0)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(
+            "".join(f"Skipping sample {row} due to error: TimeoutError:   offline.py:179\n" for row in failed)
+        )
+        for file in made.iterdir():
+            if file.stem.removeprefix("hs_") not in map(str, failed):
+                shutil.copy(file, folder / file.name)
+
+    monkeypatch.setattr(steps, "speculators", generate)
+    assert steps.states(config) == "hidden states of 24 documents; those of 0 were there"
+    shown = capsys.readouterr().out
+    assert "3 of 24 documents have no hidden states yet, row 3 is the first (TimeoutError:; its log: " in shown
+    assert "1 of 24 documents have" in shown
+    (folder / "hs_9.safetensors").unlink()
+    left_out += [[9], []]
+    with pytest.raises(TryAgain, match=r"1 of 24 .* row 9 is the first \(TimeoutError:; its log: .*the same command"):
+        steps.states(config)
+    assert left_out == [[]]
+
+
+def test_a_request_without_an_answer_has_a_reason_in_the_log(tmp_path: Path) -> None:
+    """asyncio's TimeoutError has no text."""
+    config, over = read_config(toy_run(tmp_path / "run")), Event()
+    shutil.rmtree(config.data_folder / "hidden_states")
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"object": "list", "data": [{"id": config.target}]}).encode())
+
+        def do_POST(self) -> None:
+            over.wait(60)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        words = ["generate-offline-data", "--endpoint", f"http://127.0.0.1:{server.server_port}/v1"]
+        words += ["--preprocessed-data", str(config.data_folder), "--max-samples", "2", "--max-retries", "0"]
+        steps.speculators([*words, "--request-timeout", "0.5"], tmp_path / "log")
+        over.set()
+        server.shutdown()
+    assert steps.SKIPPED.findall((tmp_path / "log").read_text()) == ["TimeoutError:"] * 2

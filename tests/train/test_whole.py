@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
+from peagle_tools.train.config import STAMP
 from tests.support.models import MODELS, TARGET
 from tests.support.serving import environment, free_port
 
@@ -29,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(folder: Path) -> Path:
+def settings(folder: Path, engine_dtype: str = "float32") -> Path:
     """peagle.yaml in ``folder``, with its prompts."""
     folder.mkdir()
     lines = (MODELS / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
@@ -37,7 +40,8 @@ def settings(folder: Path) -> Path:
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {**SETTINGS["data"], "prompts": ["prompts.jsonl"], "endpoint": f"http://127.0.0.1:{free_port()}/v1"}
     file = folder / "peagle.yaml"
-    file.write_text(yaml.safe_dump({"target": str(TARGET), **SETTINGS, "data": data}))
+    engine = {**SETTINGS["engine"], "dtype": engine_dtype}
+    file.write_text(yaml.safe_dump({"target": str(TARGET), **SETTINGS, "data": data, "engine": engine}))
     return file
 
 
@@ -76,3 +80,13 @@ def test_killed_at_random_points_it_ends_with_the_same_files(tmp_path: Path) -> 
     print(f"killed {unfinished} times before it was finished")
     assert begin(killed, tmp_path / "killed.log").wait() == 0, (tmp_path / "killed.log").read_text()
     assert written(killed) == written(smooth)
+
+
+@pytest.mark.full
+def test_a_target_served_in_another_dtype_than_the_steps(tmp_path: Path) -> None:
+    """In one go: what a server in bfloat16 wrote trains a step in float32."""
+    file = settings(tmp_path / "run", "bfloat16")
+    assert begin(file, tmp_path / "log").wait() == 0, (tmp_path / "log").read_text()
+    assert json.loads((file.parent / f"run/data/{STAMP}").read_text())["dtype"] == "bfloat16"
+    states = load_file(file.parent / "run/data/hidden_states/hs_0.safetensors")["hidden_states"]
+    assert states.dtype == torch.bfloat16

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from peagle_vllm.heads.head import read_head
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.graphs import emulate
@@ -227,6 +228,14 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         drafter = live.drafter
         said = draft_memory(drafter.vllm_config)
         held = [getattr(drafter.buffers, name) for name in ("input_ids", "positions", "row_map", "slot_mappings")]
+        weights = read_head(pair[1]).tensors.items()  # a CPU's engine has repacked its own
+        matrices = [
+            of.shape for name, of in weights if name.endswith("proj.weight") or name in ("fc.weight", "lm_head.weight")
+        ]
+        assert said.weights == sum(4 * rows * columns for rows, columns in matrices)
+        layers = drafter.vllm_config.compilation_config.static_forward_context
+        specs = [layers[name].get_kv_cache_spec(drafter.vllm_config) for name in drafter.draft_attn_layer_names]
+        assert said.kv_per_token == sum(spec.page_size_bytes // spec.block_size for spec in specs)
         held += [getattr(drafter.buffers, f"sample_{name}") for name in ("indices", "pos", "idx_mapping")]
         assert said.hidden_states == drafter.hidden_states.nbytes
         assert said.staging == drafter.fc_inputs.nbytes

@@ -1,4 +1,4 @@
-"""What drafting takes of a GPU, for ``peagle-vllm doctor --target ... --speculative-config ...``. Imports vLLM."""
+"""What drafting takes of a GPU's memory, for ``doctor --target ... --speculative-config ...``. Imports vLLM."""
 
 import json
 from collections.abc import Mapping
@@ -68,6 +68,11 @@ def lines(sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
             "drafting",
             f"K = {sizes['num_speculative_tokens']}, max_num_seqs {sizes['max_num_seqs']:,}, max_num_batched_tokens "
             f"{sizes['max_num_batched_tokens']:,}, Model Runner {sizes['runner']}",
+        ),
+        (
+            "head",
+            f"{sizes['head_weights_bytes'] / MEGA:,.0f} MB of fc, layers and lm_head, "
+            f"{sizes['head_kv_bytes_per_token']:,} bytes of KV cache a token",
         ),
         ("graphs", graphs),
         ("draft buffers", f"{sizes['buffers_bytes'] / MEGA:,.0f} MB, the graphs' own memory apart"),

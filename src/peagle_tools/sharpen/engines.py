@@ -1,5 +1,6 @@
 """vLLM engines of a pair, each in a process of its own: one records, others measure."""
 
+import copy
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -11,12 +12,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from peagle_tools.shared.acceptance import Acceptance, read_engine
 from peagle_tools.sharpen import record
 from peagle_tools.sharpen.lattice import Lattice
 from peagle_vllm.heads.files import HeadError, one_line
+from peagle_vllm.serving import kv_bytes_per_token
 
 SHARD = 128  # prompts
 GO_ON = "make room and start again, which goes on from there"
@@ -34,9 +37,15 @@ class Pair:
     arguments: dict[str, Any]
 
     @contextmanager
-    def engine(self, num_k: int, longest: int) -> Iterator[Any]:
-        """A ``vllm.LLM`` that ends with the block: its own processes would outlive this one's last line."""
+    def engine(self, num_k: int, longest: int, num_reqs: int) -> Iterator[Any]:
+        """A ``vllm.LLM`` that ends with the block: its own processes would outlive this one's last line.
+
+        Args:
+            longest: prompt and answer, in tokens.
+            num_reqs: requests that run at once.
+        """
         from vllm import LLM
+        from vllm.platforms import current_platform
 
         gc.freeze()  # vLLM collects garbage seven times a start; its modules' million objects need not be scanned
         arguments: dict[str, Any] = {
@@ -49,11 +58,31 @@ class Pair:
             "use_tqdm_on_load": False,
         }
         speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": num_k}
-        llm = LLM(**arguments | self.arguments, speculative_config=speculative | {"parallel_drafting": True})
+        arguments |= {**self.arguments, "speculative_config": speculative | {"parallel_drafting": True}}
+        if current_platform.is_cpu() and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & arguments.keys():
+            arguments["kv_cache_memory_bytes"] = kv_cache_bytes(arguments, num_reqs)
+        llm = LLM(**arguments)
         try:
             yield llm
         finally:
             llm.llm_engine.engine_core.shutdown()
+
+
+def kv_cache_bytes(arguments: dict[str, Any], num_reqs: int) -> int:
+    """KV cache for so many requests of max_model_len tokens, or half of the memory that is free.
+
+    By default vLLM takes 92% of a CPU's memory, or does not start where other processes use some of it.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    config = EngineArgs(**copy.deepcopy(arguments)).create_engine_config()
+    spec, cache = config.speculative_config, config.cache_config
+    assert spec is not None
+    a_token = kv_bytes_per_token(config.model_config, config.parallel_config, cache.cache_dtype)
+    a_token += kv_bytes_per_token(spec.draft_model_config, spec.draft_parallel_config, cache.cache_dtype)
+    blocks = -(-config.model_config.max_model_len // cache.block_size)  # of a request; vLLM keeps one more for itself
+    num_reqs = min(num_reqs, config.scheduler_config.max_num_seqs)
+    return min((num_reqs * blocks + 1) * cache.block_size * a_token, psutil.virtual_memory().available // 2)
 
 
 def in_process(task: Callable[..., Any], *args: Any) -> Any:
@@ -111,7 +140,7 @@ def record_all(
     if answers:
         greedy = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
         pair = replace(pair, arguments={"long_prefill_token_threshold": STEP} | pair.arguments)
-    with pair.engine(num_k, max(map(len, texts)) + max_tokens) as llm:
+    with pair.engine(num_k, max(map(len, texts)) + max_tokens, SHARD) as llm:
         llm.collective_rpc(record.start, args=(num_candidates,))
         for file, group in wanted:
             outputs = llm.generate([{"prompt_token_ids": ids} for _, ids in group], greedy, use_tqdm=False)
@@ -148,7 +177,7 @@ def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -
     from vllm import SamplingParams
 
     greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens), []
-    with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
+    with pair.engine(num_k, max(map(len, prompts)) + max_tokens, GROUP) as llm:
         for at in range(0, len(prompts), GROUP):
             before = read_engine(llm)
             group = [{"prompt_token_ids": ids} for ids in prompts[at : at + GROUP]]

@@ -39,7 +39,7 @@ def check(config: Config) -> str:
     rows = load_from_disk(str(config.data_folder)).with_format(None)
     held = rows.select(range(len(rows) - config.data.held_out, len(rows)))
     prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in held]
-    pair = engines.Pair(config.target, str(head.resolve()), {"dtype": config.step.dtype, **config.engine})
+    pair = engines.Pair(config.target, str(head.resolve()), {"dtype": config.target_dtype, **config.engine})
     found = []
     for num_k in config.ks:
         groups = engines.in_process(engines.measure, pair, prompts, num_k, config.data.max_tokens)

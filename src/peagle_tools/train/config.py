@@ -16,6 +16,7 @@ from peagle_vllm.heads.target import read_target
 
 Positive = Annotated[int, Field(ge=1)]
 STAMP = "hidden_states.json"
+DTYPES = {name: name for name in ("bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 
 
@@ -89,7 +90,7 @@ class Step(Strict):
         chunk_rows: mask rows computed at once: memory grows with it, fewer are slower.
         cod: of depth d the share max(r^d, m) of the rows is kept: [r, m]; [1, 1] keeps all.
         anchors: at most so many of a sequence, sampled; null is all.
-        dtype: of hidden states and arithmetic; weights and optimizer are float32.
+        dtype: of arithmetic, whatever the hidden states were stored in; weights and optimizer are float32.
     """
 
     tokens: Positive = 8192
@@ -158,7 +159,8 @@ class Config(Strict):
         target: the served model: a folder, relative to peagle.yaml if it begins with a dot, or its name on the hub.
         folder: everything that is written goes there: prompts.jsonl, answers.jsonl, data/, checkpoints/, log.jsonl,
             al.jsonl, plots/; relative to peagle.yaml.
-        engine: more arguments for vLLM where it is started here, such as tensor_parallel_size.
+        engine: more arguments for vLLM where it is started here, such as tensor_parallel_size. ``dtype``, else
+            bfloat16, is what the target runs in: that of answers and stored hidden states.
         speculators: more options of speculators' TrainConfig, by its names.
     """
 
@@ -177,6 +179,15 @@ class Config(Strict):
     def _beside_the_file(cls, value: str, info: ValidationInfo) -> str:
         beside = info.field_name == "folder" or value.startswith(".")
         return str((Path(info.context or ".") / value).resolve()) if beside else value
+
+    @field_validator("engine")
+    @classmethod
+    def _dtype_is_known(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if (dtype := value.get("dtype", "bfloat16")) not in DTYPES:
+            raise ValueError(
+                f"dtype is {dtype!r}, which does not say how hidden states are stored: {', '.join(DTYPES)}"
+            )
+        return value
 
     @model_validator(mode="after")
     def _depths_suffice(self) -> "Config":
@@ -204,9 +215,14 @@ class Config(Strict):
         return self.head.aux_layers or [2, layers // 2, layers - 3]
 
     @property
+    def target_dtype(self) -> str:
+        """What vLLM runs the target in, and so what its hidden states are of."""
+        return DTYPES[self.engine.get("dtype", "bfloat16")]
+
+    @property
     def stamp(self) -> dict[str, Any]:
         """What hidden states are of. Who makes them writes it to ``data_folder / STAMP``; ``train run`` compares."""
-        name, dtype = Path(self.target).name, self.step.dtype
+        name, dtype = Path(self.target).name, self.target_dtype
         return {"target": name, "aux_layers": self.aux_layers, "dtype": dtype, "backend": self.data.backend}
 
     def longer_than_a_step(self, lengths: Iterable[int]) -> list[int]:

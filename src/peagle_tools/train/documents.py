@@ -195,10 +195,10 @@ def check_states(config: Config, transfer: HiddenStatesTransfer, rows: int, num_
             raise TrainError(f"{folder}: {which}, {listed(broken)}{again}")
     if (first := transfer.get_cached(0)) is None:
         raise TrainError(f"{config.data_folder}: has no hidden states of row 0{again}")
-    shape = tuple(first["hidden_states"].shape[1:])
-    if shape != (num_aux + 1, hidden_size) or str(first["hidden_states"].dtype) != f"torch.{config.step.dtype}":
-        is_now = f"{shape}, {str(first['hidden_states'].dtype).removeprefix('torch.')}"
-        needed = f"{(num_aux + 1, hidden_size)}, {config.step.dtype}"
+    shape, dtype = tuple(first["hidden_states"].shape[1:]), str(first["hidden_states"].dtype).removeprefix("torch.")
+    read_as = "bfloat16" if config.data.backend == "fp8" else config.target_dtype  # speculators reads fp8 as bfloat16
+    if shape != (num_aux + 1, hidden_size) or dtype != read_as:
+        is_now, needed = f"{shape}, {dtype}", f"{(num_aux + 1, hidden_size)}, {read_as}"
         raise TrainError(
             f"{config.data_folder}: a token's hidden states are {is_now}, and the head reads {needed}{again}"
         )

@@ -97,9 +97,10 @@ def settings(file: Path, config: Config) -> dict[str, Any]:
     data, head, step = (part.model_dump(mode="json") for part in (config.data, config.head, config.step))
     read = {name: _content(Path(name)) for name in sources(file, config)}
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
+    engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
         "prompts": [read, data["pii"], data["pii_action"], data["ner"]],
-        "answers": [answers, config.target, step["dtype"], config.engine, config.optimizer.seed],
+        "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
         "run": [head, step, config.optimizer.model_dump(mode="json"), config.speculators, *filter(None, [data["mix"]])],

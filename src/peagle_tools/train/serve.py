@@ -28,7 +28,7 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
 
     Those are of the layers that the head reads and, last, what leaves the target's last layer, which it learns from.
     """
-    words: dict[str, Any] = {"model": config.target, "dtype": config.step.dtype, **config.engine}
+    words: dict[str, Any] = {"model": config.target, "dtype": config.target_dtype, **config.engine}
     if hidden_states:
         from vllm.platforms import current_platform
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -24,7 +25,8 @@ from peagle_vllm.heads.target import read_target
 
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("InvalidResponseError", "empty assistant generation")
-BYTES = {"bfloat16": 2, "float32": 4}
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
@@ -55,7 +57,9 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
-    process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env=WIDE, log=log)
+    process = processes.start(
+        [sys.executable, "-m", "peagle_tools.train.library", *words], cwd=Path.cwd(), env=WIDE, log=log
+    )
     try:
         while (status := process.poll()) is None:
             if server:
@@ -228,32 +232,39 @@ def states(config: Config) -> str:
     folder.mkdir(exist_ok=True)
     missing = _wrong(config, rows)
     tokens, layers, hidden = sum(rows["seq_len"]), len(config.aux_layers) + 1, read_target(config.target).hidden_size
-    size = 1 if config.data.backend == "fp8" else BYTES[config.step.dtype]
+    size = 1 if config.data.backend == "fp8" else BYTES[config.target_dtype]
     need, free = tokens * layers * hidden * size, shutil.disk_usage(folder).free
     product = f"{tokens:,} tokens x {layers} layers x {hidden:,} x {size} bytes"
     print(f"hidden states: {product} = {need / 1e9:,.3f} GB; {free / 1e9:,.1f} GB are free in {folder}", flush=True)
     if need * len(missing) / len(rows) > free:
         raise TrainError(f"{folder}: not enough room; use `backend: fp8` or `online: true` in data, or another disk")
     if missing:
-        _extract(config, rows)
+        _extract(config, rows, missing)
     if config.data.backend == "shards":
         shards.pack(folder, (length * layers * hidden * size for length in rows["seq_len"]))
     return f"hidden states of {len(rows)} documents; those of {len(rows) - len(missing)} were there"
 
 
-def _extract(config: Config, rows: Any) -> None:
-    """Let the server write the hidden states that are not there."""
+def _extract(config: Config, rows: Any, missing: list[int]) -> None:
+    """Let the server write the hidden states of ``missing``; requests that fail are sent again while that helps."""
     log, folder = config.run / "logs/states.log", config.data_folder / "hidden_states"
     for row in shards.Shards(folder).whole():
         save_file({}, shards.own_file(folder, row))  # speculators makes what has no file; ``pack`` removes it again
     with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
         words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
-        speculators([*words, "--preprocessed-data", str(config.data_folder)], log, server)
-        if wrong := _wrong(config, rows):
+        while missing:
+            speculators([*words, "--preprocessed-data", str(config.data_folder)], log, server)
+            before, missing = missing, _wrong(config, rows)
+            if not missing:
+                break
             if server:
                 server.check_well()
-            which = f"{len(wrong)} of {len(rows)} documents have no hidden states yet, row {wrong[0]} is the first"
-            raise TryAgain(f"{which}; {log} says why, the same command goes on")
+            reasons = SKIPPED.findall(log.read_text(errors="replace")) or ["no reason given"]
+            which = f"{len(missing)} of {len(rows)} documents have no hidden states yet, row {missing[0]} is the first"
+            why = f"{one_line(reasons[-1], 200)}; its log: {log}"
+            if len(missing) == len(before):
+                raise TryAgain(f"{which} ({why}); the same command goes on")
+            print(f"states: {which} ({why}); they are asked for again", flush=True)
 
 
 def _wrong(config: Config, rows: Any) -> list[int]:

@@ -7,14 +7,18 @@ from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_lay
 
 from peagle_vllm.sampling.greedy import MAX_LOGITS_BYTES
 from peagle_vllm.sampling.selector import selector_of
+from peagle_vllm.serving import kv_bytes_per_token
 from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
 
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """Sizes in bytes. vLLM's own buffers, the head's weights and its KV cache are not in them.
+    """Sizes in bytes. vLLM's own buffers are not in them.
 
     Attributes:
+        weights: of the head's fc, layers and lm_head as its config has them, in one process. An lm_head that it shares
+            with the target takes nothing; embeddings of its own come on top.
+        kv_per_token: of the head's layers in the KV cache, in one process; the tokens that the cache holds are fewer.
         graphs: what is captured. What the graphs themselves take only a GPU can tell; vLLM's log does.
         staging: captured hidden states of the largest FULL graph.
         hidden_states: the drafter's input rows of the largest graph.
@@ -24,6 +28,8 @@ class DraftMemory:
             counts it, so it comes off the KV cache, not on top.
     """
 
+    weights: int
+    kv_per_token: int
     graphs: DraftGraphs
     staging: int
     hidden_states: int
@@ -33,13 +39,15 @@ class DraftMemory:
 
     @property
     def buffers(self) -> int:
-        """What stays allocated."""
+        """What stays allocated beside the head."""
         return self.staging + self.hidden_states + self.indices + self.walk
 
     @property
     def sizes(self) -> dict[str, int]:
         """Graphs captured, what each kind serves at most, and bytes."""
         return {
+            "head_weights_bytes": self.weights,
+            "head_kv_bytes_per_token": self.kv_per_token,
             "full_graphs": len(self.graphs.decode),
             "full_graph_requests": self.graphs.max_num_reqs,
             "piecewise_graphs": len(self.graphs.mixed),
@@ -68,6 +76,10 @@ def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
     per_candidate = 4 + 8  # score, token id
     logits = min(samples * _draft_vocab_size(vllm_config) * size, MAX_LOGITS_BYTES)
     return DraftMemory(
+        weights=_weights(vllm_config),
+        kv_per_token=kv_bytes_per_token(
+            spec.draft_model_config, spec.draft_parallel_config, vllm_config.cache_config.cache_dtype
+        ),
         graphs=graphs,
         staging=(1 + graphs.max_num_reqs * (max_k + 1)) * aux,
         hidden_states=graphs.max_rows * hidden,
@@ -76,6 +88,19 @@ def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
         # Staging, before and after fc; input rows; logits; candidates and gates.
         largest_step=max_num_tokens * (aux + 2 * hidden) + logits + samples * (top_k * per_candidate + rank * size),
     )
+
+
+def _weights(vllm_config: VllmConfig) -> int:
+    spec = vllm_config.speculative_config
+    assert spec is not None
+    draft = spec.draft_model_config
+    hidden, layers = draft.get_hidden_size(), draft.get_total_num_hidden_layers()
+    heads, kv_heads = draft.model_arch_config.total_num_attention_heads, draft.get_total_num_kv_heads()
+    fc = _num_aux(vllm_config) * vllm_config.model_config.get_hidden_size()
+    qkv = (layers + 1) * (heads + 2 * kv_heads) * draft.get_head_size()  # the first layer's are twice as wide
+    rest = layers * (heads * draft.get_head_size() + 3 * draft.hf_config.intermediate_size)
+    elements = hidden * (fc + qkv + rest + _draft_vocab_size(vllm_config))
+    return elements * draft.dtype.itemsize // spec.draft_parallel_config.tensor_parallel_size
 
 
 def _num_aux(vllm_config: VllmConfig) -> int:

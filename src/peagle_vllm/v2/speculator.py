@@ -1,8 +1,8 @@
 """``ParallelEagleSpeculator``: P-EAGLE on Model Runner V2.
 
 It is an ``EagleSpeculator`` whose ``propose`` builds a draft batch of its own instead of reusing
-the target's: see docs/architecture.md for one batch walked through it. A decode step is one launch of
-``prepare_inputs`` and one CUDA graph, which holds everything in ``_draft``.
+the target's: see docs/architecture.md for one batch walked through it. The draft step of a decode
+batch is one launch of ``prepare_inputs`` and one CUDA graph, which holds everything in ``_draft``.
 """
 
 from collections.abc import Callable
