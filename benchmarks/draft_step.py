@@ -3,7 +3,7 @@
 Times ``propose()`` of live engines in decode steps with a full batch, on random weights of real shapes; every draft
 is refused, which is a decode batch like any other. One process for each (arm, head shape, K), all batch sizes inside.
 Columns: GPU time behind a busy device and from an idle one, host time, launches as the profiler saw them, the bytes
-that the step must move, and its time over the floor, which is those bytes at the measured copy bandwidth. Without a
+that the step must move, and its time over the roofline, which is those bytes at the measured copy bandwidth. Without a
 GPU: tiny heads, the wall clock, operations and Triton launches as the dispatcher saw them.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import Arm, dummy_llm, generate
-from benchmarks.floor import draft_step_floor
 from benchmarks.launches import as_text
 from benchmarks.probe import num_steps, watched
+from benchmarks.roofline import draft_step_roofline
 from benchmarks.shapes import HEADS, TINY_HEADS, Head
 from benchmarks.timing import Timer, copy_bandwidth
 from peagle_tools.shared.provenance import provenance
@@ -40,7 +40,7 @@ if not HAS_GPU:
 
 OURS = "plugin V2 graph"
 # (of whose time, batch size) -> the most that OURS may take of it
-AIMS = {("stock V1", 1): 0.5, ("stock V1", 64): 0.75, ("the floor", 1): 1.3}
+AIMS = {("stock V1", 1): 0.5, ("stock V1", 64): 0.75, ("the roofline", 1): 1.3}
 
 
 def bandwidth() -> dict[str, Any]:
@@ -71,8 +71,8 @@ def run_arm(arm: str, head: str, k: int, batches: list[int], repeats: int, llm: 
 
 
 def least_bytes(head: Head, k: int, batch: int, parallel: bool) -> float:
-    """Weights once a forward and rows once: the floor without keys and values, and without logits."""
-    parts = draft_step_floor(head, k, batch, parallel=parallel).parts
+    """Weights once a forward and rows once: the roofline without keys and values, and without logits."""
+    parts = draft_step_roofline(head, k, batch, parallel=parallel).parts
     return sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))
 
 
@@ -86,14 +86,14 @@ def dispatched(llm: Any, drafter: Any, batch: int) -> dict[str, int]:
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What OURS takes of the others' time and of the floor's, and what it launches; "aim" and "met" where judged."""
+    """What OURS takes of the others' time and of the roofline's, and what it launches; "aim" and "met" where judged."""
     us = {(c["arm"], c["head"], c["k"], c["batch"]): c["device_us"]["median"] for c in cells}
     found = []
     for cell in (cell for cell in cells if cell["arm"] == OURS):
         place = cell["head"], cell["k"], cell["batch"]
         where = dict(zip(("head", "k", "batch"), place, strict=True))
         others = {name: us.get((name, *place)) for name in ("stock V1", "EAGLE-3 V2")} | {
-            "the floor": cell.get("floor_us")
+            "the roofline": cell.get("roofline_us")
         }
         for name, other in others.items():
             if other:
@@ -105,22 +105,22 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-COLUMNS = ("head", "K", "B", "arm", "behind us", "idle us", "host us", "launches", "MB", "floor us", "/ floor")
+COLUMNS = ("head", "K", "B", "arm", "behind us", "idle us", "host us", "launches", "MB", "roofline us", "/ roofline")
 
 
 def row(cell: dict[str, Any]) -> tuple[object, ...]:
     """One cell for the table."""
     times = (f"{cell[column]['median']:.1f}" for column in ("device_us", "idle_us", "host_us"))
-    floor = ("", "", "")
-    if "floor_us" in cell:
-        over = cell["device_us"]["median"] / cell["floor_us"]
-        floor = (f"{cell['bytes'] / 1e6:.1f}", f"{cell['floor_us']:.1f}", f"{over:.2f}x")
-    return (cell["head"], cell["k"], cell["batch"], cell["arm"], *times, as_text(cell["launches"]), *floor)
+    bound = ("", "", "")
+    if "roofline_us" in cell:
+        over = cell["device_us"]["median"] / cell["roofline_us"]
+        bound = (f"{cell['bytes'] / 1e6:.1f}", f"{cell['roofline_us']:.1f}", f"{over:.2f}x")
+    return (cell["head"], cell["k"], cell["batch"], cell["arm"], *times, as_text(cell["launches"]), *bound)
 
 
-def with_floor(cells: list[dict[str, Any]], copied: float | None) -> list[dict[str, Any]]:
-    """The cells with "floor_us", where ``copied`` says how many bytes a second a copy moves on this device."""
-    return [cell | ({"floor_us": cell["bytes"] / copied * 1e6} if copied else {}) for cell in cells]
+def with_roofline(cells: list[dict[str, Any]], copied: float | None) -> list[dict[str, Any]]:
+    """The cells with "roofline_us", where ``copied`` says how many bytes a second a copy moves on this device."""
+    return [cell | ({"roofline_us": cell["bytes"] / copied * 1e6} if copied else {}) for cell in cells]
 
 
 def page(cells: list[dict[str, Any]]) -> str:
@@ -150,7 +150,7 @@ def main() -> None:
     jobs = [{"head": head, "k": k, "arm": arm} for head in args.heads for k in args.k for arm in args.arms]
     env, common = {name: arm.env for name, arm in ARMS.items()}, {"repeats": args.repeats, "llm": args.llm}
     for found, failed in arms.run_each(run_arm, jobs, env, batches=args.batch, **common):
-        cells = with_floor(found, copied)
+        cells = with_roofline(found, copied)
         arms.write_result(args.out, __doc__, measured | {"ratios": ratios(cells), "failed": failed, "cells": cells})
     print(page(cells))
 

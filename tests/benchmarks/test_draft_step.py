@@ -1,4 +1,4 @@
-"""The draft-step benchmark: its floor, its graph sizes, its aims, and a run on a tiny head."""
+"""The draft-step benchmark: its bound, its graph sizes, its aims, and a run on a tiny head."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from benchmarks.shapes import Head, Model
 from tests.benchmarks.running import is_summary, run_script
 
 
-def test_floor_by_hand():
+def test_bytes_by_hand():
     """Hidden 4, two query heads and one KV head of 2, MLP 8 wide, 10 of 20 tokens: every weight counted once."""
     head = Head("x", Model(4, 4, 2, 1, 2, 8, 20), intermediate=8, draft_vocab=10)
     qkv, mlp, out = 4 * (2 + 1 + 1) * 2, 3 * 4 * 8, 4 * 4
@@ -34,7 +34,7 @@ def test_every_arm_has_a_graph_for_its_rows(k):
 
 def cell(arm: str, batch: int, device_us: float, launches: tuple[int, int] = (1, 1)) -> dict:
     calls = dict(zip(("kernel_launches", "graph_launches", "copies"), (*launches, 0), strict=True))
-    times = {"device_us": {"median": device_us}, "floor_us": 100.0, "launches": calls}
+    times = {"device_us": {"median": device_us}, "roofline_us": 100.0, "launches": calls}
     return {"arm": arm, "head": "h", "k": 7, "batch": batch, **times}
 
 
@@ -44,7 +44,7 @@ def test_aims_are_judged():
     found = {(r["what"], r["batch"]): (r["value"], r.get("met")) for r in draft_step.ratios(cells)}
     assert found["of stock V1", 1] == (0.4, True)
     assert found["of stock V1", 64] == (0.9, False)
-    assert found["of the floor", 1] == (1.2, True)
+    assert found["of the roofline", 1] == (1.2, True)
     assert found["of EAGLE-3 V2", 64] == (0.5, None)  # no aim
     assert found["launches", 1][1]
     assert not found["launches", 64][1]

@@ -17,7 +17,14 @@ PATCH = Patch(
     delete_when="vLLM drops the V1 model runner",
     depends_on={
         "vllm.config.vllm": ("VllmConfig._set_cudagraph_sizes",),
-        "vllm.v1.cudagraph_dispatcher": ("CudagraphDispatcher.initialize_cudagraph_keys",),
+        # And what is done with the sizes that either is given.
+        "vllm.v1.cudagraph_dispatcher": (
+            "CudagraphDispatcher.initialize_cudagraph_keys",
+            "CudagraphDispatcher._compute_bs_to_padded_graph_size",
+            "CudagraphDispatcher._create_padded_batch_descriptor",
+            "CudagraphDispatcher.dispatch",
+        ),
+        "vllm.config.compilation": ("CompilationConfig.adjust_cudagraph_sizes_for_spec_decode",),
     },
 )
 

@@ -1,9 +1,9 @@
-"""What one draft step must move and compute: ``python -m benchmarks.floor [--out FILE]``. Arithmetic, no measurement.
+"""What one draft step must move and compute: ``python -m benchmarks.roofline [--out FILE]``. Arithmetic, no measurement.
 
 For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each, as V2's graph
 computes it: the head as it is, trimmed to fewer draft tokens, quantised, and sharpened by an edge; beside it EAGLE-3's
-K forwards of its one layer, and the target's own step that verifies the drafts. A floor is the larger of bytes over
-bandwidth and operations over the FLOP rate. ``draft_step_floor`` answers for any head, such as one whose draft
+K forwards of its one layer, and the target's own step that verifies the drafts. A bound is the larger of bytes over
+bandwidth and operations over the FLOP rate. ``draft_step_roofline`` answers for any head, such as one whose draft
 vocabulary is still to be chosen.
 """
 
@@ -63,7 +63,7 @@ DEVICES = {"H200": Device(4.8e12, 989e12), "B200": Device(8e12, 2250e12)}
 
 
 @dataclass(frozen=True)
-class Floor:
+class Roofline:
     """The least that a step moves and computes, by part."""
 
     parts: dict[str, Part]
@@ -77,7 +77,7 @@ class Floor:
         return sum(part.flops for part in self.parts.values())
 
     def seconds(self, device: Device) -> tuple[float, float]:
-        """Moving and computing, each on its own; the floor is the larger."""
+        """Moving and computing, each on its own; the roofline is the larger."""
         computing = sum(part.flops / part.speed for part in self.parts.values()) / device.flops
         return self.bytes / device.bandwidth, computing
 
@@ -89,7 +89,7 @@ class Edge(NamedTuple):
     candidates: int = 16
 
 
-def draft_step_floor(
+def draft_step_roofline(
     head: Head,
     k: int,
     batch: int,
@@ -100,7 +100,7 @@ def draft_step_floor(
     edge: Edge | None = None,
     context: int = CONTEXT,
     kv_bytes: int = BF16,
-) -> Floor:
+) -> Roofline:
     """One draft step of a decode batch, under ASSUMPTIONS.
 
     Args:
@@ -132,11 +132,13 @@ def draft_step_floor(
         projection, rank, m = edge.rank * model.hidden, edge.rank, edge.candidates
         moved = BF16 * (projection + drafts * rank * (1 + m)) + drafts * (2 * BF16 * rank + CANDIDATE * m)
         parts["edge"] = Part(moved, drafts * (2 * projection + rank * (1 + 2 * m)))
-    return Floor(parts)
+    return Roofline(parts)
 
 
-def target_step_floor(target: Target, k: int, batch: int, *, context: int = CONTEXT, kv_bytes: int = BF16) -> Floor:
-    """The target's step that verifies K drafts of each request, under ASSUMPTIONS. Arguments: ``draft_step_floor``."""
+def target_step_roofline(
+    target: Target, k: int, batch: int, *, context: int = CONTEXT, kv_bytes: int = BF16
+) -> Roofline:
+    """The target's step that verifies K drafts of each request, under ASSUMPTIONS. Arguments: ``draft_step_roofline``."""
     model, tokens = target.model, batch * (k + 1)
     attention = model.layers * model.hidden * model.head_dim * 2 * (model.heads + model.kv_heads)
     expert = model.layers * 3 * model.hidden * model.intermediate
@@ -153,7 +155,7 @@ def target_step_floor(target: Target, k: int, batch: int, *, context: int = CONT
     windowed, window = model.layers // 2 if target.window else 0, min(context, target.window or context)
     parts["attention"] = _attention(model, (model.layers - windowed) * batch, k + 1, context, kv_bytes)
     parts["windowed attention"] = _attention(model, windowed * batch, k + 1, window, kv_bytes)
-    return Floor({name: part for name, part in parts.items() if part.bytes})
+    return Roofline({name: part for name, part in parts.items() if part.bytes})
 
 
 def _matrix(weights: float, weight_bytes: float, products: float) -> Part:
@@ -168,7 +170,7 @@ def _attention(model: Model, caches: int, rows: int, context: int, kv_bytes: int
 
 
 def variants(head: Head, draft_vocabs: list[int]) -> dict[str, dict[str, Any]]:
-    """Name of a step -> what ``draft_step_floor`` takes for it; vocabularies not below the head's own are left out."""
+    """Name of a step -> what ``draft_step_roofline`` takes for it; vocabularies not below the head's own are left out."""
     trimmed = {f"{size:,} tokens": {"draft_vocab": size} for size in sorted(draft_vocabs) if size < head.draft_vocab}
     fp8, edges = {"weight_bytes": 1}, {f"edge of rank {rank}": {"edge": Edge(rank)} for rank in RANKS}
     steps = {"as published": {}, **trimmed, "fp8": fp8, **edges, "EAGLE-3": {"parallel": False}}
@@ -182,28 +184,28 @@ def compute(draft_vocabs: list[int], devices: dict[str, Device], **setting: int)
     """Every head, K, B and step; ``setting``: ``context`` and ``kv_bytes``."""
     for (name, (head, target, _)), k, batch in product(PUBLISHED.items(), DEPTHS, BATCHES):
         steps = variants(head, draft_vocabs)
-        floors = {step: draft_step_floor(head, k, batch, **more, **setting) for step, more in steps.items()}
-        floors["the target's step"] = target_step_floor(target, k, batch, **setting)
-        for step, floor in floors.items():
-            us = {of: [round(1e6 * seconds, 1) for seconds in floor.seconds(device)] for of, device in devices.items()}
+        bounds = {step: draft_step_roofline(head, k, batch, **more, **setting) for step, more in steps.items()}
+        bounds["the target's step"] = target_step_roofline(target, k, batch, **setting)
+        for step, bound in bounds.items():
+            us = {of: [round(1e6 * seconds, 1) for seconds in bound.seconds(device)] for of, device in devices.items()}
             yield {
                 "head": name,
                 "k": k,
                 "batch": batch,
                 "step": step,
-                "bytes": {part: round(made.bytes) for part, made in floor.parts.items()},
-                "flops": round(floor.flops),
+                "bytes": {part: round(made.bytes) for part, made in bound.parts.items()},
+                "flops": round(bound.flops),
                 "us": {of: {"moving": moving, "computing": computing} for of, (moving, computing) in us.items()},
             }
 
 
-def floor_us(us: dict[str, float]) -> str:
+def roofline_us(us: dict[str, float]) -> str:
     """The larger of moving and computing, with a star where that is computing."""
     return f"{max(us.values()):,.0f}{'*' if us['computing'] > us['moving'] else ''}"
 
 
 def eagle3_lower(cells: list[dict[str, Any]], device: str) -> str:
-    """Where an EAGLE-3 head's floor is below the P-EAGLE head's, whose vocabulary may be larger."""
+    """Where an EAGLE-3 head's bound is below the P-EAGLE head's, whose vocabulary may be larger."""
     of = {(c["head"], c["batch"], c["k"], c["step"]): max(c["us"][device].values()) for c in cells}
     found: dict[str, dict[str, list[str]]] = {}
     for (name, batch, k, step), us in of.items():
@@ -227,7 +229,10 @@ def published(result: dict[str, Any], device: str = "H200") -> Published:
         texts: list[str] = []
         for batch in batches:
             of_k = [cells[head, step, batch, k] for k in depths]
-            moved, us = sum(of_k[-1]["bytes"].values()) / 1e9, " / ".join(floor_us(cell["us"][device]) for cell in of_k)
+            moved, us = (
+                sum(of_k[-1]["bytes"].values()) / 1e9,
+                " / ".join(roofline_us(cell["us"][device]) for cell in of_k),
+            )
             texts += [f"{moved:.2f}", us]
         rows.append((head, step, *texts))
     kinds = (f"GB at K = {depths[-1]}", f"us at K = {' / '.join(map(str, depths))}")
@@ -242,7 +247,7 @@ def published(result: dict[str, Any], device: str = "H200") -> Published:
         f"{device}: {rates['bandwidth'] / 1e12:g} TB/s and {rates['flops'] / 1e12:g} TFLOP/s; a star: bound by "
         f"arithmetic, else by bytes. {result['context']:,} tokens of context, {result['kv_bytes']} bytes a number of "
         f"the KV cache. The edge itself moves, for {first} at K = {depths[-1]}: {', '.join(edges)}. "
-        f"Where EAGLE-3's floor is the lower one: {eagle3_lower(result['cells'], device)}."
+        f"Where EAGLE-3's bound is the lower one: {eagle3_lower(result['cells'], device)}."
     )
     assumed = "\n".join(f"- {name}: {text}." for name, text in (result["assumptions"] | result["sizes"]).items())
     return columns, rows, f"{notes}\n\nAssumptions:\n\n{assumed}\n\nComputed, not measured"

@@ -23,9 +23,8 @@ class Outcomes:
         if report.when == "setup":
             self.test: dict[str, Any] = {"name": report.nodeid.rpartition("::")[2], "outcome": "passed"}
         if not report.passed and self.test["outcome"] == "passed":
-            bad = "failure" if report.when == "call" else "error"
             message = getattr(getattr(report.longrepr, "reprcrash", report.longrepr), "message", str(report.longrepr))
-            self.test |= {"outcome": "skipped" if report.skipped else bad, "message": message[:2000]}
+            self.test |= {"outcome": "skipped" if report.skipped else "failed", "message": message[:2000]}
         if report.when == "teardown":
             with self.file.open("a") as out:
                 out.write(json.dumps(self.test | {name: str(value) for name, value in report.user_properties}) + "\n")

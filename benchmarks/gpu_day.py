@@ -1,0 +1,201 @@
+"""A GPU's first half hour, most valuable part first: ``python -m benchmarks.gpu_day [--slice SECONDS]``.
+
+Each part is a process with a limit. Each finished test and cell is written at once to a file of its try, and is kept
+whoever is killed. Call it again and again, on a host that cuts commands off with ``--slice`` a minute less than that:
+parts that are done are not run again, one that was cut off is begun again. Without a GPU the same parts run at tiny
+shapes, for rehearsal. The exit status is 0 once every part is done.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import arms, draft_step, engine, kernels
+from benchmarks.arms import HAS_GPU, call
+from peagle_tools.shared import processes
+from peagle_tools.shared.provenance import provenance
+
+CELLS, TESTS = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
+PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--outcomes", TESTS)
+# vLLM raises where a step makes the host wait for the GPU, once it has warmed up.
+SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
+# (attention backend, how the engine runs it), as tests/gpu names them; "compiled" leaves the KV cache's size to vLLM.
+MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
+HEAD = "gpt-oss-20b" if HAS_GPU else "tiny"
+DEPTHS, BATCHES = ((7, 5), (1, 64)) if HAS_GPU else ((3,), (1, 2))
+DRAFT_ARMS = (draft_step.OURS if HAS_GPU else "plugin V2 eager", "stock V1", "EAGLE-3 V2")
+STATE = "state.json"
+TRIES = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process: what follows ``python -m``, its limit in seconds, and its own environment variables."""
+
+    name: str
+    command: tuple[str, ...]
+    limit: float = 240
+    env: dict[str, str] = field(default_factory=dict)
+
+    def files(self, folder: Path) -> list[Path]:
+        """What each try of it has finished, the latest one last."""
+        return sorted(folder.glob(f"{self.label}.*.json*"))
+
+    @property
+    def label(self) -> str:
+        return "".join(c if c.isalnum() else "-" for c in self.name)
+
+
+def all_parts(llm: dict[str, Any]) -> list[Part]:
+    """Every part; ``llm``: more arguments for ``LLM`` in draft steps and engines."""
+    interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
+    v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
+    step = {"head": HEAD, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": llm}
+    served = {"target": "gpt-oss-20b", "concurrency": BATCHES, "repeats": 2, "llm": llm}
+    # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
+    exact = [f"tests/kernels/test_{name}.py" for name in ("prepare_inputs", "gather_hidden", "select_candidates")]
+    partition = ("--tokens", "4096") if HAS_GPU else ("--tokens", "64")
+    return [
+        *(Part(f"exact {Path(file).stem}", (*PYTEST, file), env=interpreted) for file in exact),
+        *(
+            Part(f"drafts {backend} {mode}", (*PYTEST, "tests/gpu", "-k", f"{backend} and {mode}"), 360, v2)
+            for backend, mode in MODES
+        ),
+        Part("copy bandwidth", call(draft_step.bandwidth, CELLS), 90),
+        Part("kernels", ("benchmarks.kernels", "--out", CELLS)),
+        *(
+            Part(f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, **step), env=known.env)
+            for k in DEPTHS
+            for arm in DRAFT_ARMS
+            for known in (draft_step.ARMS[arm],)
+        ),
+        *(
+            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **served), 360, known.env | SYNC_CHECK)
+            for arm, known in engine.ARMS.items()
+            if arm in engine.DEFAULT_ARMS
+        ),
+        Part("partition", ("benchmarks.partition", "--out", CELLS, *partition), 300),
+    ]
+
+
+def finished(file: Path) -> list[Any]:
+    """The cells or tests in a file; one that was cut off within a line, or holds none, has those before it."""
+    try:
+        if file.suffix == ".jsonl":
+            return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+        result = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return []
+    return result if isinstance(result, list) else result.get("cells", [result])
+
+
+def best(part: Part, folder: Path) -> list[Any]:
+    """What the try that got furthest has finished."""
+    return max((finished(file) for file in part.files(folder)), key=len, default=[])
+
+
+def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
+    """Run what is not done. A part begins where at least half of its limit is left of the slice of ``seconds``.
+
+    Returns:
+        By part name "state": done, failed, cut (by the slice's end) or running (the driver was killed), and "tries".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    state, deadline = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {}, time.monotonic()
+    deadline += seconds
+
+    def keep(part: Part, **entry: Any) -> None:
+        state[part.name] = entry
+        arms.replace(folder / STATE, json.dumps(state, indent=1))
+        print(f"{part.name}: " + ", ".join(map(str, entry.values())), flush=True)
+
+    for part in parts:
+        past = state.get(part.name, {"state": "", "tries": 0})
+        left = deadline - time.monotonic()
+        if past["state"] in ("done", "failed") or left < part.limit / 2:
+            continue
+        if past["tries"] == TRIES:
+            keep(part, **past | {"state": "failed"}, error=f"cut off {TRIES} times")
+            continue
+        tries = past["tries"] + 1
+        keep(part, state="running", tries=tries)
+        keep(part, **run(part, folder, tries, left), tries=tries)
+    return state
+
+
+def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
+    """One try of a part in a process of its own, for at most ``left`` seconds."""
+    out, log = folder / f"{part.label}.{tries}", folder / f"{part.label}.{tries}.log"
+    command = [sys.executable, "-m", *(word.replace("OUT.", f"{out.resolve()}.") for word in part.command)]
+    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO"}
+    process = processes.start(command, cwd=arms.ROOT, env=env, log=log)
+    try:
+        code = process.wait(min(part.limit, left))
+    except psutil.TimeoutExpired:
+        code = None
+    finally:
+        processes.end(process, patience=5)
+    if code == 0 and best(part, folder):
+        return {"state": "done"}
+    if code is None and left < part.limit:
+        return {"state": "cut"}
+    reason = f"took longer than its limit of {part.limit:.0f} s" if code is None else processes.failure_reason(log)
+    return {"state": "failed", "error": reason}
+
+
+def page(parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
+    """One page: what was exact, the tables of what there is, and what is not done."""
+    found = {part.name: best(part, folder) for part in parts}
+
+    def cells(word: str) -> list[Any]:
+        return [cell for name, own in found.items() if name.startswith(word) for cell in own]
+
+    lines = [json.dumps(provenance())]
+    for name, tests in found.items():
+        if name.startswith(("exact", "drafts")):
+            passed = sum(test["outcome"] == "passed" for test in tests)
+            rows = sum(int(test.get("rows", 0)) for test in tests)
+            lines.append(f"{name}: {passed} of {len(tests)} tests passed, {rows} draft rows")
+            lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
+    copied = next((cell["bandwidth"] for cell in cells("copy")), None)
+    if moved := cells("kernels"):
+        lines.append(kernels.page(moved))
+    if steps := cells("draft step"):
+        lines.append(draft_step.page(draft_step.with_roofline(steps, copied if HAS_GPU else None)))
+    if speeds := cells("engine"):
+        lines.append(engine.page(engine.summed_up(speeds)))
+    lines += [f"partition: {json.dumps(cell)}" for cell in cells("partition")]
+    unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}
+    lines += [f"not done: {name}: {entry}" for name, entry in unfinished.items() if entry["state"] != "done"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=arms.ROOT / "bench-results/gpu-day", help="folder of results")
+    parser.add_argument("--slice", type=float, default=math.inf, metavar="SECONDS", help="end after so long")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="parts that have one in their names")
+    parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in timed engines, as JSON")
+    args = parser.parse_args()
+    for key in arms.NOT_INHERITED:
+        os.environ.pop(key, None)
+    parts = [part for part in all_parts(args.llm) if any(word in part.name for word in args.only)]
+    state = run_parts(parts, args.out, args.slice)
+    text = page(parts, args.out, state)
+    (args.out / "page.txt").write_text(text)
+    print("\n" + text)
+    return 0 if all(state.get(part.name, {}).get("state") == "done" for part in parts) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
