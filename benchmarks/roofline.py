@@ -1,4 +1,4 @@
-"""What one draft step must move and compute: ``python -m benchmarks.roofline [--out FILE]``. Arithmetic, no measurement.
+"""What one draft step must move and compute: ``python -m benchmarks.roofline [--out FILE]``. No measurement.
 
 For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each, as V2's graph
 computes it: the head as it is, trimmed to fewer draft tokens, quantised, and sharpened by an edge; beside it EAGLE-3's
@@ -138,7 +138,10 @@ def draft_step_roofline(
 def target_step_roofline(
     target: Target, k: int, batch: int, *, context: int = CONTEXT, kv_bytes: int = BF16
 ) -> Roofline:
-    """The target's step that verifies K drafts of each request, under ASSUMPTIONS. Arguments: ``draft_step_roofline``."""
+    """The target's step that verifies K drafts of each request, under ASSUMPTIONS.
+
+    Arguments as ``draft_step_roofline``.
+    """
     model, tokens = target.model, batch * (k + 1)
     attention = model.layers * model.hidden * model.head_dim * 2 * (model.heads + model.kv_heads)
     expert = model.layers * 3 * model.hidden * model.intermediate
@@ -170,7 +173,7 @@ def _attention(model: Model, caches: int, rows: int, context: int, kv_bytes: int
 
 
 def variants(head: Head, draft_vocabs: list[int]) -> dict[str, dict[str, Any]]:
-    """Name of a step -> what ``draft_step_roofline`` takes for it; vocabularies not below the head's own are left out."""
+    """Name of a step -> what ``draft_step_roofline`` takes for it, without vocabularies not below the head's own."""
     trimmed = {f"{size:,} tokens": {"draft_vocab": size} for size in sorted(draft_vocabs) if size < head.draft_vocab}
     fp8, edges = {"weight_bytes": 1}, {f"edge of rank {rank}": {"edge": Edge(rank)} for rank in RANKS}
     steps = {"as published": {}, **trimmed, "fp8": fp8, **edges, "EAGLE-3": {"parallel": False}}
