@@ -1,5 +1,6 @@
 """``bench run --expect published``: each AL of the published head, pass or fail. Stand-ins for server and client."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_one_bad_concurrency_and_a_figure_that_was_not_measured_do_not_pass(tmp_
 
 def test_the_command_on_the_shipped_suite(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in's AL is 2.73 at K=3."""
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name)  # the stand-in needs no `datasets`
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # the stand-in needs no `datasets`
     done = CliRunner().invoke(app, ["bench", "run", "--suite", "gpt-oss-20b", "--expect", "published", "--k", "3"])
     assert done.exit_code == 1, done.output
     assert "P-EAGLE K=3, HumanEval: published AL 3.02, measured 2.73 (-9.5%): FAIL" in done.output
@@ -90,7 +91,7 @@ def test_what_cannot_be_expected_is_refused(elsewhere: Path, words: list[str], l
 def test_a_missing_package_stops_a_sweep_at_once(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str
 ) -> None:
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda wanted: None if wanted == name else wanted)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == name else wanted)
     done = CliRunner().invoke(app, ["bench", "run", "--suite", "gpt-oss-20b"])
     line = f'peagle-vllm: {name} is not installed: pip install "peagle-vllm[{extra}]"\n'
     assert (done.exit_code, done.stderr) == (2, line) and not (elsewhere / "bench-results").exists()

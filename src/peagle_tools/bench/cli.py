@@ -1,11 +1,12 @@
 """``peagle-vllm bench run | report | compare``. Heavy imports stay inside the commands."""
 
-import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from peagle_tools.shared.terminal import check_extra, fail
 
 app = typer.Typer(
     name="bench",
@@ -14,21 +15,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 DEFAULT = Path("bench-results")
-
-
-def fail(message: str) -> NoReturn:
-    """Every line of ``message`` on stderr, and exit status 2."""
-    for line in message.splitlines():
-        print(f"peagle-vllm: {line}", file=sys.stderr)
-    raise typer.Exit(2)
-
-
-def check_extra(*more: str) -> None:
-    """Exit with the name of a package that is missing; where vLLM is installed too, most of them are there."""
-    for name in ("pydantic", "yaml", "psutil", "matplotlib", *more):
-        if importlib.util.find_spec(name) is None:
-            extra = "cuda,bench" if name == "vllm" else "bench"
-            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[{extra}]"')
 
 
 def latest_results() -> Path:

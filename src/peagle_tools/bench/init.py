@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle_tools.bench.cli import check_extra, fail
-from peagle_tools.shared.terminal import HeadArgument, conversations, exit_if_unfit, one_line_errors
+from peagle_tools.shared.terminal import (
+    HeadArgument,
+    check_extra,
+    conversations,
+    exit_if_unfit,
+    fail,
+    one_line_errors,
+)
 
 if TYPE_CHECKING:
     from peagle_tools.bench.suite import Suite

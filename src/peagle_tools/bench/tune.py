@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle_tools.bench import init
-from peagle_tools.bench.cli import DEFAULT, check_extra, fail
-from peagle_tools.shared.terminal import HeadArgument
+from peagle_tools.bench.cli import DEFAULT
+from peagle_tools.shared.terminal import HeadArgument, check_extra, fail
 
 if TYPE_CHECKING:
     from peagle_tools.bench.metrics import Point

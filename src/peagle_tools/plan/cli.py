@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from peagle_tools.bench.cli import DEFAULT, check_extra, fail
+from peagle_tools.bench.cli import DEFAULT
+from peagle_tools.shared.terminal import check_extra, fail
 
 
 def plan(

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from peagle_tools.bench.cli import fail
+from peagle_tools.shared.terminal import fail
 
 app = typer.Typer(
     name="train",
