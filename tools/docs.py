@@ -191,25 +191,13 @@ def fields(command: str, described: dict[str, str]) -> str:
 
 
 def benchmarking() -> str:
-    """Best K of the committed sweep, and what the planner says about its K=7 cells after seeing those at K=3."""
-    from peagle_tools.bench.report import gather, markdown_table
-    from peagle_tools.plan.fit import fit, judge
+    """Best K of the committed sweep, and which K it says to serve."""
+    from peagle_tools.bench.report import bullets, gather, markdown_table
 
-    report = gather(TINY_SWEEP)
-    folder = TINY_SWEEP.relative_to(ROOT)
+    report, folder = gather(TINY_SWEEP), TINY_SWEEP.relative_to(ROOT)
     parts = [f"`peagle-vllm bench run benchmarks/suites/tiny-cpu.yaml --results {folder}` measured:", report.setting]
     parts += [markdown_table(table, level=3) for table in report.best]
-    if report.failures:
-        parts.append("Failed: " + "; ".join(report.failures))
-    rows = []
-    for dataset, points in report.groups.items():
-        for arm in dict.fromkeys(p.arm for p in points if {3, 7} <= {q.k for q in points if q.arm == p.arm}):
-            for j in judge(fit(points, arm, dataset, [3]), points):
-                if j.point.k == 7:
-                    measured = f"{j.point.tokens_per_second.median:.0f}"
-                    rows.append((arm, j.point.concurrency, measured, f"{j.predicted:.0f}", f"{j.error:+.0%}"))
-    columns = ("arm", "c", "measured tokens/s, K=7", "predicted from K=3", "error")
-    parts += ["The planner, shown the K=3 cells only, about the K=7 cells:", table(columns, rows)]
+    parts += ["### Which K to serve", bullets(report.advice)]
     return between((ROOT / "docs/benchmarking.md").read_text(), "tiny-cpu", "\n\n".join(parts))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from peagle_tools.bench.cells import Cell, CellResult, grid
 from peagle_tools.bench.suite import Suite
-from peagle_tools.shared.acceptance import DraftSteps, from_bench_serve
+from peagle_tools.shared.acceptance import from_bench_serve
 from tests.bench.rawdata import raw
 
 
@@ -19,7 +19,6 @@ def result(
     noise: float = 1.0,
     reason: str = "",
     gpu: str = "",
-    draft_steps: DraftSteps | None = None,
     edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None,
     dtype: str = "float32",
 ) -> CellResult:
@@ -35,7 +34,6 @@ def result(
         reason=reason,
         configuration={
             "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
-            "layers": {"target": 4} | ({"draft": 1} if cell.k else {}),
             "serve": ["--dtype", dtype, *suite.serve.words],
             "bench": ["--temperature", "0.0"],
         },
@@ -44,8 +42,6 @@ def result(
         began="2026-01-01T00:00:00+00:00",
         server_start_seconds=1.0,
         drafts=None if reason else from_bench_serve(data),
-        draft_steps=None if reason else draft_steps,
-        gauges={"kv_use": [0.0, 0.25], "gpu_memory_mib": []},
         raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}
         | {"texts_sha256": data.get("generated_texts", [])},
     )
@@ -60,19 +56,18 @@ def write(
     slower: Mapping[tuple[str, int, int], float] | None = None,
     failed: Mapping[str, str] | None = None,
     gpu: str = "",
-    draft_steps: Mapping[str, DraftSteps] | None = None,
     edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None,
     dtype: str = "float32",
 ) -> Path:
     """A results folder of the whole suite. ``slower`` maps (arm, K, concurrency) to a factor on time, ``failed`` cell
-    ids to reasons, ``draft_steps`` arms to what their server counted."""
+    ids to reasons."""
     (folder / "cells").mkdir(parents=True)
     rng = random.Random(seed)
     for cell in grid(suite):
         noise = 1 + rng.uniform(-spread, spread)
         noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
-        why, steps = (failed or {}).get(cell.id, ""), (draft_steps or {}).get(cell.arm)
-        made = result(suite, cell, noise=noise, reason=why, gpu=gpu, draft_steps=steps, edit=edit, dtype=dtype)
+        why = (failed or {}).get(cell.id, "")
+        made = result(suite, cell, noise=noise, reason=why, gpu=gpu, edit=edit, dtype=dtype)
         (folder / f"cells/{cell.id}.json").write_text(made.to_json())
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

@@ -15,7 +15,6 @@ import pytest
 
 from peagle_tools.bench.cells import Cell, grid, read_results
 from peagle_tools.bench.suite import read_suite
-from peagle_tools.shared.acceptance import DraftSteps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,7 +108,6 @@ def test_a_whole_sweep(trial: Trial) -> None:
     assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
     assert not list(trial.results.glob(".partial/*"))
     trial.assert_nothing_is_left()
-    assert all(r.draft_steps == DraftSteps(graph=6, eager=2) for r in found)
     one = found[0]
     assert one.configuration["bench"][:3] == ["python", *one.configuration["bench"][1:3]]
     assert str(trial.suite.parent) not in json.dumps(one.configuration)

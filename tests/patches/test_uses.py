@@ -214,7 +214,6 @@ TOOLS = {
     "diagnose": {"vllm", "vllm.config", "vllm.model_executor.layers.rotary_embedding"},
     # `vllm bench serve` itself, which vLLM's CPU build has no command for.
     "bench": {"vllm.benchmarks.serve", "vllm.utils.argparse_utils"},
-    "plan": set(),
     "drafting.py": {"vllm.engine.arg_utils", "vllm.usage.usage_lib"},
 }
 

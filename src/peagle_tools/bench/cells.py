@@ -3,7 +3,7 @@
 RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
 RESULTS/cells/CELL.json     one cell; there only when it is whole
 RESULTS/logs/               what servers and clients wrote; not part of the result
-RESULTS/report.md|html      with plots/*.svg; made from the above, any time
+RESULTS/report.md           with report.csv and plots/*.svg; made from the above, any time
 """
 
 import json
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.suite import Suite, slug
-from peagle_tools.shared.acceptance import Acceptance, DraftSteps
+from peagle_tools.shared.acceptance import Acceptance
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,6 @@ class CellResult:
     Attributes:
         kind: none, EAGLE-3, P-EAGLE or other.
         raw: what ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
-        gauges: samples of kv_use (0..1) and gpu_memory_mib.
     """
 
     cell: Cell
@@ -108,8 +107,6 @@ class CellResult:
     began: str
     server_start_seconds: float
     drafts: Acceptance | None = None
-    draft_steps: DraftSteps | None = None
-    gauges: dict[str, list[float]] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
 

@@ -17,8 +17,8 @@ import psutil
 
 from peagle_tools.bench import server
 from peagle_tools.bench.cells import Cell
-from peagle_tools.bench.server import CellFailed, Gauges, Server
-from peagle_tools.bench.suite import HUB, Suite, is_path
+from peagle_tools.bench.server import CellFailed, Server
+from peagle_tools.bench.suite import HUB, Suite
 from peagle_tools.shared import processes
 
 COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
@@ -27,9 +27,7 @@ PAUSE = 0.2  # seconds between two checks of a running client
 SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; kept to the microsecond
 
 
-def measure(
-    suite: Suite, cell: Cell, serving: Server, gauges: Gauges, *, cwd: Path, partial: Path, log: Path
-) -> dict[str, Any]:
+def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Path, log: Path) -> dict[str, Any]:
     """What ``vllm bench serve`` wrote about this cell.
 
     Args:
@@ -54,7 +52,6 @@ def measure(
     try:
         while (status := _wait(process)) is None:
             serving.check()
-            gauges.sample()
             if time.monotonic() > deadline:
                 raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
     finally:
@@ -112,15 +109,13 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
         words += ["--skip-chat-template"]
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
     words += ["--temperature", str(suite.temperature), "--seed", str(suite.seed)]
-    words += ["--request-id-prefix", f"{cell.id}-", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    words += ["--request-id-prefix", f"{cell.id}-", "--percentile-metrics", "ttft,tpot,e2el"]
     return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
 def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
     """Everything that was measured, as commands, variables and data; ``folder`` is the suite's."""
     dataset = suite.datasets[cell.dataset]
-    head = (suite.arms[cell.arm].speculative_config or {}).get("model")
-    layers = {"target": num_layers(suite.target, folder), "draft": num_layers(head, folder) if head else None}
     found: dict[str, Any] = {
         "suite": suite.name,
         "suite_fingerprint": suite.fingerprint(),
@@ -128,25 +123,10 @@ def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
         "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
         "environment": server.environment(suite, cell.arm),
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
-        "layers": {role: number for role, number in layers.items() if number},
     }
     if dataset.jsonl is not None:
         found["dataset"]["sha256"] = hashlib.sha256((folder / dataset.jsonl).read_bytes()).hexdigest()
     return found
-
-
-def num_layers(name: str, folder: Path) -> int | None:
-    """Layers of a model, from its config.json on this machine (the server has just loaded it); None without one."""
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        file = folder / name / "config.json" if is_path(name) else try_to_load_from_cache(name, "config.json")
-        config: dict[str, Any] = json.loads(Path(file).read_text()) if isinstance(file, str | Path) else {}
-    except (OSError, ValueError):
-        return None
-    places = (config.get("transformer_layer_config"), config.get("text_config"), config)
-    numbers = [place.get("num_hidden_layers") for place in places if isinstance(place, dict)]
-    return next((number for number in numbers if isinstance(number, int)), None)
 
 
 def without_paths(text: str) -> str:

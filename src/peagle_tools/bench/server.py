@@ -20,8 +20,6 @@ import psutil
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import processes
-from peagle_tools.shared.acceptance import samples
-from peagle_tools.shared.provenance import output_of
 
 HOST = "127.0.0.1"
 MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
@@ -30,7 +28,6 @@ MODEL_NAME = "target"  # what clients call the model, so that no path gets into 
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-EVERY_SECONDS = 1.0  # between two samples of the gauges
 
 
 class CellFailed(Exception):
@@ -147,29 +144,3 @@ class Server:
     def empty_prefix_cache(self) -> None:
         """So that no cell finds its prompts already computed by the cell before."""
         self._request("/reset_prefix_cache", 60, "POST")
-
-    def metrics(self, timeout: float = 30) -> str:
-        """The text of ``/metrics``; empty where the server is busy, or gone (then ``check`` raises)."""
-        with contextlib.suppress(OSError):
-            return self._request("/metrics", timeout)
-        return ""
-
-
-class Gauges:
-    """Peaks of KV cache use and GPU memory, which no counter keeps. ``sample`` reads at most once a second."""
-
-    def __init__(self, server: Server):
-        self._server, self._last = server, 0.0
-        self.kv_use: list[float] = []  # share of the cache in use, 0..1, the mean over engines
-        self.gpu_memory_mib: list[float] = []  # over all visible GPUs
-
-    def sample(self) -> None:
-        if time.monotonic() - self._last < EVERY_SECONDS:
-            return
-        self._last = time.monotonic()
-        shares = [value for name, _, value in samples(self._server.metrics(5)) if name == "vllm:kv_cache_usage_perc"]
-        if shares:
-            self.kv_use.append(sum(shares) / len(shares))
-        used = output_of("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
-        with contextlib.suppress(ValueError):  # a GPU that shares the system's memory has no number here
-            self.gpu_memory_mib += [sum(map(float, used))] if used else []

@@ -30,7 +30,6 @@ from peagle_tools.bench import BenchError, client
 from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
 from peagle_tools.bench.server import (
     CellFailed,
-    Gauges,
     Server,
     ServerFailed,
     check_port,
@@ -39,7 +38,7 @@ from peagle_tools.bench.server import (
 )
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
-from peagle_tools.shared.acceptance import from_bench_serve, read_draft_steps
+from peagle_tools.shared.acceptance import from_bench_serve
 
 MIN_FREE_BYTES = 64 << 20
 
@@ -196,11 +195,10 @@ class Sweep:
 
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
-        began, gauges, log = datetime.now(UTC), Gauges(server), self._new_log(f"{cell.id}-client")
-        before = read_draft_steps(server.metrics())
+        began, log = datetime.now(UTC), self._new_log(f"{cell.id}-client")
         try:
             try:
-                raw = client.measure(self.suite, cell, server, gauges, cwd=self.folder, partial=self._partial, log=log)
+                raw = client.measure(self.suite, cell, server, cwd=self.folder, partial=self._partial, log=log)
             except CellFailed:
                 server.check_well()  # the server's failure is the cause of the client's
                 raise
@@ -209,12 +207,9 @@ class Sweep:
             if isinstance(error, ServerFailed):
                 raise
             return False
-        after = read_draft_steps(server.metrics())
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
             "drafts": from_bench_serve(raw),
-            "draft_steps": after.since(before) if after and before else None,
-            "gauges": {"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
             "raw": client.without_texts(raw),
         }
         self._keep(cell, "", server.start_seconds, measured)

@@ -1,4 +1,4 @@
-"""What a sweep says, in lines: the fastest arm and how sure that is, what should not be, which ratios are in doubt."""
+"""What a sweep says, in lines: the fastest arm and how sure that is, and what should not be."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,14 +22,13 @@ def verdict(dataset: str, points: Sequence[Point]) -> Iterator[str]:
         for other in [p for p in rest if p.kind == "none"] + second:
             ratio = rate.over(other.tokens_per_second)
             text += f"; {ratio.median:.2f} x {other.drafter} ({sure(ratio)})"
-        depths = [p for p in points if (p.arm, p.concurrency) == (first.arm, row.concurrency) and p.k < first.k]
-        if equal := [p.k for p in depths if rate.repeats > 1 and p.tokens_per_second.high >= rate.low]:
-            text += f"; K={min(equal)} is equal within the noise, and cheaper"
         yield text
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
-    """What should not be: lost text, AL that hangs on concurrency, latency lost to speculation, bursts."""
+    """What should not be: one repeat, lost text, AL that changes with concurrency, latency lost, bursts."""
+    if all(p.repeats < 2 for p in points):
+        yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
     base = without_speculation(points)
     best = {p.condition for row in best_rows(points) for p in row.best.values()}
     for p in points:
@@ -50,17 +49,3 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
                     yield f"{p.label}: {name.upper()} p50 {new.median:.1f} ms, without speculation {old.median:.1f} ms."
         if bursts := sum(cell.burst > BURST_SHARE for cell in p.cells):
             yield f"{p.label}: latency samples of {bursts} of {len(p.cells)} repeats came in a burst and are left out."
-
-
-def doubts(dataset: str, points: Sequence[Point]) -> Iterator[str]:
-    """One line for every ratio of the best-K table that its spread does not carry."""
-    ratios = [(row.concurrency, *pair, ratio) for row in best_rows(points) for pair, ratio in row.ratios.items()]
-    if ratios and all(ratio.repeats < 2 for *_, ratio in ratios):
-        yield f"{dataset}: every ratio, for there is one repeat and its noise is unknown."
-        return
-    for concurrency, above, below, ratio in ratios:
-        where = f"{dataset}, c={concurrency}, {above} / {below} = {ratio.median:.2f}"
-        if ratio.repeats < 2:
-            yield f"{where}: one repeat, so its noise is unknown."
-        elif ratio.overlaps_one:
-            yield f"{where}: its range over repeats is {ratio.low:.2f}..{ratio.high:.2f} and holds 1."
