@@ -18,7 +18,6 @@ RESULTS = ROOT / "benchmarks/results"
 DEMO_RESULT = RESULTS / "demo.json"
 DIAGNOSE_SESSION = RESULTS / "diagnose.md"
 DIAGNOSE_FAULTS = RESULTS / "diagnose.json"
-TINY_SWEEP = RESULTS / "tiny-cpu"
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -190,17 +189,6 @@ def fields(command: str, described: dict[str, str]) -> str:
     return f"`{command}` prints one object:\n\n{table(('field', 'what it is'), rows)}"
 
 
-def benchmarking() -> str:
-    """Best K of the committed sweep, and which K it says to serve."""
-    from peagle_tools.bench.report import bullets, gather, markdown_table
-
-    report, folder = gather(TINY_SWEEP), TINY_SWEEP.relative_to(ROOT)
-    parts = [f"`peagle-vllm bench run benchmarks/suites/tiny-cpu.yaml --results {folder}` measured:", report.setting]
-    parts += [markdown_table(table, level=3) for table in report.best]
-    parts += ["### Which K to serve", bullets(report.advice)]
-    return between((ROOT / "docs/benchmarking.md").read_text(), "tiny-cpu", "\n\n".join(parts))
-
-
 def models() -> str:
     """What RESULTS.json says: acceptance of every arm, what training each head took; and the sizes of the files."""
     results = json.loads((ROOT / "models/RESULTS.json").read_text())
@@ -240,7 +228,6 @@ def models() -> str:
 
 GENERATED = {
     "README.md": readme,
-    "docs/benchmarking.md": benchmarking,
     "docs/features.md": features,
     "docs/heads.md": heads,
     "docs/performance.md": performance,

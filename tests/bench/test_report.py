@@ -75,21 +75,6 @@ def test_doubt_is_marked(tmp_path: Path, suite: Suite) -> None:
     assert marks("alone", suite.model_copy(update={"repeats": 1})) == (2 * 3, 1)
 
 
-def test_the_report_opens_with_the_verdict(tmp_path: Path, suite: Suite) -> None:
-    """Which arm, which K, at which concurrency, how sure; before anything else."""
-    text = report(synthetic.write(tmp_path / "r", suite, spread=0.001))
-    lines = [line for line in text.splitlines() if line]
-    assert lines[:2] == ["# Sweep trial", "## Fastest"]
-    assert re.fullmatch(
-        r"- prompts, c=1: \*\*P-EAGLE K=7\*\*, \d+ tokens/s; 2\.00 x none \(\d\.\d\d\.\.\d\.\d\d over 2 repeats\); "
-        r"1\.\d\d x EAGLE-3 K=3 \(1\.\d\d\.\.1\.\d\d over 2 repeats\)",
-        lines[2],
-    ), lines[2]
-    assert lines[3].startswith("- prompts, c=4: **P-EAGLE K=7**") and "## Warnings" not in text
-    slow = {(arm, k, c): 9.0 for arm in ("P-EAGLE", "EAGLE-3") for k in (3, 7) for c in (1, 4)}
-    assert "- prompts, c=1: **none**" in report(synthetic.write(tmp_path / "slow", suite, slower=slow))
-
-
 WARNED = {
     "another text": (
         lambda data: data.update(generated_texts=["another", *data["generated_texts"][1:]]),

@@ -11,6 +11,7 @@ import pytest
 from tools import docs
 
 ROOT = Path(__file__).resolve().parents[2]
+TINY_SWEEP = ROOT / "benchmarks/results/tiny-cpu"
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")})
 FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
@@ -87,10 +88,10 @@ def test_committed_sweep_is_the_whole_suite() -> None:
     from peagle_tools.bench.suite import read_suite
 
     suite = read_suite(ROOT / "benchmarks/suites/tiny-cpu.yaml")
-    found = read_results(docs.TINY_SWEEP)
+    found = read_results(TINY_SWEEP)
     assert {r.cell for r in found} == set(grid(suite))
     assert all(r.ok and r.versions and r.hardware and r.raw["latencies"] for r in found)
-    for file in (docs.TINY_SWEEP / "cells").iterdir():
+    for file in (TINY_SWEEP / "cells").iterdir():
         assert not re.search(r'"(/[a-z]|~)', file.read_text().replace('"/v1/completions"', "")), file.name
 
 

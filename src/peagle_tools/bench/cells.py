@@ -7,7 +7,6 @@ RESULTS/report.md           with report.csv and plots/*.svg; made from the above
 """
 
 import json
-import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,19 +128,6 @@ def to_json(data: dict[str, Any], indent: str = " ") -> str:
         text = to_json(value, indent + " ") if nested else json.dumps(value, separators=(", ", ": "))
         parts.append(f"{indent}{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}" + ("\n" if indent == " " else "")
-
-
-def write_whole(file: Path, text: str, partial: Path | None = None) -> None:
-    """Write whole or not at all: into ``partial`` (without it into a file beside ``file``), which is then renamed."""
-    partial = partial or file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with partial.open("w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_cell(file: Path) -> CellResult:

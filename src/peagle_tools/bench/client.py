@@ -1,7 +1,7 @@
 """One cell: one call of ``vllm bench serve``, watched, and what is kept of it.
 
 ``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``. vLLM's CPU build has no working
-``vllm`` command (server.py gives the reason); delete ``main`` and call the command once that is mended.
+``vllm`` command (shared/server.py gives the reason); delete ``main`` and call the command once that is mended.
 """
 
 import errno
@@ -15,16 +15,22 @@ from typing import Any
 
 import psutil
 
-from peagle_tools.bench import server
 from peagle_tools.bench.cells import Cell
-from peagle_tools.bench.server import CellFailed, Server
 from peagle_tools.bench.suite import HUB, Suite
-from peagle_tools.shared import processes
+from peagle_tools.shared import processes, server
+from peagle_tools.shared.server import Server
 
 COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
+MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
+# Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 RESULT = "vllm.json"
 PAUSE = 0.2  # seconds between two checks of a running client
 SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; kept to the microsecond
+
+
+class CellFailed(Exception):
+    """One cell failed; the message gives the reason. The sweep goes on."""
 
 
 def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Path, log: Path) -> dict[str, Any]:
@@ -47,7 +53,7 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
     except OSError as error:
         serving.check()
         raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
-    process = processes.start(command, cwd=cwd, env=server.environment(suite), log=log)
+    process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
     deadline = time.monotonic() + suite.cell_seconds
     try:
         while (status := _wait(process)) is None:
@@ -83,11 +89,25 @@ def _wait(process: psutil.Popen) -> int | None:
         return None
 
 
+def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
+    """Arguments of the server for one arm at one depth; host and port are left out."""
+    arm = suite.arms[arm_name]
+    arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME, *suite.serve.words, *arm.words]
+    if (config := arm.config_at(k)) is not None:
+        arguments += ["--speculative-config", json.dumps(config)]
+    return arguments
+
+
+def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
+    """Variables of an arm's server; without an arm those of the client, to which all arms must be alike."""
+    return ENVIRONMENT | suite.serve.environment | (suite.arms[arm_name].environment if arm_name else {})
+
+
 def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     """Arguments of ``vllm bench serve`` for one cell; port and result folder are left out."""
     dataset = suite.datasets[cell.dataset]
     words = ["--backend", "openai", "--endpoint", "/v1/completions", "--host", server.HOST]
-    words += ["--model", suite.target, "--served-model-name", server.MODEL_NAME]
+    words += ["--model", suite.target, "--served-model-name", MODEL_NAME]
     if dataset.hub is not None:
         words += ["--dataset-name", "hf", "--dataset-path", HUB[dataset.hub]]
     elif dataset.jsonl is not None:
@@ -119,9 +139,9 @@ def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
     found: dict[str, Any] = {
         "suite": suite.name,
         "suite_fingerprint": suite.fingerprint(),
-        "serve": ["python", *server.COMMAND[1:], *server.serve_arguments(suite, cell.arm, cell.k)],
+        "serve": ["python", *server.COMMAND[1:], *serve_arguments(suite, cell.arm, cell.k)],
         "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
-        "environment": server.environment(suite, cell.arm),
+        "environment": environment(suite, cell.arm),
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
     }
     if dataset.jsonl is not None:

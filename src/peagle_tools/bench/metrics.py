@@ -123,8 +123,12 @@ class Ratio(Spread):
         return self.high < 1 and self.median < 1 - tolerance
 
     def text(self, form: str = ".2f") -> str:
-        """``1.23``, with a question mark where it is in doubt."""
-        return f"{self.median:{form}}{'?' if self.in_doubt else ''}"
+        """``1.23 (1.20..1.31)``, with a question mark where it is in doubt."""
+        return f"{self.median:{form}}{'?' if self.in_doubt else ''} ({self.low:{form}}..{self.high:{form}})"
+
+    def sure(self) -> str:
+        """The range, and whether the ratio is in doubt."""
+        return f"{'in doubt: ' * self.in_doubt}{self.low:.2f}..{self.high:.2f} over {self.repeats} repeats"
 
 
 @dataclass(frozen=True)

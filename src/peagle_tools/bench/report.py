@@ -2,14 +2,15 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from peagle_tools.bench import BenchError, plots
-from peagle_tools.bench.cells import CellResult, read_results, read_sweep, write_whole
+from peagle_tools.bench.cells import CellResult, read_results, read_sweep
 from peagle_tools.bench.metrics import (
+    BURST_SHARE,
     PERCENTILES,
     Point,
     best_rows,
@@ -18,10 +19,11 @@ from peagle_tools.bench.metrics import (
     number,
     points,
     same_texts,
+    without_speculation,
 )
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
-from peagle_tools.bench.verdict import verdict, warnings
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import device
 
 READING = (
@@ -39,11 +41,11 @@ class Table:
     note: str = ""
 
 
-def markdown_table(t: Table, level: int = 2) -> str:
-    """A table under a heading of this level."""
+def markdown_table(t: Table) -> str:
+    """A table under its title."""
     lines = [t.header, ("---",) * len(t.header), *t.rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{'#' * level} {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
+    return f"## {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
 
 
 def cell_table(dataset: str, points: Sequence[Point]) -> Table:
@@ -108,40 +110,30 @@ def as_csv(results: Iterable[CellResult]) -> str:
     return out.getvalue()
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a results folder says, over all data sets."""
-
-    title: str
-    setting: str
-    results: list[CellResult]
-    groups: dict[str, list[Point]]
-    best: list[Table]
-    verdict: list[str]
-    warnings: list[str]
-    failures: list[str]
-    advice: list[str]
-
-
-def gather(folder: Path) -> Report:
-    """Read a results folder; raises BenchError when it holds no whole cell."""
-    results = read_results(folder)
-    failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    groups = by_dataset(points(results))
-    if not groups:
-        raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
-    suite: dict[str, Any] = read_sweep(folder).get("suite", {})
-    return Report(
-        title=f"Sweep {suite.get('name', folder.name)}",
-        setting=setting(results, suite),
-        results=results,
-        groups=groups,
-        best=[table for name, group in groups.items() for table in best_tables(name, group)],
-        verdict=[line for name, group in groups.items() for line in verdict(name, group)],
-        warnings=[line for name, group in groups.items() for line in warnings(name, group)],
-        failures=failures,
-        advice=[line for name, group in groups.items() for line in advice(name, group, suite)],
-    )
+def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
+    """What should not be: one repeat, lost text, AL that changes with concurrency, latency lost, bursts."""
+    if all(p.repeats < 2 for p in points):
+        yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
+    base = without_speculation(points)
+    best = {p.condition for row in best_rows(points) for p in row.best.values()}
+    for p in points:
+        alone = base.get((p.dataset, p.concurrency))
+        share = same_texts(p, alone)
+        if p.exact and share < 1:
+            yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
+        length, first = (
+            q.spread("acceptance_length")
+            for q in (p, min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency))
+        )
+        if length.over(first).lost(0.1) or first.over(length).lost(0.1):
+            yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
+        if alone and p.k and p.condition in best:
+            for name in ("ttft", "tpot"):
+                old, new = alone.spread(name, 0), p.spread(name, 0)
+                if old.over(new).lost(0.1):
+                    yield f"{p.label}: {name.upper()} p50 {new.median:.1f} ms, without speculation {old.median:.1f} ms."
+        if bursts := sum(cell.burst > BURST_SHARE for cell in p.cells):
+            yield f"{p.label}: latency samples of {bursts} of {len(p.cells)} repeats came in a burst and are left out."
 
 
 def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
@@ -163,14 +155,10 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     )
 
 
-def bullets(lines: Iterable[str]) -> str:
-    """A list in Markdown; an option of a command stands apart from it, as code."""
-    return "\n".join(f"\n```\n{line}\n```\n" if line.startswith("--") else f"- {line}" for line in lines).rstrip()
-
-
 def _section(title: str, lines: Sequence[str]) -> list[str]:
-    """A heading and a list; nothing where there are no lines."""
-    return [f"## {title}\n\n{bullets(lines)}"] * bool(lines)
+    """A heading and a list, an option of a command as code; nothing where there are no lines."""
+    shown = (f"\n```\n{line}\n```\n" if line.startswith("--") else f"- {line}" for line in lines)
+    return [f"## {title}\n\n" + "\n".join(shown).rstrip()] * bool(lines)
 
 
 def write_report(folder: Path, out: Path) -> tuple[str, list[str]]:
@@ -178,28 +166,34 @@ def write_report(folder: Path, out: Path) -> tuple[str, list[str]]:
     because its last line is one to paste, the advice.
 
     Raises:
-        BenchError: there is nothing to report, or ``out`` cannot be written.
+        BenchError: no cell is whole, or ``out`` cannot be written.
     """
-    found = gather(folder)
-    fastest, warned = _section("Fastest", found.verdict), _section("Warnings", found.warnings)
-    best = [markdown_table(table) for table in found.best]
-    text = [f"# {found.title}", *fastest, *warned, f"## What was measured\n\n{found.setting}\n\n{READING}", *best]
-    text += _section("Failed cells", found.failures)
-    files = {"report.csv": as_csv(found.results)}
-    for name, group in found.groups.items():
+    results = read_results(folder)
+    failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
+    groups = by_dataset(points(results))
+    if not groups:
+        raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
+    suite: dict[str, Any] = read_sweep(folder).get("suite", {})
+    best = [markdown_table(table) for name, group in groups.items() for table in best_tables(name, group)]
+    warned = _section("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
+    served = [line for name, group in groups.items() for line in advice(name, group, suite)]
+    text = [f"# Sweep {suite.get('name', folder.name)}", setting(results, suite), READING, *best, *warned]
+    text += _section("Failed cells", failures)
+    files = {"report.csv": as_csv(results)}
+    for name, group in groups.items():
         text.append(f"## Plots, {name}")
         for plot in (plots.throughput, plots.pareto, plots.acceptance_length):
             file, drawn = f"plots/{slug(f'{plot.__name__} {name}')}.svg", plot(name, group)
             files[file] = drawn.svg
             text.append(f"![{drawn.title}]({file})")
         text.append(markdown_table(cell_table(name, group)))
-    files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", found.advice)]) + "\n"
+    files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"
     try:
         for name, content in files.items():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             write_whole(out / name, content)
     except OSError as error:
         raise BenchError(f"{out}: cannot be written ({error.strerror})") from None
-    if found.failures:
-        warned.append(f"{len(found.failures)} cells failed; the report names them.")
-    return "\n\n".join([*fastest, *warned, *best]), found.advice
+    if failures:
+        warned.append(f"{len(failures)} cells failed; the report names them.")
+    return "\n\n".join([*best, *warned]), served

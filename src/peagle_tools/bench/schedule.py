@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from peagle_tools.bench.metrics import Point, Ratio, best_depth, without_speculation
-from peagle_tools.bench.verdict import sure
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
     chosen = arms[arm]
     yield f"{dataset}: {arm}" + (", which has the largest mean gain of all arms." if len(arms) > 1 else ".")
     for c in chosen:
-        gain = f"{c.gain.median:.2f} x no speculation ({sure(c.gain)})"
+        gain = f"{c.gain.median:.2f} x no speculation ({c.gain.sure()})"
         if c.k:
             yield f"c={c.concurrency}: K={c.k}, {c.point.tokens_per_second.median:,.0f} tokens/s, {gain}"
         else:

@@ -59,10 +59,10 @@ def tune(
     from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
+    from peagle_tools.bench.report import warnings
     from peagle_tools.bench.schedule import advice
     from peagle_tools.bench.suite import slug
     from peagle_tools.bench.sweep import Sweep
-    from peagle_tools.bench.verdict import warnings
 
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
