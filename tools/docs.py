@@ -96,7 +96,7 @@ def features() -> str:
 
 
 def training() -> str:
-    """What training costs by arithmetic; accuracy and AL of the tiny heads, and AL as others published it."""
+    """What training costs by arithmetic; accuracy and AL of the tiny heads."""
     from benchmarks.training_cost import published
 
     columns, rows, notes = published()
@@ -113,9 +113,6 @@ def training() -> str:
             of = "accuracy" if "accuracy" in head else "training_accuracy"
             shares = " ".join(f"{share:.2f}" for share in head[of]) + (", in training" if of != "accuracy" else "")
             marks.append((f"`{name}`, {head['steps']:,} steps, `models/RESULTS.json`", shares, lengths[name]))
-    for one in json.loads((ROOT / "src/peagle_tools/bench/published.json").read_text()):
-        if found := one.get("acceptance_length", {}).get("P-EAGLE"):
-            marks.append((f"{one['target']}, {one['dataset']}, {one['source']}", "", found))
     cells = [(what, shares, *(f"{al[k]:.2f}" if k in al else "" for k in "357")) for what, shares, al in marks]
     return between(page, "marks", table(("head", "accuracy by depth at the end", "AL, K=3", "K=5", "K=7"), cells))
 
