@@ -20,7 +20,7 @@ import torch
 from benchmarks import arms
 from benchmarks.arms import Published
 from benchmarks.shapes import NUM_AUX, Model
-from peagle_tools.bench import plots
+from peagle_tools.shared import plots
 from peagle_tools.shared.provenance import provenance
 
 TOKENS = (512, 1024, 2048, 4096, 8192, 16_384)

@@ -5,13 +5,11 @@ from typing import Annotated
 import typer
 
 from peagle_tools.bench.cli import app as bench_app
-from peagle_tools.bench.init import init
 from peagle_tools.bench.tune import tune
 from peagle_tools.convert import convert
 from peagle_tools.diagnose.cli import diagnose
 from peagle_tools.doctor.cli import doctor
 from peagle_tools.inspect.cli import inspect
-from peagle_tools.plan.cli import plan
 from peagle_tools.sharpen.cli import sharpen
 from peagle_tools.train.cli import app as train_app
 
@@ -43,9 +41,8 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, diagnose, sharpen, plan, tune, doctor):
+for command in (inspect, convert, diagnose, sharpen, tune, doctor):
     app.command()(command)
-bench_app.command()(init)
 
 
 if __name__ == "__main__":

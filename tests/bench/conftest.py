@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle_tools.bench import client, server
+from peagle_tools.bench import client
+from peagle_tools.shared import server
 from tests.bench.standin.sweep import CLIENT, SERVER
 
 SUITE = """\

@@ -23,7 +23,7 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
     length = 1 + sum(accepted) / drafts
     tpot = round_ms(kind, k, concurrency) * noise / length / 1000  # seconds a token of one request
     tokens = prompts * OUTPUT_TOKENS
-    times = {"ttft": 0.02 * noise, "tpot": tpot, "itl": tpot * length}
+    times = {"ttft": 0.02 * noise, "tpot": tpot}
     found: dict[str, Any] = {
         "completed": prompts,
         "failed": 0,
@@ -33,7 +33,7 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
         "output_lens": [OUTPUT_TOKENS] * prompts,
         "ttfts": [times["ttft"]] * prompts,
         "latencies": [times["ttft"] + tpot * (OUTPUT_TOKENS - 1)] * prompts,
-        "itls": [[times["itl"]] * 20] * prompts,
+        "itls": [[tpot * length] * 20] * prompts,
         **{f"p{p}_{name}_ms": 1000 * seconds for name, seconds in times.items() for p in (50, 90, 99)},
         "start_times": [float(i) for i in range(prompts)],
         "errors": [""] * prompts,

@@ -34,7 +34,6 @@ def result(
         reason=reason,
         configuration={
             "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
-            "layers": {"target": 4} | ({"draft": 1} if cell.k else {}),
             "serve": ["--dtype", dtype, *suite.serve.words],
             "bench": ["--temperature", "0.0"],
         },
@@ -43,7 +42,6 @@ def result(
         began="2026-01-01T00:00:00+00:00",
         server_start_seconds=1.0,
         drafts=None if reason else from_bench_serve(data),
-        gauges={"kv_use": [0.0, 0.25], "gpu_memory_mib": []},
         raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}
         | {"texts_sha256": data.get("generated_texts", [])},
     )

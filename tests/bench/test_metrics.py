@@ -24,7 +24,6 @@ def cell(**raw) -> CellResult:
         began="",
         server_start_seconds=1,
         drafts=Acceptance(10, 30, 17, (8, 6, 3)),
-        gauges={"kv_use": [0.1, 0.4, 0.2], "gpu_memory_mib": []},
         raw={
             "total_output_tokens": 30,
             "duration": 3.0,
@@ -33,7 +32,7 @@ def cell(**raw) -> CellResult:
             "latencies": [1.1, 2.1],
             "itls": [[0.1, 0.3], [0.2]],
             "output_throughput": 10.0,
-            **{f"p{p}_{name}_ms": p for p in PERCENTILES for name in ("ttft", "tpot", "itl")},
+            **{f"p{p}_{name}_ms": p for p in PERCENTILES for name in ("ttft", "tpot")},
         }
         | raw,
     )
@@ -42,17 +41,14 @@ def cell(**raw) -> CellResult:
 def test_metrics_by_hand() -> None:
     m = metrics_of(cell())
     assert m.output_tokens_per_second == 10
-    assert m.tokens_per_second_per_user == 5
-    assert m.ttft == m.tpot == m.itl == PERCENTILES
+    assert m.ttft == m.tpot == PERCENTILES
     assert m.acceptance_length == 2.7
     assert m.acceptance == (0.8, 0.6, 0.3)
-    assert m.kv_use == 0.4
-    assert math.isnan(m.gpu_memory_mib)
 
 
 def test_answers_of_one_token_have_no_tpot() -> None:
     m = metrics_of(cell(output_lens=[1, 1], itls=[[], []]))
-    assert all(math.isnan(value) for value in (*m.tpot, *m.itl)) and m.ttft == PERCENTILES
+    assert all(math.isnan(value) for value in m.tpot) and m.ttft == PERCENTILES
 
 
 def test_samples_that_came_in_a_burst_are_no_latency() -> None:
@@ -61,7 +57,7 @@ def test_samples_that_came_in_a_burst_are_no_latency() -> None:
     assert metrics_of(cell(itls=few)).burst == 1 / 20 and metrics_of(cell(itls=few)).ttft == PERCENTILES
     for itls in ([[0.1, 3e-6, 3e-6], [0.2]], [[], []]):
         m = metrics_of(cell(itls=itls))
-        assert m.burst >= 0.5 and all(math.isnan(value) for value in (*m.ttft, *m.tpot, *m.itl))
+        assert m.burst >= 0.5 and all(math.isnan(value) for value in (*m.ttft, *m.tpot))
 
 
 def test_counters_come_back_whole() -> None:

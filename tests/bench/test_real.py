@@ -61,8 +61,6 @@ def test_all_cells_are_there(cells: list[CellResult]) -> None:
         ("P-EAGLE", 5, 4),
     ]
     assert all(r.ok and r.raw["completed"] == PROMPTS for r in cells)
-    assert all(r.gauges["kv_use"] for r in cells)
-    assert cells[1].configuration["layers"] == {"target": 8, "draft": 4}
 
 
 def test_acceptance_is_the_one_counted_from_the_drafts(sweep: Path, cells: list[CellResult]) -> None:
@@ -88,7 +86,6 @@ def test_metrics_follow_their_formulas(cells: list[CellResult]) -> None:
         samples = {
             "ttft": raw["ttfts"],
             "tpot": [(latency - ttft) / (tokens - 1) for latency, ttft, tokens in answers if tokens > 1],
-            "itl": [gap for request in raw["itls"] for gap in request],
         }
         for name, seconds in samples.items():
             if m.burst > BURST_SHARE:  # a busy machine: these samples are not kept
@@ -126,9 +123,6 @@ def test_no_path_of_this_machine_is_kept(sweep: Path) -> None:
 
 
 def test_it_can_be_reported(sweep: Path) -> None:
-    """And not be planned: its one concurrency does not show what a larger batch costs."""
     done = CliRunner().invoke(app, ["bench", "report", str(sweep / "results")])
     assert done.exit_code == 0, done.output
-    assert (sweep / "results/report.html").exists()
-    done = CliRunner().invoke(app, ["plan", str(sweep / "results")])
-    assert done.exit_code == 2 and "has cells at c=4 only" in done.stderr
+    assert "no K, for one repeat does not show the noise" in (sweep / "results/report.md").read_text()

@@ -168,21 +168,7 @@ def test_published_sweep() -> None:
     }
 
 
-def test_synthetic_lengths_are_the_published_ones(missing_files: None) -> None:
-    """K=5 was not published: it lies on the planner's profile through the published K=3 and K=7."""
-    from peagle_tools.plan.backtest import judged, profiles
-
-    suite = read_suite(ROOT / "benchmarks/suites/h200-synthetic.yaml")
-    figures = next(p for p in judged() if p.dataset == "HumanEval")
-    for kind in ("EAGLE-3", "P-EAGLE"):
-        lengths = {k: entry["synthetic_acceptance_length"] for k, entry in suite.arms[kind].overrides.items()}
-        assert {k: lengths[k] for k in (3, 7)} == figures.acceptance_length[kind]
-        assert lengths[5] == round(profiles(figures)[kind].length(5), 2)
-
-
-@pytest.mark.parametrize(
-    "command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"], ["plan"]]
-)
+@pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"]])
 def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 

@@ -102,7 +102,7 @@ def test_a_whole_sweep(trial: Trial) -> None:
     found = read_results(trial.results)
     assert Counter(r.cell for r in found) == Counter(trial.cells())
     assert all(r.ok for r in found)
-    assert "min left" in output or "s left" in output
+    assert "[8/8] EAGLE-3 K=3, prompts, c=4, repeat 2: " in output and output.count("about 0 min left") == 8
     starts = [line for line in output.splitlines() if line.startswith("starting")]
     order = ["none, repeat 1", "EAGLE-3 K=3, repeat 1", "none, repeat 2", "EAGLE-3 K=3, repeat 2"]
     assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order

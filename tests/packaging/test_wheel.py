@@ -56,11 +56,10 @@ def python(installed: Path, tmp_path: Path):
 def test_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"peagle_vllm", "peagle_kernels"}
+    assert tops == {"peagle_vllm", "peagle_tools", "peagle_kernels"}
     data = (
         "peagle_vllm/patches/fingerprints.json",
-        "peagle_vllm/bench/published.json",
-        "peagle_vllm/bench/suites/gpt-oss-20b.yaml",
+        "peagle_tools/bench/suite.yaml",
     )
     for name in ("peagle_vllm/py.typed", "peagle_kernels/py.typed", *data):
         assert name in names
@@ -89,13 +88,6 @@ def test_entry_point(python) -> None:
 
 def test_command_line(installed: Path, tmp_path: Path) -> None:
     assert "doctor" in run(installed.parent / "peagle-vllm", "--help", cwd=tmp_path).stdout
-
-
-def test_a_suite_of_the_wheel_is_found_by_its_name(installed: Path, tmp_path: Path) -> None:
-    command = [installed.parent / "peagle-vllm", "bench", "run", "--suite", "gpt-oss-20b", "--arm", "other"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=300)
-    assert "installed" in done.stderr
-    assert done.stderr.endswith("gpt-oss-20b.yaml has no arm 'other'; it has none, EAGLE-3, P-EAGLE\n")
 
 
 def test_vllm_finds_the_plugin(python) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from peagle_tools.bench.server import free_port as free_port
+from peagle_tools.shared.server import free_port as free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 400

@@ -10,6 +10,7 @@ import pytest
 from tools import docs
 
 ROOT = Path(__file__).resolve().parents[2]
+TINY_SWEEP = ROOT / "benchmarks/results/tiny-cpu"
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")})
 FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from typer.testing import CliRunner
 
-from peagle_tools.bench.server import Server
+from peagle_tools.shared.server import Server
 from peagle_tools.train import TrainError, TryAgain, serve, steps
 from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step, read_config
 from peagle_tools.train.replay import by_replay

@@ -3,11 +3,10 @@
 RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
 RESULTS/cells/CELL.json     one cell; there only when it is whole
 RESULTS/logs/               what servers and clients wrote; not part of the result
-RESULTS/report.md|html      with plots/*.svg; made from the above, any time
+RESULTS/report.md           with report.csv and plots/*.svg; made from the above, any time
 """
 
 import json
-import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,7 +94,6 @@ class CellResult:
     Attributes:
         kind: none, EAGLE-3, P-EAGLE or other.
         raw: what ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
-        gauges: samples of kv_use (0..1) and gpu_memory_mib.
     """
 
     cell: Cell
@@ -108,7 +106,6 @@ class CellResult:
     began: str
     server_start_seconds: float
     drafts: Acceptance | None = None
-    gauges: dict[str, list[float]] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
 
@@ -131,19 +128,6 @@ def to_json(data: dict[str, Any], indent: str = " ") -> str:
         text = to_json(value, indent + " ") if nested else json.dumps(value, separators=(", ", ": "))
         parts.append(f"{indent}{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}" + ("\n" if indent == " " else "")
-
-
-def write_whole(file: Path, text: str, partial: Path | None = None) -> None:
-    """Write whole or not at all: into ``partial`` (without it into a file beside ``file``), which is then renamed."""
-    partial = partial or file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with partial.open("w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_cell(file: Path) -> CellResult:

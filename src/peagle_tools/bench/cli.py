@@ -1,11 +1,12 @@
 """``peagle-vllm bench run | report | compare``. Heavy imports stay inside the commands."""
 
-import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from peagle_tools.shared.terminal import check_extra, fail
 
 app = typer.Typer(
     name="bench",
@@ -14,21 +15,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 DEFAULT = Path("bench-results")
-
-
-def fail(message: str) -> NoReturn:
-    """Every line of ``message`` on stderr, and exit status 2."""
-    for line in message.splitlines():
-        print(f"peagle-vllm: {line}", file=sys.stderr)
-    raise typer.Exit(2)
-
-
-def check_extra(*more: str) -> None:
-    """Exit with the name of a package that is missing; where vLLM is installed too, most of them are there."""
-    for name in ("pydantic", "yaml", "psutil", "matplotlib", *more):
-        if importlib.util.find_spec(name) is None:
-            extra = "cuda,bench" if name == "vllm" else "bench"
-            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[{extra}]"')
 
 
 def latest_results() -> Path:
@@ -41,10 +27,7 @@ def latest_results() -> Path:
 
 @app.command()
 def run(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[SUITE.yaml]", help="What to measure: benchmarks/suites/.")
-    ] = None,
-    suite: Annotated[str | None, typer.Option(metavar="NAME", help="A suite that this package brings along.")] = None,
+    suite: Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="What to measure: benchmarks/suites/.")],
     results: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where results go; without it bench-results/NAME.")
     ] = None,
@@ -52,57 +35,33 @@ def run(
     k: Annotated[list[int] | None, typer.Option("--k", help="Only this depth; arms without speculation stay.")] = None,
     concurrency: Annotated[list[int] | None, typer.Option(help="Only this concurrency.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(metavar="published", help="Fail unless each AL of P-EAGLE is the published one, within 5%."),
-    ] = None,
 ) -> None:
     """Run a sweep, or go on with one. Every cell is one `vllm bench serve` against a server started for it.
 
-    Exit status: 0 all cells are there; 1 some failed, or are not as expected; 2 the sweep cannot run; 130 interrupted.
+    Exit status: 0 all cells are there; 1 some failed; 2 the sweep cannot run; 130 interrupted.
     """
     check_extra("vllm")
     from peagle_tools.bench import BenchError
-    from peagle_tools.bench.cells import grid, read_results
-    from peagle_tools.bench.metrics import points
-    from peagle_tools.bench.published import expected
+    from peagle_tools.bench.cells import grid
     from peagle_tools.bench.suite import read_suite
     from peagle_tools.bench.sweep import Sweep
 
-    shipped = {found.stem: found for found in Path(__file__).with_name("suites").glob("*.yaml")}
-    if (file is None) == (suite is None):
-        fail(f"give SUITE.yaml or --suite NAME, one of them; names: {', '.join(shipped)}")
-    if expect not in (None, "published"):
-        fail(f"--expect {expect}: only 'published' can be expected")
-    if suite and suite not in shipped:
-        fail(f"--suite {suite}: there is none of this name; names: {', '.join(shipped)}")
-    file = shipped[suite] if suite else file
-    assert file is not None
     try:
-        read = read_suite(file)
+        read = read_suite(suite)
         if unknown := [name for name in arm or [] if name not in read.arms]:
-            fail(f"{file} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
+            fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
         if any(dataset.hub for dataset in read.datasets.values()):
             check_extra("datasets")  # else every cell would fail
-        if expect and not expected(read.target, list(read.datasets), []):
-            fail(f"--expect published: no AL of {read.target} was published on {', '.join(read.datasets)}")
         cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
-        failed = Sweep(read, file.parent, folder, cells).run()
-        checks = expected(read.target, list(read.datasets), points(read_results(folder))) if expect else []
+        failed = Sweep(read, suite.parent, folder, cells).run()
     except BenchError as error:
         fail(str(error))
     except KeyboardInterrupt:
         print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    for check in checks:
-        print(check.text)
-    if missed := sum(not check.passed for check in checks):
-        print(f"FAIL: {missed} of {len(checks)} are not as published")
-    elif checks:
-        print(f"PASS: all {len(checks)} are as published")
-    raise typer.Exit(1 if failed or missed else 0)
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()
@@ -112,7 +71,7 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; without it RESULTS.")] = None,
 ) -> None:
-    """Write report.md and report.html: tables, plots, best K, and the published figures beside the measured ones."""
+    """Write report.md, report.csv and plots/*.svg: ratios with their noise, every cell, and last which K to serve."""
     check_extra()
     from rich.console import Console
     from rich.markdown import Markdown
@@ -122,11 +81,11 @@ def report(
 
     folder = results or latest_results()
     try:
-        summary = write_report(folder, out := out or folder)
+        summary, advice = write_report(folder, out := out or folder)
     except BenchError as error:
         fail(str(error))
     Console().print(Markdown(summary))
-    print(f"{out / 'report.md'}\n{out / 'report.html'}")
+    print("\nWhich K to serve:", *advice, "", out / "report.md", sep="\n")
 
 
 @app.command()

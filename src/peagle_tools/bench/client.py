@@ -1,7 +1,7 @@
 """One cell: one call of ``vllm bench serve``, watched, and what is kept of it.
 
 ``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``. vLLM's CPU build has no working
-``vllm`` command (server.py gives the reason); delete ``main`` and call the command once that is mended.
+``vllm`` command (shared/server.py gives the reason); delete ``main`` and call the command once that is mended.
 """
 
 import errno
@@ -15,21 +15,25 @@ from typing import Any
 
 import psutil
 
-from peagle_tools.bench import server
 from peagle_tools.bench.cells import Cell
-from peagle_tools.bench.server import CellFailed, Gauges, Server
-from peagle_tools.bench.suite import HUB, Suite, is_path
-from peagle_tools.shared import processes
+from peagle_tools.bench.suite import HUB, Suite
+from peagle_tools.shared import processes, server
+from peagle_tools.shared.server import Server
 
 COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
+MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
+# Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 RESULT = "vllm.json"
 PAUSE = 0.2  # seconds between two checks of a running client
 SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; kept to the microsecond
 
 
-def measure(
-    suite: Suite, cell: Cell, serving: Server, gauges: Gauges, *, cwd: Path, partial: Path, log: Path
-) -> dict[str, Any]:
+class CellFailed(Exception):
+    """One cell failed; the message gives the reason. The sweep goes on."""
+
+
+def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Path, log: Path) -> dict[str, Any]:
     """What ``vllm bench serve`` wrote about this cell.
 
     Args:
@@ -49,12 +53,11 @@ def measure(
     except OSError as error:
         serving.check()
         raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
-    process = processes.start(command, cwd=cwd, env=server.environment(suite), log=log)
+    process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
     deadline = time.monotonic() + suite.cell_seconds
     try:
         while (status := _wait(process)) is None:
             serving.check()
-            gauges.sample()
             if time.monotonic() > deadline:
                 raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
     finally:
@@ -86,11 +89,25 @@ def _wait(process: psutil.Popen) -> int | None:
         return None
 
 
+def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
+    """Arguments of the server for one arm at one depth; host and port are left out."""
+    arm = suite.arms[arm_name]
+    arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME, *suite.serve.words, *arm.words]
+    if (config := arm.config_at(k)) is not None:
+        arguments += ["--speculative-config", json.dumps(config)]
+    return arguments
+
+
+def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
+    """Variables of an arm's server; without an arm those of the client, to which all arms must be alike."""
+    return ENVIRONMENT | suite.serve.environment | (suite.arms[arm_name].environment if arm_name else {})
+
+
 def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     """Arguments of ``vllm bench serve`` for one cell; port and result folder are left out."""
     dataset = suite.datasets[cell.dataset]
     words = ["--backend", "openai", "--endpoint", "/v1/completions", "--host", server.HOST]
-    words += ["--model", suite.target, "--served-model-name", server.MODEL_NAME]
+    words += ["--model", suite.target, "--served-model-name", MODEL_NAME]
     if dataset.hub is not None:
         words += ["--dataset-name", "hf", "--dataset-path", HUB[dataset.hub]]
     elif dataset.jsonl is not None:
@@ -112,41 +129,24 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
         words += ["--skip-chat-template"]
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
     words += ["--temperature", str(suite.temperature), "--seed", str(suite.seed)]
-    words += ["--request-id-prefix", f"{cell.id}-", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    words += ["--request-id-prefix", f"{cell.id}-", "--percentile-metrics", "ttft,tpot,e2el"]
     return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
 def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
     """Everything that was measured, as commands, variables and data; ``folder`` is the suite's."""
     dataset = suite.datasets[cell.dataset]
-    head = (suite.arms[cell.arm].speculative_config or {}).get("model")
-    layers = {"target": num_layers(suite.target, folder), "draft": num_layers(head, folder) if head else None}
     found: dict[str, Any] = {
         "suite": suite.name,
         "suite_fingerprint": suite.fingerprint(),
-        "serve": ["python", *server.COMMAND[1:], *server.serve_arguments(suite, cell.arm, cell.k)],
+        "serve": ["python", *server.COMMAND[1:], *serve_arguments(suite, cell.arm, cell.k)],
         "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
-        "environment": server.environment(suite, cell.arm),
+        "environment": environment(suite, cell.arm),
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
-        "layers": {role: number for role, number in layers.items() if number},
     }
     if dataset.jsonl is not None:
         found["dataset"]["sha256"] = hashlib.sha256((folder / dataset.jsonl).read_bytes()).hexdigest()
     return found
-
-
-def num_layers(name: str, folder: Path) -> int | None:
-    """Layers of a model, from its config.json on this machine (the server has just loaded it); None without one."""
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        file = folder / name / "config.json" if is_path(name) else try_to_load_from_cache(name, "config.json")
-        config: dict[str, Any] = json.loads(Path(file).read_text()) if isinstance(file, str | Path) else {}
-    except (OSError, ValueError):
-        return None
-    places = (config.get("transformer_layer_config"), config.get("text_config"), config)
-    numbers = [place.get("num_hidden_layers") for place in places if isinstance(place, dict)]
-    return next((number for number in numbers if isinstance(number, int)), None)
 
 
 def without_paths(text: str) -> str:

@@ -7,7 +7,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,28 +25,21 @@ class Metrics:
 
     Attributes:
         output_tokens_per_second: output tokens of all requests / seconds from the first request to the last answer.
-        tokens_per_second_per_user: the above / concurrency (vLLM's Pareto plot has the same axis).
         ttft: from sending a request to its first token.
         tpot: (latency - TTFT) / (output tokens - 1), one value a request.
-        itl: between two pieces of one answer; a piece carries a whole round's tokens, or more (--stream-interval).
         burst: share of the pieces of answers that the client read at once with the piece before, 0..1.
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
-        kv_use: the largest share of the KV cache that was seen in use, 0..1.
-        gpu_memory_mib: the most GPU memory that was seen in use.
+        texts: hashes of the answers, in the order of the prompts.
     """
 
     output_tokens_per_second: float
-    tokens_per_second_per_user: float
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
-    itl: tuple[float, ...]
     burst: float
     acceptance_length: float
     acceptance: tuple[float, ...]
-    kv_use: float
-    gpu_memory_mib: float
-    texts: tuple[str, ...]  # hashes of the answers, in the order of the prompts
+    texts: tuple[str, ...]
 
 
 def metrics_of(result: CellResult) -> Metrics:
@@ -60,15 +53,11 @@ def metrics_of(result: CellResult) -> Metrics:
 
     return Metrics(
         output_tokens_per_second=raw["output_throughput"],
-        tokens_per_second_per_user=raw["output_throughput"] / result.cell.concurrency,
         ttft=times("ttft"),
         tpot=times("tpot", any(tokens > 1 for tokens in raw["output_lens"])),
-        itl=times("itl", any(raw["itls"])),
         burst=burst,
         acceptance_length=drafts.length if drafts else 1.0,
         acceptance=drafts.shares if drafts else (),
-        kv_use=max(result.gauges.get("kv_use") or [math.nan]),
-        gpu_memory_mib=max(result.gauges.get("gpu_memory_mib") or [math.nan]),
         texts=tuple(raw.get("texts_sha256", ())),
     )
 
@@ -134,8 +123,12 @@ class Ratio(Spread):
         return self.high < 1 and self.median < 1 - tolerance
 
     def text(self, form: str = ".2f") -> str:
-        """``1.23``, with a question mark where it is in doubt."""
-        return f"{self.median:{form}}{'?' if self.in_doubt else ''}"
+        """``1.23 (1.20..1.31)``, with a question mark where it is in doubt."""
+        return f"{self.median:{form}}{'?' if self.in_doubt else ''} ({self.low:{form}}..{self.high:{form}})"
+
+    def sure(self) -> str:
+        """The range, and whether the ratio is in doubt."""
+        return f"{'in doubt: ' * self.in_doubt}{self.low:.2f}..{self.high:.2f} over {self.repeats} repeats"
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,6 @@ class Point(Condition):
     kind: str
     cells: tuple[Metrics, ...]
     repeats: int  # that were run, failed ones included
-    layers_share: float | None = None  # layers of the head / layers of the target, where both are known
     exact: bool = False  # float32 at temperature 0: speculation may change no text
 
     @property
@@ -177,11 +169,8 @@ def points(results: Iterable[CellResult]) -> list[Point]:
     found = []
     for condition, members in groups.items():
         if whole := tuple(metrics_of(result) for result in members if result.ok):
-            configuration = members[0].configuration
-            layers = configuration.get("layers", {})
-            share = layers["draft"] / layers["target"] if len(layers) == 2 else None
-            point = Point(**vars(condition), kind=members[0].kind, cells=whole, repeats=len(members))
-            found.append(replace(point, layers_share=share, exact=_exact(configuration)))
+            exact = _exact(members[0].configuration)
+            found.append(Point(**vars(condition), kind=members[0].kind, cells=whole, repeats=len(members), exact=exact))
     return found
 
 
@@ -211,7 +200,7 @@ def by_dataset(points: Iterable[Point]) -> dict[str, list[Point]]:
 
 
 def best_depth(candidates: Iterable[Point]) -> Point:
-    """The point with the most output tokens per second: "best K" as the published tables mean it."""
+    """The point with the most output tokens per second."""
     return max(candidates, key=lambda point: point.tokens_per_second.median)
 
 
@@ -223,15 +212,9 @@ class BestRow:
     best: dict[str, Point]  # by arm
     ratios: dict[tuple[str, str], Ratio]  # by the two arms
 
-    def parallel_over_sequential(self) -> Ratio | None:
-        """P-EAGLE / EAGLE-3, the first of each, which is what was published."""
-        kinds = {arm: point.kind for arm, point in self.best.items()}
-        return next((r for (a, b), r in self.ratios.items() if (kinds[a], kinds[b]) == ("P-EAGLE", "EAGLE-3")), None)
-
 
 def best_rows(points: Sequence[Point]) -> list[BestRow]:
-    """For each concurrency the ratios of the published tables: P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its
-    kind, and everything / no speculation."""
+    """For each concurrency P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its kind, all / no speculation."""
     rows = []
     for concurrency in sorted({p.concurrency for p in points}):
         here = [p for p in points if p.concurrency == concurrency]

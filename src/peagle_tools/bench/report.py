@@ -1,53 +1,36 @@
-"""Write report.md, report.html and plots/*.svg of a results folder.
+"""Write report.md, report.csv and plots/*.svg of a results folder."""
 
-``parts`` lays the report out once: text in Markdown, and plots. report.md names the plots as files, report.html holds
-them; it is one file, fetches nothing and runs no script.
-"""
-
-import json
-import re
+import csv
+import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from markdown_it import MarkdownIt
-
-from peagle_tools.bench import BenchError
-from peagle_tools.bench.cells import CellResult, read_results, read_sweep, write_whole
-from peagle_tools.bench.metrics import Point, best_rows, by_dataset, number, points, same_texts
-from peagle_tools.bench.plots import Plot, sweep_plots
-from peagle_tools.bench.published import Published, matching
+from peagle_tools.bench import BenchError, plots
+from peagle_tools.bench.cells import CellResult, read_results, read_sweep
+from peagle_tools.bench.metrics import (
+    BURST_SHARE,
+    PERCENTILES,
+    Point,
+    best_rows,
+    by_dataset,
+    metrics_of,
+    number,
+    points,
+    same_texts,
+    without_speculation,
+)
+from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
-from peagle_tools.bench.verdict import doubts, verdict, warnings
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import device
 
-STYLE = """
-:root { color-scheme: light dark; --bg: #fff; --fg: #1b1f24; --line: #d9dde3; --band: #f5f6f8 }
-@media (prefers-color-scheme: dark) { :root { --bg: #14171b; --fg: #e6e8eb; --line: #343a42; --band: #1c2026 } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 4rem; background: var(--bg); color: var(--fg);
-  font: 15px/1.5 system-ui, sans-serif }
-p, ul { max-width: 62rem } h2 { margin-top: 2.4rem }
-table { display: block; max-width: 100%; overflow-x: auto; border-collapse: collapse; font-size: .88rem;
-  font-variant-numeric: tabular-nums }
-th, td { padding: .28rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
-th { background: var(--band); white-space: normal; vertical-align: bottom; max-width: 9rem }
-.doubt { color: #b7791f; font-style: italic }
-th:first-child, td:first-child { text-align: left; white-space: normal }
-figure { display: inline-block; vertical-align: top; width: 36rem; max-width: 100%; margin: 0 .4rem 1.2rem 0 }
-figcaption { font-weight: 600 } svg { width: 100%; height: auto; font-family: system-ui, sans-serif }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--band); padding: .7rem; font-size: .8rem }
-"""
 READING = (
     "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
-    "counters. c is the number of requests in flight. A ratio is in doubt (?, and without colour in a map) when its "
-    "range over repeats holds 1, or when there is one repeat only. docs/benchmarking.md states every formula."
+    "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, or "
+    "when there is one repeat only. report.csv holds every cell. docs/benchmarking.md states every formula."
 )
-
-
-# ------------------------------------------------------------------------------ tables
 
 
 @dataclass(frozen=True)
@@ -58,57 +41,46 @@ class Table:
     note: str = ""
 
 
-def markdown_table(t: Table, level: int = 2) -> str:
-    """A table under a heading of this level."""
+def markdown_table(t: Table) -> str:
+    """A table under its title."""
     lines = [t.header, ("---",) * len(t.header), *t.rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{'#' * level} {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
+    return f"## {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
 
 
-def percentiles(point: Point, name: str) -> str:
-    medians = [point.spread(name, i).median for i in range(3)]
-    shown = (number(value, ".0f" if max(medians) >= 100 else ".1f") for value in medians)
-    return " / ".join(filter(None, shown))
-
-
-def cell_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
-    """Every metric of every point: what users feel, then drafts and memory."""
+def cell_table(dataset: str, points: Sequence[Point]) -> Table:
+    """One row a point: rates, latencies and acceptance."""
     base = {p.concurrency: p for p in points if p.kind == "none"}
-    rows = []
-    for p in points:
-        rows.append(
-            {
-                "arm": p.arm,
-                "K": str(p.k or ""),
-                "c": str(p.concurrency),
-                "tokens/s": p.tokens_per_second.text(),
-                "tokens/s per user": f"{p.spread('tokens_per_second_per_user').median:.1f}",
-                "AL": p.spread("acceptance_length").text(".2f"),
-                "TTFT ms, p50 / p90 / p99": percentiles(p, "ttft"),
-                "TPOT ms": percentiles(p, "tpot"),
-                "accepted at position 1..K, %": " ".join(f"{100 * share:.0f}" for share in p.acceptance),
-                "ITL ms, p50 / p90 / p99": percentiles(p, "itl"),
-                "KV use %": number(100 * p.spread("kv_use").median, ".1f"),
-                "GPU memory MiB": number(p.spread("gpu_memory_mib").median),
-                "same text %": number(100 * same_texts(p, base[p.concurrency])) if p.concurrency in base else "",
-                "repeats": f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
-            }
+
+    def tail(point: Point, name: str) -> str:
+        shown = (number(point.spread(name, at).median, ".1f") for at in (0, 2))
+        return " / ".join(filter(None, shown))
+
+    rows = [
+        (
+            p.arm,
+            str(p.k or ""),
+            str(p.concurrency),
+            p.tokens_per_second.text(),
+            tail(p, "ttft"),
+            tail(p, "tpot"),
+            p.spread("acceptance_length").text(".2f"),
+            " ".join(f"{100 * share:.0f}" for share in p.acceptance),
+            number(100 * same_texts(p, base.get(p.concurrency))),
+            f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
         )
-    names = list(rows[0])
-    cut = names.index("accepted at position 1..K, %")
-    note = (
-        "Medians over repeats, in brackets the smallest and largest. Same text: answers equal to those without "
-        "speculation; only float32 at temperature 0 promises 100."
-    )
-    parts = {"All cells": (names[:cut], ""), "Drafts and memory": (names[:3] + names[cut:], note)}
-    return [
-        Table(f"{title}, {dataset}", chosen, [[row[name] for name in chosen] for row in rows], text)
-        for title, (chosen, text) in parts.items()
+        for p in points
     ]
+    note = (
+        "Medians over repeats, in brackets the smallest and largest; latencies at p50 / p99. Same text: answers equal "
+        "to those without speculation; only float32 at temperature 0 promises 100."
+    )
+    header = ("arm", "K", "c", "tokens/s", "TTFT ms", "TPOT ms", "AL", "accepted at position 1..K, %")
+    return Table(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
 
 
 def best_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
-    """The published form: output tokens/s of each arm at its best K, and the ratios between them."""
+    """Output tokens/s of each arm at its best K, and the ratios between them."""
     rows = best_rows(points)
     arms, pairs = dict.fromkeys(p.arm for p in points), dict.fromkeys(pair for row in rows for pair in row.ratios)
     rates, columns = [], [f"c={row.concurrency}" for row in rows]
@@ -124,51 +96,44 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
     return tables + [Table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
 
 
-def beside_table(figures: Published, points: Sequence[Point]) -> Table:
-    note = f"Published: {figures.source}; {figures.hardware}."
-    header = ("", "published", "measured here")
-    return Table(f"Beside the published figures: {figures.name}", header, figures.beside(points), note)
+def as_csv(results: Iterable[CellResult]) -> str:
+    """One row for each whole cell; times in milliseconds."""
+    names = [f"{name}_p{p}" for name in ("ttft", "tpot") for p in PERCENTILES]
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(("arm", "k", "dataset", "concurrency", "repeat", "tokens_per_second", "acceptance_length", *names))
+    for r in results:
+        if r.ok:
+            m = metrics_of(r)
+            values = (m.output_tokens_per_second, m.acceptance_length, *m.ttft, *m.tpot)
+            rows.writerow((*asdict(r.cell).values(), *(number(value, ".6g") for value in values)))
+    return out.getvalue()
 
 
-# ------------------------------------------------------------------------------ pages
-
-
-@dataclass(frozen=True)
-class Report:
-    title: str
-    setting: str
-    results: list[CellResult]
-    groups: dict[str, list[Point]]
-    best: list[Table]
-    tables: list[Table]  # of every published figure and every cell
-    verdict: list[str]
-    warnings: list[str]
-    doubts: list[str]
-    failures: list[str]
-
-
-def gather(folder: Path) -> Report:
-    """Read a results folder; raises BenchError when it holds no whole cell."""
-    results = read_results(folder)
-    failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    groups = by_dataset(points(results))
-    if not groups:
-        raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
-    suite: dict[str, Any] = read_sweep(folder).get("suite", {})
-    target = suite.get("target", "")
-    return Report(
-        title=f"Sweep {suite.get('name', folder.name)}",
-        setting=setting(results, suite),
-        results=results,
-        groups=groups,
-        best=[table for name, group in groups.items() for table in best_tables(name, group)],
-        tables=[beside_table(p, group) for name, group in groups.items() for p in matching(target, name)]
-        + [table for name, group in groups.items() for table in cell_tables(name, group)],
-        verdict=[line for name, group in groups.items() for line in verdict(name, group)],
-        warnings=[line for name, group in groups.items() for line in warnings(name, group)],
-        doubts=[line for name, group in groups.items() for line in doubts(name, group)],
-        failures=failures,
-    )
+def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
+    """What should not be: one repeat, lost text, AL that changes with concurrency, latency lost, bursts."""
+    if all(p.repeats < 2 for p in points):
+        yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
+    base = without_speculation(points)
+    best = {p.condition for row in best_rows(points) for p in row.best.values()}
+    for p in points:
+        alone = base.get((p.dataset, p.concurrency))
+        share = same_texts(p, alone)
+        if p.exact and share < 1:
+            yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
+        length, first = (
+            q.spread("acceptance_length")
+            for q in (p, min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency))
+        )
+        if length.over(first).lost(0.1) or first.over(length).lost(0.1):
+            yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
+        if alone and p.k and p.condition in best:
+            for name in ("ttft", "tpot"):
+                old, new = alone.spread(name, 0), p.spread(name, 0)
+                if old.over(new).lost(0.1):
+                    yield f"{p.label}: {name.upper()} p50 {new.median:.1f} ms, without speculation {old.median:.1f} ms."
+        if bursts := sum(cell.burst > BURST_SHARE for cell in p.cells):
+            yield f"{p.label}: latency samples of {bursts} of {len(p.cells)} repeats came in a burst and are left out."
 
 
 def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
@@ -190,83 +155,45 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     )
 
 
-def parts(report: Report) -> Iterator[str | Plot]:
-    """The report from top to bottom."""
-    yield from (f"# {report.title}", "Fastest:\n\n" + _bullets(report.verdict))
-    if report.warnings:
-        yield "## Warnings\n\n" + _bullets(report.warnings)
-    yield from ("## What was measured", report.setting, READING, *map(markdown_table, report.best))
-    if report.failures:
-        yield "## Failed cells\n\n" + _bullets(report.failures)
-    if report.doubts:
-        yield "## Ratios in doubt\n\n" + _bullets(report.doubts)
-    for name, group in report.groups.items():
-        yield f"## Plots, {name}"
-        yield from sweep_plots(name, group)
-    yield from map(markdown_table, report.tables)
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    """A heading and a list, an option of a command as code; nothing where there are no lines."""
+    shown = (f"\n```\n{line}\n```\n" if line.startswith("--") else f"- {line}" for line in lines)
+    return [f"## {title}\n\n" + "\n".join(shown).rstrip()] * bool(lines)
 
 
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def html_page(title: str, content: Iterable[str | Plot], more: str = "") -> str:
-    """A self-contained page of Markdown and plots; ``more`` is HTML and comes last."""
-    render = MarkdownIt("commonmark", {"html": False}).enable("table").render
-
-    def to_html(part: str) -> str:
-        return re.sub(r"<td>(?=[\d.]+\?<)", '<td class="doubt">', render(part))
-
-    body = "\n".join(
-        to_html(part)
-        if isinstance(part, str)
-        else f"<figure><figcaption>{escape(part.title)}</figcaption>{part.svg}</figure>"
-        for part in content
-    )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
-        f"<body>\n{body}\n{more}\n</body></html>\n"
-    )
-
-
-def _configurations(results: list[CellResult]) -> str:
-    """The whole configuration of the first cell of each arm and depth, folded."""
-    found = {"": "<h2>Configuration</h2>"}
-    for r in results:
-        whole = {"configuration": r.configuration, "versions": r.versions, "hardware": r.hardware}
-        name, text = escape(r.cell.drafter), escape(json.dumps(whole, indent=1))
-        found.setdefault(name, f"<details><summary>{name}</summary><pre>{text}</pre></details>")
-    return "\n".join(found.values())
-
-
-def write_report(folder: Path, out: Path) -> str:
-    """Write report.md, report.html and plots/*.svg into ``out``, each whole. Returns a summary in Markdown.
+def write_report(folder: Path, out: Path) -> tuple[str, list[str]]:
+    """Write report.md, report.csv and plots/*.svg into ``out``, each whole. Returns a summary in Markdown and, apart
+    because its last line is one to paste, the advice.
 
     Raises:
-        BenchError: there is nothing to report, or ``out`` cannot be written.
+        BenchError: no cell is whole, or ``out`` cannot be written.
     """
-    report = gather(folder)
-    content = list(parts(report))
-    names = {part: f"plots/{slug(part.title)}.svg" for part in content if isinstance(part, Plot)}
-    text = "\n\n".join(p if isinstance(p, str) else f"![{p.title}]({names[p]})" for p in content) + "\n"
-    page = html_page(report.title, content, _configurations(report.results))
-    write_files(out, {name: plot.svg for plot, name in names.items()} | {"report.md": text, "report.html": page})
-    summary = ["Fastest:\n\n" + _bullets(report.verdict), *map(markdown_table, report.best)]
-    if report.warnings:
-        summary.insert(1, "Warnings:\n\n" + _bullets(report.warnings))
-    if report.failures:
-        summary.append(f"{len(report.failures)} cells failed; the report names them.")
-    if report.doubts:
-        summary.append("Ratios in doubt:\n\n" + _bullets(report.doubts))
-    return "\n\n".join(summary)
-
-
-def write_files(folder: Path, files: dict[str, str]) -> None:
-    """Write each file whole or not at all, by its path in ``folder``; raises BenchError when that cannot be."""
+    results = read_results(folder)
+    failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
+    groups = by_dataset(points(results))
+    if not groups:
+        raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
+    suite: dict[str, Any] = read_sweep(folder).get("suite", {})
+    best = [markdown_table(table) for name, group in groups.items() for table in best_tables(name, group)]
+    warned = _section("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
+    served = [line for name, group in groups.items() for line in advice(name, group, suite)]
+    text = [f"# Sweep {suite.get('name', folder.name)}", setting(results, suite), READING, *best, *warned]
+    text += _section("Failed cells", failures)
+    files = {"report.csv": as_csv(results)}
+    for name, group in groups.items():
+        text.append(f"## Plots, {name}")
+        for plot in (plots.throughput, plots.pareto, plots.acceptance_length):
+            file, drawn = f"plots/{slug(f'{plot.__name__} {name}')}.svg", plot(name, group)
+            files[file] = drawn.svg
+            text.append(f"![{drawn.title}]({file})")
+        text.append(markdown_table(cell_table(name, group)))
+    files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"
     try:
-        for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, text)
+        for name, content in files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out / name, content)
     except OSError as error:
-        raise BenchError(f"{folder}: cannot be written ({error.strerror})") from None
+        raise BenchError(f"{out}: cannot be written ({error.strerror})") from None
+    if failures:
+        warned.append(f"{len(failures)} cells failed; the report names them.")
+    return "\n\n".join([*best, *warned]), served

@@ -14,32 +14,23 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import math
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from peagle_tools.bench import BenchError, client
-from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json, write_whole
-from peagle_tools.bench.server import (
-    CellFailed,
-    Gauges,
-    Server,
-    ServerFailed,
-    check_port,
-    environment,
-    serve_arguments,
-)
+from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json
+from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import from_bench_serve
+from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.server import Server, ServerFailed, check_port
 
 MIN_FREE_BYTES = 64 << 20
 
@@ -57,13 +48,6 @@ class Sweep:
         self.cells = [cell for cell in cells if cell.dataset not in self.absent]
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
-        # A mean cell of this run, its share of server starts included, gives the time left.
-        self._progress = Progress(
-            *(TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
-            console=Console(soft_wrap=True, highlight=False, markup=False),
-            transient=True,
-            speed_estimate_period=math.inf,
-        )
 
     def run(self) -> int:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
@@ -78,19 +62,20 @@ class Sweep:
         if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
         if self.suite.port is not None:
-            check_port(self.suite.port)
+            try:
+                check_port(self.suite.port)
+            except ServerFailed as error:
+                raise BenchError(f"{error}, or leave `port` out of the suite") from None
         with _full_disk_in_one_line(self.results), self._locked(), _signals_interrupt():
             self._open()
             missing = [cell for cell in self.cells if not self._done(cell)]
-            total, failed = len(self.cells), 0
-            self._task = self._progress.add_task("", total=total, completed=total - len(missing))
-            self._progress.advance(self._task, 0)  # the clock starts here
-            with self._progress:
-                for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
-                    failed += self._serve(list(group))
+            self._began, self._left, self._kept, failed = time.monotonic(), len(missing), 0, 0
+            for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
+                failed += self._serve(list(group))
             shutil.rmtree(self._partial, ignore_errors=True)
+        total = len(self.cells)
         outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
-        self._print(f"{total} cells: {outcome}")
+        print(f"{total} cells: {outcome}", flush=True)
         return failed
 
     def run_whole(self) -> None:
@@ -104,9 +89,6 @@ class Sweep:
                 raise BenchError(f"{failed} cells failed; the lines above give the reasons")
         except KeyboardInterrupt:
             raise BenchError("interrupted; the same command goes on where it stopped") from None
-
-    def _print(self, text: str) -> None:
-        self._progress.console.print(text)
 
     # ------------------------------------------------------------------------------ the folder
 
@@ -169,26 +151,26 @@ class Sweep:
         failed = starts = 0
         while missing:
             first, served, came_up, starts = missing[0], 0, False, starts + 1
-            self._print(f"starting {first.drafter}, repeat {first.repeat} ...")
+            print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
             log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
             try:
                 arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
                 with Server(arguments, self.suite.port, cwd=self.folder, env=env, log=log) as server:
                     server.wait_until_ready(self.suite.server_start_seconds)
                     came_up = True
-                    self._print(f"  ready after {server.start_seconds:.0f} s")
+                    print(f"  ready after {server.start_seconds:.0f} s", flush=True)
                     for cell in missing:
                         served += 1
                         failed += not self._measure(cell, server)
             except ServerFailed as error:
                 if not came_up:
-                    self._print(f"  the server did not start: {error}\n  its log: {log}")
+                    print(f"  the server did not start: {error}\n  its log: {log}", flush=True)
                     for cell in missing:
                         self._keep(cell, str(error))
                     return failed + len(missing)
                 failed += 1
                 if served < len(missing):
-                    self._print(f"  {error}; starting it again for the next cell")
+                    print(f"  {error}; starting it again for the next cell", flush=True)
             missing = missing[served:]
         return failed
 
@@ -196,14 +178,14 @@ class Sweep:
 
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
-        began, gauges, log = datetime.now(UTC), Gauges(server), self._new_log(f"{cell.id}-client")
+        began, log = datetime.now(UTC), self._new_log(f"{cell.id}-client")
         try:
             try:
-                raw = client.measure(self.suite, cell, server, gauges, cwd=self.folder, partial=self._partial, log=log)
+                raw = client.measure(self.suite, cell, server, cwd=self.folder, partial=self._partial, log=log)
             except CellFailed:
                 server.check_well()  # the server's failure is the cause of the client's
                 raise
-        except CellFailed as error:
+        except (CellFailed, ServerFailed) as error:
             self._keep(cell, str(error), server.start_seconds)
             if isinstance(error, ServerFailed):
                 raise
@@ -211,7 +193,6 @@ class Sweep:
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
             "drafts": from_bench_serve(raw),
-            "gauges": {"kv_use": gauges.kv_use, "gpu_memory_mib": gauges.gpu_memory_mib},
             "raw": client.without_texts(raw),
         }
         self._keep(cell, "", server.start_seconds, measured)
@@ -233,12 +214,11 @@ class Sweep:
             **(measured or {"began": datetime.now(UTC).isoformat(timespec="seconds")}),
         )
         self._write(f"cells/{cell.id}.json", result.to_json())
-        self._progress.advance(self._task, 1)
-        task = self._progress.tasks[0]
-        seconds = task.time_remaining or 0
-        left = f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
-        line = f"[{task.completed:.0f}/{task.total:.0f}] {cell.label}: {_summary(result)}"
-        self._print(line if task.finished else line + left)
+        self._kept, self._left = self._kept + 1, self._left - 1
+        # A mean cell of this run, its share of server starts included, gives the time left.
+        minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
+        number = f"[{len(self.cells) - self._left}/{len(self.cells)}]"
+        print(f"{number} {cell.label}: {_summary(result)}; about {minutes:.0f} min left", flush=True)
 
 
 def _summary(result: CellResult) -> str:

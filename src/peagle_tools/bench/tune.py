@@ -1,37 +1,57 @@
 """``peagle-vllm tune``: a short sweep on the user's own prompts, and the config that follows from it."""
 
 import json
-import shlex
-from collections.abc import Iterator, Sequence
+import os
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle_tools.bench import init
-from peagle_tools.bench.cli import DEFAULT, check_extra, fail
-from peagle_tools.shared.terminal import HeadArgument
+from peagle_tools.bench.cli import DEFAULT
+from peagle_tools.shared.terminal import (
+    HeadArgument,
+    check_extra,
+    conversations,
+    exit_if_unfit,
+    fail,
+    one_line_errors,
+)
 
 if TYPE_CHECKING:
-    from peagle_tools.bench.metrics import Point
     from peagle_tools.bench.suite import Suite
+
+MOST_PROMPTS = 80
+DATASET = "prompts"  # as suite.yaml names it
 
 
 def tune(
-    target: init.TargetArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The served model: a folder or a hub id.")],
     head: HeadArgument,
-    prompts: init.PromptsOption = None,
-    k: init.KOption = None,
-    concurrency: init.ConcurrencyOption = None,
-    serve: init.ServeOption = init.SERVE,
-    max_tokens: init.TokensOption = init.MAX_TOKENS,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='Your prompts, one a line: text or {"prompt": ...}. Without it MT-Bench.'),
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("--k", min=1, help="A depth; may be given often. Without it 3, 5, 7, as trained."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
+    ] = None,
+    serve: Annotated[
+        str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes.")
+    ] = "--no-enable-prefix-caching",
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="The longest answer, in tokens.")
+    ] = 256,
     results: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where results go; without it bench-results/tune-HEAD.")
     ] = None,
 ) -> None:
     """Which K to serve on your prompts, and what it gains: a short sweep, then the whole speculative config.
 
-    `bench init` with the same options writes the suite that is measured, to be edited and run by `bench run`.
+    The suite that is measured is FOLDER/suite.yaml: copy it, add arms or data sets, and `bench run` the copy.
 
     Exit status: 0 measured; 1 the head does not fit; 2 unusable input, or a cell failed.
     """
@@ -39,53 +59,101 @@ def tune(
     from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
+    from peagle_tools.bench.report import warnings
+    from peagle_tools.bench.schedule import advice
+    from peagle_tools.bench.suite import slug
     from peagle_tools.bench.sweep import Sweep
 
-    if concurrency and len(set(concurrency)) < 2:
-        fail("--concurrency: give two or more, for one does not show what a larger batch costs")
-    folder = results or DEFAULT / f"tune-{init.name_of(head)}"
-    files = init.suite_files(folder / "suite.yaml", target, head, prompts, k, concurrency, serve, max_tokens)
+    name = slug(Path(head).resolve().name) or "suite"
+    folder = results or DEFAULT / f"tune-{name}"
+    lines = _prompt_lines(prompts) if prompts else []
+    text = suite_text(folder, name, target, head, lines, k, concurrency, serve, max_tokens)
+    files = {folder / "suite.yaml": text} | ({folder / "suite.jsonl": "".join(lines)} if lines else {})
     try:
         if any(path.exists() and path.read_text() != text for path, text in files.items()):
             fail(f"{folder} holds results of other prompts or options; name another folder with --results")
-        suite = init.write_suite(files)
+        suite = _written(files)
         cells = grid(suite)
+        source = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
+        print(f"tune: {source}, at least {suite.datasets[DATASET].prompts} requests a cell")
         starts = len({cell.server_id for cell in cells})
-        print(f"tune: {init.data_used(suite, prompts)}")
-        print(f"{len(cells)} cells over {starts} server starts; results go to {folder}")
+        print(f"{len(cells)} cells over {starts} server starts; suite and results lie in {folder}")
         Sweep(suite, folder, folder, cells).run_whole()
-        for line in answer(points(read_results(folder)), suite, head):
+        measured = points(read_results(folder))
+        print()
+        for line in warnings(DATASET, measured):
+            print(f"Warning: {line}")
+        for line in advice(DATASET, measured, suite.model_dump(mode="json"), head):
             print(line)
     except BenchError as error:
         fail(str(error))
 
 
-def answer(measured: "Sequence[Point]", suite: "Suite", head: str) -> Iterator[str]:
-    """Lines: the gain at each measured concurrency with its range over repeats, then the config to paste."""
-    from peagle_tools.bench.verdict import sure, warnings
-    from peagle_tools.plan.fit import fit, judge, outlook
-    from peagle_tools.plan.recommend import recommend
+def suite_text(
+    folder: Path,
+    name: str,
+    target: str,
+    head: str,
+    lines: list[str],
+    k: list[int] | None,
+    concurrency: list[int] | None,
+    serve: str,
+    max_tokens: int,
+) -> str:
+    """suite.yaml in ``folder``; the command ends with a line where target or head cannot be read, or do not fit."""
+    from peagle_vllm.heads.checks import check
+    from peagle_vllm.heads.files import find
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.target import read_target
 
-    fitted = fit(measured, init.ARM, init.DATASET)
-    seen = outlook(fitted, judge(fitted, measured), fitted.depths, None)
-    found = recommend(init.DATASET, [(fitted, seen)], suite.model_dump(mode="json"), None)
-    yield ""
-    for choice in (row.choice for row in found.rows):
-        rates = {p.k: p.tokens_per_second for p in measured if p.concurrency == choice.requests}
-        depth = choice.k or max(fitted.depths, key=lambda k: rates[k].median)
-        ratio = rates[depth].over(rates[0])
-        gain = f"{ratio.median:.2f} x no speculation ({sure(ratio)})"
-        if choice.k:
-            yield f"c={choice.requests}: K={depth}, {rates[depth].median:.0f} tokens/s; expect {gain}"
-        else:
-            yield f"c={choice.requests}: no speculation; K={depth}, the fastest depth, gave {gain}"
-    yield f"Depths within {found.error:.0%}, the error, count as equal: the smallest of them is taken."
-    yield from (f"Warning: {line}" for line in warnings(init.DATASET, measured))
-    if not found.config:
-        if any(row.choice.close for row in found.rows):
-            yield "What speculation gains is within the error: measure again on an idle machine, into other --results."
-        yield "No depth is faster beyond the error: leave --speculative-config out."
-        return
-    last = found.schedule[-1][2]
-    yield f"Measured on these prompts and this machine; beyond c={found.known_to} vLLM goes on with the last K, {last}."
-    yield f"--speculative-config {shlex.quote(json.dumps(found.config | {'model': head}))}"
+    with one_line_errors():
+        source = read_head(find(head))
+        exit_if_unfit(check(source, read_target(target)))
+    deepest = source.trained_depth or 7
+    config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
+    return Template(Path(__file__).with_name("suite.yaml").read_text()).substitute(
+        name=name,
+        target=json.dumps(_as_in_suite(target, folder)),
+        flags=json.dumps(serve),
+        config=json.dumps(config),
+        k=k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest],
+        source="jsonl: ./suite.jsonl" if lines else "hub: mt-bench",
+        prompts=min(len(lines) or MOST_PROMPTS, MOST_PROMPTS),
+        max_tokens=max_tokens,
+        concurrency=concurrency or [1, 8],
+    )
+
+
+def _written(files: dict[Path, str]) -> "Suite":
+    """Write suite and prompts; neither is left where an option made no suite, which raises BenchError."""
+    from peagle_tools.bench import BenchError
+    from peagle_tools.bench.suite import read_suite
+
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return read_suite(next(iter(files)))
+    except OSError as error:
+        raise BenchError(f"{error.filename}: cannot be written ({error.strerror})") from None
+    except BenchError:
+        for path in files:
+            path.unlink()
+        raise
+
+
+def _prompt_lines(prompts: Path) -> list[str]:
+    """Each prompt as the line that `vllm bench serve` reads."""
+    asked = conversations(prompts)
+    for n, messages in enumerate(asked, start=1):
+        if [message["role"] for message in messages] != ["user"]:
+            fail(f'{prompts}: prompt {n} is a conversation, a sweep sends single prompts; write {{"prompt": ...}}')
+    return [json.dumps({"prompt": messages[0]["content"]}) + "\n" for messages in asked]
+
+
+def _as_in_suite(model: str, folder: Path) -> str:
+    """A folder as a suite in ``folder`` names it; a hub id as it is."""
+    if not Path(model).is_dir():
+        return model
+    path = os.path.relpath(model, folder)
+    return path if path.startswith("../") else f"./{path}"

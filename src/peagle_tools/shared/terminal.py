@@ -1,16 +1,15 @@
 """What the subcommands share: their common arguments, and how they end."""
 
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-
-from peagle_tools.bench.cli import fail
 
 if TYPE_CHECKING:
     from peagle_tools.diagnose.prompts import Messages
@@ -21,6 +20,21 @@ RevisionOption = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
+
+
+def fail(message: str) -> NoReturn:
+    """Every line of ``message`` on stderr, and exit status 2."""
+    for line in message.splitlines():
+        print(f"peagle-vllm: {line}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def check_extra(*more: str) -> None:
+    """Exit with the name of a package that is missing; where vLLM is installed too, most of them are there."""
+    for name in ("pydantic", "yaml", "psutil", "matplotlib", *more):
+        if importlib.util.find_spec(name) is None:
+            extra = "cuda,bench" if name == "vllm" else "bench"
+            fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[{extra}]"')
 
 
 @contextmanager

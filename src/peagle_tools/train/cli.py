@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from peagle_tools.bench.cli import fail
+from peagle_tools.shared.terminal import fail
 
 app = typer.Typer(
     name="train",
@@ -96,7 +96,7 @@ def serve_target(
     with one_line_errors():
         from urllib.parse import urlsplit
 
-        from peagle_tools.bench.server import COMMAND
+        from peagle_tools.shared.server import COMMAND
         from peagle_tools.train.config import read_config
         from peagle_tools.train.serve import arguments
 

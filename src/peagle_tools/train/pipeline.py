@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from peagle_tools.bench.cells import write_whole
 from peagle_tools.shared import processes
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import versions
 from peagle_tools.train import TrainError, TryAgain, serve
 from peagle_tools.train.config import STAMP, Config

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from peagle_tools.bench import plots
-from peagle_tools.bench.cells import write_whole
+from peagle_tools.shared import plots
+from peagle_tools.shared.files import write_whole
 
 POINTS = 200  # of a line at most: more are averaged
 HELD_OUT = 1  # the dash of held-out documents

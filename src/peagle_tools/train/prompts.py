@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from peagle_tools.bench.cells import write_whole
+from peagle_tools.shared.files import write_whole
 from peagle_tools.train import TrainError
 from peagle_vllm.heads.files import one_line
 

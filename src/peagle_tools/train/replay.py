@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Dataset
 
-from peagle_tools.bench.cells import write_whole
 from peagle_tools.shared.acceptance import Acceptance, sum_of
+from peagle_tools.shared.files import write_whole
 from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.partition import Documents, Rows

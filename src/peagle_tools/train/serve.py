@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from peagle_tools.bench import BenchError
-from peagle_tools.bench.server import Server, ServerFailed
+from peagle_tools.shared.server import Server, ServerFailed
 from peagle_tools.train import TrainError, TryAgain
 from peagle_tools.train.config import Config
 from peagle_vllm.heads.target import read_target
@@ -90,8 +89,6 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
             server.wait_until_ready(START_SECONDS)
             is_ready = True
             yield server
-    except BenchError as error:
-        raise TrainError(f"data.endpoint: {error}") from None
     except ServerFailed as error:
         if not is_ready:
             raise TrainError(f"{error}; its log: {log}") from None

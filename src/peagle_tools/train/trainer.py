@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from peagle_tools.bench.cells import write_whole
+from peagle_tools.shared.files import write_whole
 from peagle_tools.train import TrainError, TryAgain
 from peagle_tools.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
 from peagle_tools.train.config import Config

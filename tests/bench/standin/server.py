@@ -31,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         if sick and self.path == "/health":
             self.send_error(503)
             return
-        self._answer(b'vllm:kv_cache_usage_perc{engine="0"} 0.5\n')
+        self._answer(b"")
 
     def do_POST(self) -> None:
         global cells, sick

@@ -9,7 +9,8 @@ HERE = Path(__file__).parent
 SERVER, CLIENT = ([sys.executable, "-S", str(HERE / name)] for name in ("server.py", "client.py"))
 
 if __name__ == "__main__":
-    from peagle_tools.bench import client, server
+    from peagle_tools.bench import client
+    from peagle_tools.shared import server
 
     server.COMMAND, client.COMMAND = SERVER, CLIENT
     app()

@@ -1,12 +1,6 @@
-"""vLLM's server: started, watched, ended.
-
-``vllm bench sweep serve`` starts servers, too. It is not used for that, because it gives all of them one
-environment, throws their output away, measures whatever answers on the port, gives up a server's other runs when
-one crashes, and leaves the server running when it is terminated itself.
-"""
+"""vLLM's server: started, watched, ended."""
 
 import contextlib
-import json
 import socket
 import sys
 import time
@@ -17,28 +11,16 @@ from random import SystemRandom
 
 import psutil
 
-from peagle_tools.bench import BenchError
-from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import processes
-from peagle_tools.shared.acceptance import samples
-from peagle_tools.shared.provenance import output_of
 
 HOST = "127.0.0.1"
-MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
 # `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
 # distribution named `vllm`); use the command here once that is mended.
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-# Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-EVERY_SECONDS = 1.0  # between two samples of the gauges
 
 
-class CellFailed(Exception):
-    """One cell failed; the message gives the reason. The sweep goes on."""
-
-
-class ServerFailed(CellFailed):
-    """The server did not start, or ended, and its cell failed with it."""
+class ServerFailed(Exception):
+    """The server did not start, or ended; the message gives the reason."""
 
 
 def free_port() -> int:
@@ -51,29 +33,13 @@ def free_port() -> int:
 
 
 def check_port(port: int) -> None:
-    """Raises BenchError when something listens there: it would be measured in place of our server."""
+    """Raises ServerFailed when something listens there: it would be measured in place of our server."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((HOST, port))
         except OSError as error:
-            raise BenchError(
-                f"port {port} is in use ({error.strerror}); end what listens there, or leave `port` out of the suite"
-            ) from None
-
-
-def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
-    """Arguments of the server for one arm at one depth; host and port are left out."""
-    arm = suite.arms[arm_name]
-    arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME, *suite.serve.words, *arm.words]
-    if (config := arm.config_at(k)) is not None:
-        arguments += ["--speculative-config", json.dumps(config)]
-    return arguments
-
-
-def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
-    """Variables of an arm's server; without an arm those of the client, to which all arms must be alike."""
-    return ENVIRONMENT | suite.serve.environment | (suite.arms[arm_name].environment if arm_name else {})
+            raise ServerFailed(f"port {port} is in use ({error.strerror}); end what listens there") from None
 
 
 class Server:
@@ -145,31 +111,5 @@ class Server:
             return answer.read().decode()
 
     def empty_prefix_cache(self) -> None:
-        """So that no cell finds its prompts already computed by the cell before."""
+        """Needs VLLM_SERVER_DEV_MODE=1 in the server's environment."""
         self._request("/reset_prefix_cache", 60, "POST")
-
-    def metrics(self, timeout: float = 30) -> str:
-        """The text of ``/metrics``; empty where the server is busy, or gone (then ``check`` raises)."""
-        with contextlib.suppress(OSError):
-            return self._request("/metrics", timeout)
-        return ""
-
-
-class Gauges:
-    """Peaks of KV cache use and GPU memory, which no counter keeps. ``sample`` reads at most once a second."""
-
-    def __init__(self, server: Server):
-        self._server, self._last = server, 0.0
-        self.kv_use: list[float] = []  # share of the cache in use, 0..1, the mean over engines
-        self.gpu_memory_mib: list[float] = []  # over all visible GPUs
-
-    def sample(self) -> None:
-        if time.monotonic() - self._last < EVERY_SECONDS:
-            return
-        self._last = time.monotonic()
-        shares = [value for name, _, value in samples(self._server.metrics(5)) if name == "vllm:kv_cache_usage_perc"]
-        if shares:
-            self.kv_use.append(sum(shares) / len(shares))
-        used = output_of("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
-        with contextlib.suppress(ValueError):  # a GPU that shares the system's memory has no number here
-            self.gpu_memory_mib += [sum(map(float, used))] if used else []

@@ -1,0 +1,120 @@
+"""Which K to serve at which concurrency, from measured cells alone, as vLLM's config for it.
+
+At each measured concurrency the smallest depth is taken that repeats do not tell from the fastest one; no speculation
+is the smallest of all. Between two measured concurrencies the depth of the larger one holds.
+"""
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peagle_tools.bench.metrics import Point, Ratio, best_depth, without_speculation
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The depth for one measured concurrency.
+
+    Attributes:
+        k: ``num_speculative_tokens``; 0 is no speculation.
+        point: the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0.
+        gain: output tokens/s of ``point`` over no speculation.
+    """
+
+    concurrency: int
+    k: int
+    point: Point
+    gain: Ratio
+
+
+def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
+    """One for each concurrency at which this arm and no speculation were measured; ``points`` are of one data set."""
+    found = []
+    for (_, concurrency), alone in sorted(without_speculation(points).items()):
+        mine = sorted((p for p in points if (p.arm, p.concurrency) == (arm, concurrency)), key=lambda p: p.k)
+        if mine:
+            most = best_depth([alone, *mine]).tokens_per_second
+            k = next(p.k for p in [alone, *mine] if most.over(p.tokens_per_second).overlaps_one)
+            point = next((p for p in mine if p.k == k), best_depth(mine))
+            found.append(Choice(concurrency, k, point, point.tokens_per_second.over(alone.tokens_per_second)))
+    return found
+
+
+def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
+    """vLLM's ``num_speculative_tokens_per_batch_size``: [first batch size, last, K], ends included."""
+    found, first = [], 1
+    for k, same in itertools.groupby(chosen, key=lambda choice: choice.k):
+        last = list(same)[-1].concurrency
+        found.append([first, last, k])
+        first = last + 1
+    return found
+
+
+def whole_config(arm: Mapping[str, Any], schedule: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """``--speculative-config`` of an arm as sweep.json has it, with K and schedule; empty where speculation never pays.
+
+    One K throughout needs no schedule, and on V1 a schedule would cost the full CUDA graphs.
+    """
+    deepest = max(k for *_, k in schedule)
+    if deepest == 0:
+        return {}
+    more = (arm.get("overrides") or {}).get(str(deepest), {})
+    config = {**arm["speculative_config"], **more, "num_speculative_tokens": deepest}
+    return config | ({"num_speculative_tokens_per_batch_size": schedule} if len(schedule) > 1 else {})
+
+
+def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], model: str | None = None) -> Iterator[str]:
+    """Lines: the best K at each concurrency, from where not to speculate, and last the config to paste.
+
+    Args:
+        points: of one data set.
+        suite: as sweep.json has it.
+        model: what the config names as its head; without it what the suite names.
+    """
+    arms = {p.arm: choices(p.arm, points) for p in points if p.k}
+    shared = set.intersection(*({choice.concurrency for choice in chosen} for chosen in arms.values())) if arms else ()
+    if not shared:
+        yield f"{dataset}: no K, for no concurrency was measured both with every arm and without speculation."
+        return
+    if any(choice.gain.repeats < 2 for chosen in arms.values() for choice in chosen):
+        yield f"{dataset}: no K, for one repeat does not show the noise; `--repeats 3` adds two."
+        return
+
+    def mean_gain(arm: str) -> tuple[float, float]:
+        """By its schedule, then by its fastest depths."""
+        gains = {c: math.log(c.gain.median) for c in arms[arm] if c.concurrency in shared}
+        return math.fsum(gain for c, gain in gains.items() if c.k), math.fsum(gains.values())
+
+    arm = max(arms, key=mean_gain)
+    chosen = arms[arm]
+    yield f"{dataset}: {arm}" + (", which has the largest mean gain of all arms." if len(arms) > 1 else ".")
+    for c in chosen:
+        gain = f"{c.gain.median:.2f} x no speculation ({c.gain.sure()})"
+        if c.k:
+            yield f"c={c.concurrency}: K={c.k}, {c.point.tokens_per_second.median:,.0f} tokens/s, {gain}"
+        else:
+            yield f"c={c.concurrency}: no speculation; K={c.point.k}, the fastest depth, is {gain}"
+    schedule, measured = ranges(chosen), suite.get("arms", {}).get(arm)
+    if measured is None:
+        yield f"sweep.json does not name the model of {arm}: without it there is no config to print."
+        return
+    config = whole_config(measured, schedule)
+    if not config:
+        yield "No depth gains more than the noise: leave --speculative-config out."
+        return
+    first, last, k = schedule[-1]
+    if k == 0:
+        yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= first)} on, do not speculate."
+    else:
+        yield f"Speculation gains up to c={last}, the largest measured concurrency; vLLM keeps K={k} beyond it."
+    if len(schedule) > 1:
+        deepest = config["num_speculative_tokens"]
+        yield f"Warning: under data parallelism vLLM drops this schedule and uses K={deepest} at every batch size."
+    variables = suite.get("serve", {}).get("environment", {}) | measured.get("environment", {})
+    if variables:
+        yield f"With {' '.join(f'{name}={value}' for name, value in variables.items())} set."
+    yield f"--speculative-config {shlex.quote(json.dumps(config | ({'model': model} if model else {})))}"
