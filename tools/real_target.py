@@ -74,7 +74,9 @@ def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     read = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**read)
     quantized = AutoModelForCausalLM.from_pretrained(**read, dtype=torch.float32)

@@ -21,8 +21,6 @@ from peagle_vllm.train.steps import read_lines, write_lines
 
 SENTINEL = "whattheusersays"
 AT_ONCE = 64  # requests
-# Like a top-p of 0.95 this cuts the tail off; that sorts the vocabulary, which takes a CPU longer than a small target.
-SAMPLING = {"temperature": 1.0, "min_p": 0.01}
 MAX_TOKENS = 256
 SPEAKS = "The user writes in {}."
 
@@ -105,7 +103,7 @@ def _sample(
         kind = kinds[number % len(kinds)]
         ids = tokenizer(kind.text, add_special_tokens=False)["input_ids"]
         seed = config.optimizer.seed + number
-        body = {"model": config.target, "prompt": ids, "seed": seed, "stop": [kind.end], **SAMPLING}
+        body = {"model": config.target, "prompt": ids, "seed": seed, "stop": [kind.end], **config.data.sampling}
         body |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
         asked = urllib.request.Request(
             f"{config.data.endpoint}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}

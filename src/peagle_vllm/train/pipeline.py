@@ -101,7 +101,8 @@ def settings(file: Path, config: Config) -> dict[str, Any]:
     )
     if not read and not data["from_target"]:
         raise TrainError(f"{file}: data.prompts: is empty; name files, or data sets of the hub, or set from_target")
-    written = [data["from_target"], data["systems"], data["languages"], config.target, config.optimizer.seed]
+    written = [data[key] for key in ("from_target", "systems", "languages", "sampling")]
+    written += [config.target, config.optimizer.seed]
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     return {
         "prompts": [
