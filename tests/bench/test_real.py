@@ -78,7 +78,7 @@ def test_acceptance_is_the_one_counted_from_the_drafts(sweep: Path, cells: list[
 
 
 def test_metrics_follow_their_formulas(cells: list[CellResult]) -> None:
-    """What `vllm bench serve` wrote is what docs/benchmarking.md states, computed from the samples."""
+    """What `vllm bench serve` wrote is what docs/bench.md states, computed from the samples."""
     for r in cells:
         m, raw = metrics_of(r), r.raw
         assert m.output_tokens_per_second == pytest.approx(sum(raw["output_lens"]) / raw["duration"])

@@ -93,7 +93,7 @@ class Runner:
         shutil.copytree(folder, self.artifacts / NAME, ignore=shutil.ignore_patterns(".*"))
 
     def pin(self) -> None:
-        """The last artifact becomes the baseline, as docs/benchmarking.md says."""
+        """The last artifact becomes the baseline, as docs/bench.md says."""
         archive = self.releases / f"{NAME}.tar.gz"
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(self.artifacts / NAME, ".")

@@ -9,12 +9,14 @@ SAVED = "src/peagle_tools/train/checkpoints.py"
 REPLAY = "src/peagle_tools/train/replay.py"
 PROMPTS = "src/peagle_tools/train/prompts.py"
 PIPELINE = "src/peagle_tools/train/pipeline.py"
+STEPS = "src/peagle_tools/train/steps.py"
 STEP = "tests/train/test_partition.py::test_a_step_in_parts_is_the_flat_step[llama-{}-packed-8-7-all-fp64]"
 RESUMED = "tests/train/test_run.py::test_a_signal_saves_the_step_it_comes_in"
 REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
 PERSONAL = "tests/train/test_prompts.py::test_planted_personal_data_is_found"
-STATES = "src/peagle_tools/train/steps.py"
 FAILED = "tests/train/test_steps.py::test_requests_that_failed_are_sent_again_while_that_helps"
+NEAR = "tests/train/test_prompts.py::test_what_is_near_to_a_measured_prompt_is_dropped"
+LOOPING = "tests/train/test_steps.py::test_an_answer_that_loops_is_no_document"
 BEGUN = "tests/train/test_pipeline.py::test_other_settings_are_refused_until_the_step_is_done_again"
 
 TRAINING = (
@@ -102,6 +104,17 @@ TRAINING = (
     Mutation("prompts: phone numbers are not looked for", PROMPTS, '"PhoneRecognizer", ', "", PERSONAL),
     Mutation("prompts: the list of domains is fetched", PROMPTS, "suffix_list_urls=(), ", "", PERSONAL),
     Mutation(
+        "prompts: only the first turn of a measured prompt counts",
+        PROMPTS,
+        "for row in measured for turn in _said_by_users(row)]",
+        "for row in measured for turn in _said_by_users(row)[:1]]",
+        NEAR,
+    ),
+    Mutation("prompts: near is half of the longer text", PROMPTS, "NEAR * min(", "NEAR * max(", NEAR),
+    Mutation(
+        "data: a prompt that loops is taken for its answer", STEPS, "strict=True) if mask]", "strict=True)]", LOOPING
+    ),
+    Mutation(
         "pipeline: settings are noted at a step's end only",
         PIPELINE,
         '"versions": used_now}\n            _write(stamp, found)',
@@ -132,21 +145,21 @@ TRAINING = (
     ),
     Mutation(
         "hidden states: requests that failed are not sent again",
-        STATES,
+        STEPS,
         "if len(missing) == len(before):",
         "if missing:",
         FAILED,
     ),
     Mutation(
         "hidden states: requests are sent again without an end",
-        STATES,
+        STEPS,
         "if len(missing) == len(before):",
         "if not missing:",
         FAILED,
     ),
     Mutation(
         "hidden states: a time-out has no reason in the log",
-        STATES,
+        STEPS,
         '"peagle_tools.train.library"',
         '"speculators"',
         "tests/train/test_steps.py::test_a_request_without_an_answer_has_a_reason_in_the_log",

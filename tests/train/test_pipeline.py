@@ -1,6 +1,7 @@
 """The order of the steps, what is skipped, and what is refused; the steps are stand-ins that write a file."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from peagle_tools.cli import app
 from peagle_tools.train import TrainError, steps
 from peagle_tools.train.config import Config, read_config
-from peagle_tools.train.pipeline import WRITES, pipeline
+from peagle_tools.train.pipeline import WRITES, command, pipeline
 from peagle_tools.train.steps import write_lines
 from tests.support.models import TARGET
 
@@ -102,6 +103,32 @@ def test_other_prompts_are_refused(file: Path) -> None:
     (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
     with pytest.raises(TrainError, match="prompts was begun with other settings or data"):
         pipeline(file, config, None, Steps(config))
+
+
+def test_a_target_is_enough(tmp_path: Path) -> None:
+    """Prompts of the target's own need no data set; with other ones, or measured prompts, the step is another one."""
+    file = tmp_path / "peagle.yaml"
+    (tmp_path / "measured.jsonl").write_text('{"prompt": "x"}\n')
+    own = {"from_target": 9, "systems": ["Be brief."], "languages": ["Dutch"], "apart_from": ["measured.jsonl"]}
+    file.write_text(json.dumps({"target": str(TARGET), "data": own}))
+    config = read_config(file)
+    words = shlex.join(command("prompts", file, config))
+    assert words.startswith("train prompts --out ") and f"--from-target 9 --config {file}" in words
+    assert f"--system 'Be brief.' --language Dutch --apart-from {tmp_path}/measured.jsonl" in words
+    assert pipeline(file, config, None, Steps(config)) == 0
+    for key, value in (
+        ("from_target", 10),
+        ("systems", []),
+        ("languages", []),
+        ("sampling", {"top_p": 1}),
+        ("apart_from", []),
+    ):
+        file.write_text(json.dumps({"target": str(TARGET), "data": own | {key: value}}))
+        with pytest.raises(TrainError, match="prompts was begun with other settings"):
+            pipeline(file, read_config(file), None, Steps(config))
+    file.write_text(json.dumps({"target": str(TARGET)}))
+    with pytest.raises(TrainError, match=r"data.prompts: is empty; name files, .* or set from_target"):
+        pipeline(file, read_config(file), None, Steps(config))
 
 
 def test_doing_a_step_again_removes_what_it_and_later_ones_wrote(file: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from peagle_tools.diagnose.prompts import PROMPTS
 from peagle_tools.train import TrainError
+from peagle_tools.train.from_target import openings
 from peagle_tools.train.prompts import write_prompts
-from tests.support.models import MODELS
+from tests.support.models import MODELS, TARGET
 
 PLANTED = {
     "EMAIL_ADDRESS": ("jane.doe@example.com", "first+tag@mail.example.co.uk", "ops_team@sub.domain.org"),
@@ -125,6 +126,76 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
         "kept with personal data masked": 0,
     }
     assert len(report["NOT looked for"]) == 7
+
+
+def wrote(*texts: str, end: str = "stop") -> list[dict[str, Any]]:
+    """Prompts of a target's own."""
+    return [{"messages": [{"role": "user", "content": text}], "end": end} for text in texts]
+
+
+def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path) -> None:
+    """What is kept has its number, so that it can be found in what was sampled."""
+    own = wrote("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
+    own += wrote("Mail jane.doe@example.com a note for me.")
+    own += wrote("This goes on", end="length") + wrote("<|user|> of another turn", end="special token")
+    report = write_prompts([], tmp_path / "out.jsonl", "presidio", "drop", None, 1, own)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {line["source"] for line in lines} == {"target:1", "target:2", "target:4"}
+    counts = {name: count for name, count in report["rows"].items() if count}
+    assert counts == {
+        "written by the target": 9,
+        "not ended": 1,
+        "with a special token": 1,
+        "outside 15 to 600 characters": 2,
+        "duplicates": 1,
+        "dropped for personal data": 1,
+        "kept": 3,
+    }
+
+
+def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path) -> None:
+    """Planted among prompts of other kinds: reworded, in another case and layout, within another text, cut short."""
+    measured = [json.loads(line) for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
+    long = [row["prompt"] for row in measured if len(row["prompt"].split()) > 10]
+    assert len(long) > 20
+    changes = (
+        lambda words: [word if at % 12 else "something" for at, word in enumerate(words)],
+        lambda words: [word.upper() for word in words],
+        lambda words: ["Please", "look", "at", "this", "first", *words, "and", "say", "what", "you", "think"],
+        lambda words: words[: len(words) * 2 // 3],
+    )
+    planted = {" ".join(change(text.split())) for text in long for change in changes}
+    turns = [{"role": "user", "content": "Compose a travel blog post."}, {"role": "user", "content": PROMPTS[0]}]
+    files = [tmp_path / "measured.jsonl", tmp_path / "turns.jsonl"]
+    files[0].write_text("".join(json.dumps({"prompt": text}) + "\n" for text in long))
+    files[1].write_text(json.dumps({"messages": turns}) + "\n")
+    own = wrote(*planted, *PROMPTS)
+    out = tmp_path / "out.jsonl"
+    report = write_prompts([], out, "none", "drop", None, 1, own, [str(file) for file in files])
+    kept = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
+    assert not kept & planted
+    assert kept == {text for text in PROMPTS[1:] if 15 <= len(text) <= 600}
+    dropped = [json.loads(line) for line in out.with_suffix(".dropped.jsonl").read_text().splitlines()]
+    assert len(dropped) == report["rows"]["near to a measured prompt"]
+    assert {row["messages"] for row in dropped} == {None} and "turns.jsonl:1" in {row["near"] for row in dropped}
+
+
+def test_the_opening_of_a_users_turn_is_what_the_chat_template_says() -> None:
+    """Of templates with tokens and with plain words around a turn, after system prompts and in languages."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    (own,) = openings(tokenizer, [], [])
+    assert (own.system, own.text, own.end) == ("", "<|bos|><|user|>", "<|end|>")
+    found = openings(tokenizer, ["Be brief.", "Be kind."], ["French", "Dutch"])
+    assert [each.system for each in found] == ["Be brief.", "Be brief.", "Be kind.", "Be kind."]
+    assert "Be kind. The user writes in Dutch.<|end|><|user|>" in found[3].text
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
+    assert openings(tokenizer, [], [])[0].text.endswith("[INST]") and openings(tokenizer, [], [])[0].end == "[/INST]"
+    for template in ("{{ raise_exception('no') }}", "{{ messages[0]['content'] }}", "nothing of the user"):
+        tokenizer.chat_template = template
+        with pytest.raises(TrainError, match="the target's chat template"):
+            openings(tokenizer, [], [])
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from typer.testing import CliRunner
 
+from peagle_tools.cli import app
 from peagle_tools.shared.server import Server
 from peagle_tools.train import TrainError, TryAgain, serve, steps
 from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step, read_config
@@ -128,6 +129,46 @@ def test_answers_are_the_targets_own(config: Config, server: Server, target: Any
         assert logits.argmax(-1).tolist() == row["input_ids"][start:]
 
 
+def test_the_target_writes_prompts_itself(config: Config, server: Server, tmp_path: Path) -> None:
+    """By the command, in its own folder; killed meanwhile it goes on, and what is near to a measured prompt is dropped.
+
+    The measured one is planted: a prompt that the target writes, with its last word changed.
+    """
+    asked = {"target": str(TARGET), "data": {"endpoint": config.data.endpoint, "serve": False}}
+    (tmp_path / "peagle.yaml").write_text(json.dumps(asked))
+    out, sampled = tmp_path / "own.jsonl", tmp_path / "own.sampled.jsonl"
+    words = ["train", "prompts", "--config", str(tmp_path / "peagle.yaml"), "--out", str(out), "--pii", "none"]
+
+    def write(number: int, *more: str) -> list[dict[str, Any]]:
+        ended = CliRunner().invoke(app, [*words, "--from-target", str(number), *more])
+        assert ended.exit_code == 0, ended.output
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    few = write(12)
+    first = {row["number"]: row for row in steps.read_lines(sampled)}
+    assert sorted(first) == list(range(12)) and {row["after"] for row in first.values()} == {"<|bos|><|user|>"}
+    assert len({row["text"] for row in first.values()}) > 6
+    with sampled.open("a") as file:
+        file.write('{"number": 12, "af')
+    many = write(20)
+    rows = {row["number"]: row for row in steps.read_lines(sampled)}
+    assert sorted(rows) == list(range(20)) and {n: rows[n] for n in first} == first
+    assert {line["id"] for line in few} <= {line["id"] for line in many}
+    measured = tmp_path / "measured.jsonl"
+    near = max(many, key=lambda line: len(line["messages"][0]["content"].split()))
+    reworded = " ".join([*near["messages"][0]["content"].split()[:-1], "else"])
+    measured.write_text(json.dumps({"prompt": reworded}) + "\n")
+    assert near["id"] not in {line["id"] for line in write(20, "--apart-from", str(measured))}
+    report = json.loads(out.with_suffix(".report.json").read_text())["rows"]
+    assert report["near to a measured prompt"] >= 1 and report["written by the target"] == 20
+    ended = CliRunner().invoke(app, [*words, "--from-target", "20", "--system", "Be brief."])
+    assert ended.exit_code == 2 and "was sampled after other system prompts" in ended.stderr
+    sampled.unlink()
+    (tmp_path / "peagle.yaml").write_text(json.dumps(asked | {"target": "no/such-target"}))
+    ended = CliRunner().invoke(app, [*words, "--from-target", "20"])
+    assert ended.exit_code == 2 and "no/such-target has no tokenizer" in ended.stderr
+
+
 def test_a_prompt_answered_with_nothing_is_left_out(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +191,35 @@ def test_a_prompt_answered_with_nothing_is_left_out(
     assert "1 prompts refused or answered with nothing, see answers.errors.jsonl" in steps.answers(own)
     with pytest.raises(TrainError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
         steps.states(own)
+
+
+def test_an_answer_that_loops_is_no_document(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 4 tokens five times; four times is an answer, and a prompt may loop."""
+    own = changed(config, "data", held_out=1).model_copy(update={"folder": str(tmp_path)})
+    run, other = [5, 6, 7, 8], list(range(10, 30))
+    texts = {
+        "a": (other, other),
+        "b": (other, run * 4 + other),
+        "c": (run * 9, other[1:]),
+        "d": (other, [*other, *run * 5]),
+    }
+    texts["e"] = (other, [token for at in range(5) for token in (*run, 20 + at)])
+    rows = [
+        {"id": f"{key}_gen0", "primary_id": key, "input_ids": asked + said, "text": "", "finish_reason": "stop"}
+        | {"loss_mask": [0] * len(asked) + [1] * len(said), "temperature": 0}
+        for key, (asked, said) in texts.items()
+    ]
+    steps.write_lines(answers_of(own), rows)
+    made: list[list[int]] = []
+
+    def prepare(words: list[str], *_: object) -> None:
+        made.extend(row["input_ids"] for row in steps.read_lines(Path(words[words.index("--data") + 1])))
+        raise TrainError("stopped here")
+
+    monkeypatch.setattr(steps, "speculators", prepare)
+    with pytest.raises(TrainError, match="stopped here"):
+        steps.data(own)
+    assert made == [rows[number]["input_ids"] for number in (0, 1, 2)]
 
 
 @pytest.mark.usefixtures("in_this_process")

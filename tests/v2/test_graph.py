@@ -293,7 +293,7 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
 def test_nothing_in_captured_metadata_grows_stale(backend: str, target: Path):
     """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
 
-    ``kernel_blocks``: the backend's table is another tensor than the KV cache manager's (docs/draft-step.md).
+    ``kernel_blocks``: the backend's table is another tensor than the KV cache manager's (docs/architecture.md).
     """
     pair = target, target.parent / "head-stale"
     tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())

@@ -1,4 +1,4 @@
-"""What can go wrong between a draft batch and a CUDA graph, one test each; docs/draft-step.md has the list."""
+"""What can go wrong between a draft batch and a CUDA graph, one test each; docs/architecture.md has the list."""
 
 import copy
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Metrics of a cell, medians with spread over repeats, and ratios between arms.
 
-Rates and percentiles are those that ``vllm bench serve`` wrote; docs/benchmarking.md states every formula.
+Rates and percentiles are those that ``vllm bench serve`` wrote; docs/bench.md states every formula.
 """
 
 import math

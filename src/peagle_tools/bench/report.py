@@ -29,7 +29,7 @@ from peagle_tools.shared.provenance import device
 READING = (
     "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
     "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, or "
-    "when there is one repeat only. report.csv holds every cell. docs/benchmarking.md states every formula."
+    "when there is one repeat only. report.csv holds every cell. docs/bench.md states every formula."
 )
 
 

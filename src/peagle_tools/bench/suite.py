@@ -41,7 +41,7 @@ def _exists(path: str, info: ValidationInfo) -> str:
     """``path``, if it is there; the folder that it is relative to is the validation's context."""
     what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
     if not ((folder / path).is_file() if what == "file" else (folder / path).is_dir()):
-        mend = "; docs/benchmarking.md shows how to make it" if info.field_name == "speed_bench" else ""
+        mend = "; docs/bench.md shows how to make it" if info.field_name == "speed_bench" else ""
         raise ValueError(f"there is no {what} {path} (looked in {folder}){mend}")
     return path
 

@@ -56,9 +56,7 @@ class Sweep:
             BenchError: the sweep cannot go on.
         """
         for name, path in self.absent.items():
-            print(
-                f"warning: {name} is skipped, for {path} is not there (docs/benchmarking.md, A suite)", file=sys.stderr
-            )
+            print(f"warning: {name} is skipped, for {path} is not there (docs/bench.md, A suite)", file=sys.stderr)
         if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
         if self.suite.port is not None:

@@ -3,12 +3,12 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 TRY_AGAIN = 75  # EX_TEMPFAIL
-ConfigArgument = Annotated[Path, typer.Argument(metavar="PEAGLE.yaml", help="What to train; docs/training.md.")]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="PEAGLE.yaml", help="What to train; docs/train.md.")]
 
 
 @contextmanager
@@ -57,9 +57,25 @@ def train() -> None:
 
 def prompts(
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="DATA...", help="Files, presets of speculators, or ORG/NAME[:SPLIT] on the hub."),
-    ],
+    ] = None,
+    from_target: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Let the target itself write N prompts, too (Magpie).")
+    ] = 0,
+    config: Annotated[
+        Path, typer.Option(metavar="PEAGLE.yaml", help="With --from-target: names the target and its engine.")
+    ] = Path("peagle.yaml"),
+    system: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="With --from-target: after this system prompt; repeatable.")
+    ] = None,
+    language: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="With --from-target: in this language; repeatable.")
+    ] = None,
+    apart_from: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DATA", help="Prompts to measure with: drop what is near to one; repeatable."),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the prompts go.")] = Path("prompts.jsonl"),
     pii: Annotated[Literal["presidio", "none"], typer.Option(help="What looks for personal data.")] = "presidio",
     pii_action: Annotated[Literal["drop", "mask"], typer.Option(help="What is done where it is found.")] = "drop",
@@ -68,16 +84,26 @@ def prompts(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that search.")] = os.cpu_count() or 1,
 ) -> None:
-    """Take the prompts out of data sets, without answers and without personal data.
+    """Take the prompts out of data sets, without answers and without personal data, or let the target write some.
 
-    Exit status: 0 written; 2 a data set cannot be read, or nothing is left of it.
+    Exit status: 0 written; 2 a data set cannot be read, or nothing is left of it; 75 the target's server ended, and
+    the same command goes on.
     """
-    from peagle_tools.train.prompts import write_prompts
-
+    if not data and not from_target:
+        fail("name data sets, or give --from-target N")
     if pii == "presidio" and not find_spec("presidio_analyzer"):
         fail('presidio_analyzer is not installed: pip install "peagle-vllm[pii]", or give --pii none')
     with one_line_errors():
-        report = write_prompts(data, out, pii, pii_action, pii_ner, workers)
+        from peagle_tools.train.prompts import write_prompts
+
+        sampled: Iterable[dict[str, Any]] = ()
+        if from_target:
+            from peagle_tools.train.config import read_config
+            from peagle_tools.train.from_target import sampled as sample
+
+            file = out.with_suffix(".sampled.jsonl")
+            sampled = sample(read_config(config), from_target, system or [], language or [], file)
+        report = write_prompts(data or [], out, pii, pii_action, pii_ner, workers, sampled, apart_from or [])
     for what, found in report.items():
         shown = [f"{count} {name}" for name, count in found.items()] if isinstance(found, dict) else found
         print(f"{what}: {'; '.join(shown) or 'nothing'}")

@@ -25,6 +25,10 @@ class Data(Strict):
 
     Attributes:
         prompts: data sets of the hub, or files; a path is relative to peagle.yaml.
+        from_target: so many prompts are written by the target itself, after its chat template's opening of a user turn.
+        systems, languages: system prompts after which it writes them, and languages in which it does.
+        sampling: how it writes them. On a CPU {temperature: 1, min_p: 0.01} is quicker: top_p sorts the vocabulary.
+        apart_from: prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
         pii: what looks for personal data; ``pii_action`` drops such prompts, or masks what was found.
         ner: model that finds names and places too.
         max_tokens: of an answer at most.
@@ -40,6 +44,11 @@ class Data(Strict):
     """
 
     prompts: list[str] = Field(default_factory=list)
+    from_target: Annotated[int, Field(ge=0)] = 0
+    systems: list[str] = Field(default_factory=list)
+    languages: list[str] = Field(default_factory=list)
+    sampling: dict[str, float] = Field(default_factory=lambda: {"temperature": 1.0, "top_p": 0.95}, strict=False)
+    apart_from: list[str] = Field(default_factory=list)
     pii: Literal["presidio", "none"] = "presidio"
     pii_action: Literal["drop", "mask"] = "drop"
     ner: str | None = None

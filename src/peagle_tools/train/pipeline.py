@@ -20,7 +20,7 @@ from peagle_tools.train import TrainError, TryAgain, serve
 from peagle_tools.train.config import STAMP, Config
 
 WRITES = {  # what each step writes, and --from removes
-    "prompts": ("prompts.jsonl", "prompts.dropped.jsonl", "prompts.report.json"),
+    "prompts": ("prompts.jsonl", "prompts.sampled.jsonl", "prompts.dropped.jsonl", "prompts.report.json"),
     "answers": ("answers.jsonl", "answers.errors.jsonl"),
     "data": ("data",),
     "states": ("data/hidden_states", f"data/{STAMP}"),
@@ -79,27 +79,37 @@ def command(step: str, file: Path, config: Config) -> list[str]:
     if step != "prompts":
         return ["train", step, str(file)]
     data = config.data
-    words = ["train", "prompts", *sources(file, config), "--out", str(config.run / "prompts.jsonl")]
-    words += ["--pii", data.pii, "--pii-action", data.pii_action]
-    return [*words, *(["--pii-ner", data.ner] if data.ner else [])]
+    words = ["train", "prompts", *sources(file, data.prompts), "--out", str(config.run / "prompts.jsonl")]
+    words += ["--pii", data.pii, "--pii-action", data.pii_action, *(["--pii-ner", data.ner] if data.ner else [])]
+    if data.from_target:
+        words += ["--from-target", str(data.from_target), "--config", str(file)]
+    listed = {"system": data.systems, "language": data.languages, "apart-from": sources(file, data.apart_from)}
+    return [*words, *(word for name, values in listed.items() for value in values for word in (f"--{name}", value))]
 
 
-def sources(file: Path, config: Config) -> list[str]:
-    """The data sets of prompts; those that are files, as paths."""
-    if not config.data.prompts:
-        raise TrainError(f"{file}: data.prompts: is empty; name files, or data sets of the hub")
-    paths = [(file.parent / source).resolve() for source in config.data.prompts]
-    return [str(path) if path.is_file() else name for path, name in zip(paths, config.data.prompts, strict=True)]
+def sources(file: Path, names: list[str]) -> list[str]:
+    """Data sets of prompts; those that are files, as paths."""
+    paths = [(file.parent / name).resolve() for name in names]
+    return [str(path) if path.is_file() else name for path, name in zip(paths, names, strict=True)]
 
 
 def settings(file: Path, config: Config) -> dict[str, Any]:
     """What decides the output of each step, beside the step before it."""
     data, head, step = (part.model_dump(mode="json") for part in (config.data, config.head, config.step))
-    read = {name: _content(Path(name)) for name in sources(file, config)}
+    read, apart = (
+        {name: _content(Path(name)) for name in sources(file, data[key])} for key in ("prompts", "apart_from")
+    )
+    if not read and not data["from_target"]:
+        raise TrainError(f"{file}: data.prompts: is empty; name files, or data sets of the hub, or set from_target")
+    written = [data[key] for key in ("from_target", "systems", "languages", "sampling")]
+    written += [config.target, config.optimizer.seed]
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
-        "prompts": [read, data["pii"], data["pii_action"], data["ner"]],
+        "prompts": [
+            *(read, data["pii"], data["pii_action"], data["ner"]),
+            *filter(None, [apart, data["from_target"] and written]),
+        ],
         "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],

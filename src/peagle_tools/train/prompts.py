@@ -1,4 +1,4 @@
-"""Prompts of any data set, without answers and without personal data.
+"""Prompts of any data set, or of the target's own, without answers and without personal data.
 
 Answers in a data set are another model's, often under terms that forbid to train on them, and text that the target
 would not say. So only what systems and users said is kept; the target answers each user's turn itself.
@@ -6,8 +6,9 @@ would not say. So only what systems and users said is kept; the target answers e
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,9 +32,20 @@ NAMES = {"PERSON": "names", "LOCATION": "places"}  # only a model finds them
 NOBODYS = ["127.0.0.1", "0.0.0.0", "255.255.255.255", "::1"]
 LEAST_SCORE = 0.4  # presidio's of a phone number; what a checksum or a domain confirms has 1
 CHUNK = 64  # prompts handed to a process at once
+SHORTEST, LONGEST = 15, 600  # characters of a prompt that the target writes
+GRAM, NEAR = 4, 0.5  # words, and the share of them that two near texts have in common
 
 
-def write_prompts(data: list[str], out: Path, pii: str, action: str, ner: str | None, workers: int) -> dict[str, Any]:
+def write_prompts(
+    data: list[str],
+    out: Path,
+    pii: str,
+    action: str,
+    ner: str | None,
+    workers: int,
+    sampled: Iterable[dict[str, Any]] = (),
+    apart_from: Iterable[str] = (),
+) -> dict[str, Any]:
     """Write the prompts of ``data`` to ``out``, whole or not at all: {id, messages, source, pii: {kind: count}} a line.
 
     Lines are in the order of their ids, which are hashes: the first ones are a random share. Rows that are dropped are
@@ -45,6 +57,8 @@ def write_prompts(data: list[str], out: Path, pii: str, action: str, ner: str | 
         action: ``drop`` a prompt with personal data, or ``mask`` what was found.
         ner: model for token classification that finds names and places too.
         workers: processes that search.
+        sampled: prompts that the target wrote, as ``from_target.sampled`` gives them.
+        apart_from: files of prompts, or data sets, that are measured with: what is near to one of them is dropped.
 
     Returns:
         The report: counts of rows, of personal data by kind, what was looked for, and what was not.
@@ -58,7 +72,17 @@ def write_prompts(data: list[str], out: Path, pii: str, action: str, ner: str | 
         for row in _prompts(source, counts):
             counts["duplicates"] += row["id"] in rows
             rows.setdefault(row["id"], row)
+    for row in _usable(sampled, counts):
+        counts["duplicates"] += row["id"] in rows
+        rows.setdefault(row["id"], row)
     ordered = [rows[key] for key in sorted(rows)]
+    near: list[dict[str, Any]] = []
+    if measured := [row for source in apart_from for row in _prompts(source, Counter())]:
+        is_near = near_to(measured)
+        near = [{**row, "messages": None, "near": found} for row in ordered if (found := is_near(row))]
+        names = {row["id"] for row in near}
+        ordered = [row for row in ordered if row["id"] not in names]
+        counts["near to a measured prompt"] = len(near)
     looked_for = {} if pii == "none" else KINDS | (NAMES if ner else {})
     searching = partial(search, kinds=list(looked_for), action=action, ner=ner)
     if workers == 1 or not looked_for:
@@ -70,19 +94,19 @@ def write_prompts(data: list[str], out: Path, pii: str, action: str, ner: str | 
     kept = [row for row in searched if not row["pii"] or action == "mask"]
     counts["dropped for personal data"], counts["kept"] = len(dropped), len(kept)
     counts["kept with personal data masked"] = sum(bool(row["pii"]) for row in kept)
-    found: Counter[str] = Counter()
+    personal: Counter[str] = Counter()
     for row in searched:
-        found.update(row["pii"])
+        personal.update(row["pii"])
     report = {
         "rows": dict(counts),
-        "personal data found": dict(sorted(found.items())),
+        "personal data found": dict(sorted(personal.items())),
         "looked for": list(looked_for.values()),
         "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in looked_for],
     }
     if not kept:
-        raise TrainError(f"no prompt is left of {', '.join(data)}: {json.dumps(report['rows'])}")
+        raise TrainError(f"no prompt is left of {', '.join(data) or 'the target'}: {json.dumps(report['rows'])}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    for file, some in ((out.with_suffix(".dropped.jsonl"), dropped), (out, kept)):
+    for file, some in ((out.with_suffix(".dropped.jsonl"), [*near, *dropped]), (out, kept)):
         write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))
     write_whole(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
     return report
@@ -106,8 +130,57 @@ def _prompts(source: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
         said = next((whole[each] for each in CONVERSATIONS if isinstance(whole.get(each), list)), messages)
         counts["answers and tool results left out"] += len(said) - len(messages)
         counts["conversations of several turns"] += sum(message["role"] == "user" for message in messages) > 1
-        key = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:16]
-        yield {"id": key, "messages": messages, "source": f"{name}:{number}"}
+        yield {"id": _id(messages), "messages": messages, "source": f"{name}:{number}"}
+
+
+def _id(messages: list[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _usable(sampled: Iterable[dict[str, Any]], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """{id, messages, source} of each prompt of the target's that is whole, and neither short nor long."""
+    for number, row in enumerate(sampled, start=1):
+        counts["written by the target"] += 1
+        if row["end"] != "stop":
+            counts["not ended" if row["end"] == "length" else f"with a {row['end']}"] += 1
+        elif not SHORTEST <= len(row["messages"][-1]["content"]) <= LONGEST:
+            counts[f"outside {SHORTEST} to {LONGEST} characters"] += 1
+        else:
+            yield {"id": _id(row["messages"]), "messages": row["messages"], "source": f"target:{number}"}
+
+
+def near_to(measured: list[dict[str, Any]]) -> Callable[[dict[str, Any]], str | None]:
+    """A function that gives the source of a row of ``measured`` that a row is near to, or None.
+
+    Two texts are near when they share half of the runs of 4 words that the shorter one has: reworded in some places, or
+    one within the other.
+    """
+    texts = [(row["source"], grams(turn["content"])) for row in measured for turn in _said_by_users(row)]
+    places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, (_, own) in enumerate(texts):
+        for gram in own:
+            places[gram].append(number)
+
+    def near(row: dict[str, Any]) -> str | None:
+        for turn in _said_by_users(row):
+            own = grams(turn["content"])
+            for number, shared in Counter(n for gram in own for n in places.get(gram, ())).items():
+                source, others = texts[number]
+                if shared >= NEAR * min(len(own), len(others)):
+                    return source
+        return None
+
+    return near
+
+
+def grams(text: str) -> set[tuple[str, ...]]:
+    """The runs of 4 words of a text, or all its words where it has fewer."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[start : start + GRAM]) for start in range(max(len(words) - GRAM, 0) + 1)} if words else set()
+
+
+def _said_by_users(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [message for message in row["messages"] if message["role"] == "user"]
 
 
 def _rows(source: str) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ from peagle_vllm.heads.target import read_target
 FINAL = ("InvalidResponseError", "empty assistant generation")
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
+LOOP, LOOPS = 4, 5  # an answer that has a run of 4 tokens 5 times is no text to learn from
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
@@ -172,12 +173,9 @@ def data(config: Config) -> str:
     file, num_held = config.run / "answers.jsonl", config.data.held_out
     if any("temperature" not in row for row in read_lines(file)):
         raise TrainError(f"{file}: is not finished; `peagle-vllm train answers` goes on with it")
-    # Of each answer: its conversation, tokens (0 where it is empty), temperature.
-    facts = [
-        (row["primary_id"], len(row["input_ids"]) if any(row["loss_mask"]) else 0, row["temperature"])
-        for row in read_lines(file)
-    ]
-    answered = [number for number, (_, length, _) in enumerate(facts) if length]
+    # Of each answer: its conversation, tokens (0 where it is empty, -1 where it loops), temperature.
+    facts = [(row["primary_id"], _useful(row), row["temperature"]) for row in read_lines(file)]
+    answered = [number for number, (_, length, _) in enumerate(facts) if length > 0]
     held = set(answered[:num_held])
     asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
     learn = {number for number in answered[num_held:] if facts[number][0] not in asked}
@@ -203,9 +201,19 @@ def data(config: Config) -> str:
         made.select([*sorted(set(range(len(made))) - set(last)), *last]).save_to_disk(folder)
         shutil.rmtree(shuffled)
         tokens.unlink()
-    left_out = f"{len(answered) - len(lengths)} of held-out conversations and {len(facts) - len(answered)} empty ones"
+    useless = Counter(length for _, length, _ in facts)
+    left_out = (
+        f"{len(answered) - len(lengths)} of held-out conversations, {useless[0]} empty and {useless[-1]} looping ones"
+    )
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
     return f"{counts}; {left_out} are left out, {len(longer)} are longer than a step and split"
+
+
+def _useful(row: dict[str, Any]) -> int:
+    """The tokens of an answer with its prompt: 0 of an empty one, -1 of one that loops."""
+    said = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+    runs = Counter(zip(*(said[start:] for start in range(LOOP)), strict=False))
+    return -1 if max(runs.values(), default=0) >= LOOPS else len(row["input_ids"]) if said else 0
 
 
 # ------------------------------------------------------------------------------------------------- states

@@ -1,0 +1,140 @@
+"""Prompts that the target writes itself (Magpie, arXiv 2406.08464).
+
+After what its chat template puts before a user's words, an instruct model writes what a user might say.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from peagle_tools.train import TrainError, TryAgain, serve
+from peagle_tools.train.config import Config
+from peagle_tools.train.steps import read_lines, write_lines
+from peagle_vllm.heads.files import one_line
+
+SENTINEL = "whattheusersays"
+AT_ONCE = 64  # requests
+MAX_TOKENS = 256
+SPEAKS = "The user writes in {}."
+
+
+class Opening(NamedTuple):
+    """What stands before a user's words.
+
+    Attributes:
+        system: the system prompt that was given, or ""; it stays with the prompt.
+        text: rendered by the chat template.
+        end: what the template puts after the words.
+    """
+
+    system: str
+    text: str
+    end: str
+
+
+def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[Opening]:
+    """One for each system prompt and language; without either the template's own.
+
+    Raises:
+        TrainError: the template is missing, or does not render a user's words as they are.
+    """
+    found = []
+    for system, language in product(systems or ("",), languages or ("",)):
+        said = " ".join(filter(None, (system, SPEAKS.format(language) if language else "")))
+        messages = [{"role": "system", "content": said}] if said else []
+        messages.append({"role": "user", "content": SENTINEL})
+        try:
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is code of its own
+            raise TrainError(f"the target's chat template fails ({one_line(error)})") from None
+        before, _, after = rendered.partition(SENTINEL)
+        if not before or not after.strip():
+            raise TrainError("the target's chat template puts nothing before or after a user's words: give data sets")
+        first = tokenizer(after.strip(), add_special_tokens=False)["input_ids"][0]
+        is_token = first in tokenizer.added_tokens_decoder
+        end = tokenizer.decode([first]) if is_token else after.strip().splitlines()[0]
+        found.append(Opening(system, before.rstrip(" "), end))  # a space is part of the next token
+    return found
+
+
+def sampled(config: Config, number: int, systems: list[str], languages: list[str], file: Path) -> Iterator[dict]:
+    """``number`` prompts of the target's own, {messages, end}: end is "stop", or "length" or "special token".
+
+    They are kept in ``file``, one a line, and what is there is not sampled again.
+
+    Raises:
+        TrainError: ``file`` is of another target, or of other system prompts.
+        TryAgain: the server is gone; what was sampled is kept.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.target)
+    except (OSError, ValueError) as error:
+        raise TrainError(f"target: {config.target} has no tokenizer that can be read ({one_line(error)})") from None
+    kinds = openings(tokenizer, systems, languages)
+    rows = {row["number"]: row for row in read_lines(file)} if file.exists() else {}
+    if any(row["after"] != kinds[each % len(kinds)].text for each, row in rows.items()):
+        raise TrainError(f"{file}: was sampled after other system prompts, or from another target; remove it")
+    if missing := [each for each in range(number) if each not in rows]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(file, rows.values())  # without a line that was cut off
+        rows |= _sample(config, tokenizer, kinds, missing, file)
+    for each in range(number):
+        system = kinds[each % len(kinds)].system
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": rows[each]["text"].strip()})
+        yield {"messages": messages, "end": rows[each]["end"]}
+
+
+def _sample(
+    config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path
+) -> dict[int, dict[str, Any]]:
+    """Let the target's server complete the openings; each completion is appended to ``file`` at once."""
+
+    def ask(number: int) -> dict[str, Any]:
+        kind = kinds[number % len(kinds)]
+        ids = tokenizer(kind.text, add_special_tokens=False)["input_ids"]
+        seed = config.optimizer.seed + number
+        body = {"model": config.target, "prompt": ids, "seed": seed, "stop": [kind.end], **config.data.sampling}
+        body |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
+        asked = urllib.request.Request(
+            f"{config.data.endpoint}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked) as answer:
+            choice = json.load(answer)["choices"][0]
+        special = any(token in choice["text"] for token in tokenizer.all_special_tokens)
+        end = "special token" if special else choice["finish_reason"]
+        return {"number": number, "after": kind.text, "text": choice["text"], "end": end}
+
+    made: dict[int, dict[str, Any]] = {}
+    with (
+        serve.running(config, config.run / "logs/prompts-server.log") as server,
+        file.open("a", encoding="utf-8") as out,
+        tqdm(total=len(numbers), desc="prompts", unit="prompt", mininterval=10) as progress,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+        asked = [pool.submit(ask, number) for number in numbers]
+        try:
+            for done in as_completed(asked):
+                row = done.result()
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                out.flush()
+                made[row["number"]] = row
+                progress.update()
+        except OSError as error:
+            reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
+            if server:
+                server.check_well()
+            kind = TrainError if isinstance(error, urllib.error.HTTPError) else TryAgain
+            raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return made

