@@ -93,7 +93,7 @@ real-target: env ## SmolLM2-135M-Instruct in bfloat16 and the prompts it is meas
 	@$(py) -m tools.real_target .cache
 
 .PHONY: sharpen
-sharpen: env ## fit the tiny heads' edges again, and measure what they gain (under 15 minutes on 2 cores)
+sharpen: env ## fit the tiny heads' selectors again, and measure what they gain (under 15 minutes on 2 cores)
 	@$(py) models/recipe/sharpen.py --out benchmarks/results/sharpen.json
 
 .PHONY: lint

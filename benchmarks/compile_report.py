@@ -1,7 +1,7 @@
 """What the compiler makes of the kernels: ``python -m benchmarks.compile_report [--out FILE]``. Needs no GPU.
 
-Compiles ``prepare_inputs``, ``gather_hidden`` and ``walk_edges`` ahead of time for sm_90 and sm_100 over the shapes
-that the suite compiles, and records registers, shared memory, spills, and the widths of the global loads and stores in
+Compiles every kernel of ``peagle_kernels`` ahead of time for sm_90 and sm_100 over the shapes that the suite
+compiles, and records registers, shared memory, spills, and the widths of the global loads and stores in
 machine code.
 
 The product's own launch code makes the call; a stand-in driver turns the launch into a compilation, so types,
@@ -29,7 +29,14 @@ from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.runtime.driver import driver
 
 from benchmarks import arms
-from peagle_kernels import Candidates, Drawing, Edge, gather_hidden_triton, prepare_inputs_triton, walk_edges_triton
+from peagle_kernels import (
+    Candidates,
+    CandidateSelector,
+    Drawing,
+    gather_hidden_triton,
+    prepare_inputs_triton,
+    select_candidates_triton,
+)
 from peagle_tools.shared.provenance import provenance
 from tests.support import interpreter
 from tests.support.batches import Request, build
@@ -50,7 +57,7 @@ WIDTH = 2880
 WIDTHS = {"real": WIDTH, "multiple of 8": 2056, "odd": 129}
 DTYPES = (torch.bfloat16, torch.float32)
 # (rank, candidates, whether there are gates, whether the vocabulary is reduced, whether tokens are drawn)
-WALK_SHAPES = [
+SELECTOR_SHAPES = [
     (64, 16, True, False, False),
     (64, 16, True, True, True),
     (64, 16, False, True, False),
@@ -60,8 +67,8 @@ WALK_SHAPES = [
 # LDG.E.128.CONSTANT, STG.E.EF.U16: a global access, its width in bits among the dotted words; 32 where none is named.
 GLOBAL_ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)\s")
 ACCESS_WIDTH = re.compile(r"\.[US]?(8|16|64|128|256)(?![0-9])")
-WALK_FIELDS = ("rank", "candidates", "gated", "reduced", "drawn")
-FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype", *WALK_FIELDS)
+SELECTOR_FIELDS = ("rank", "candidates", "gated", "reduced", "drawn")
+FIELDS = ("kernel", "arch", "layout", "kv_groups", "aux", "width", "dtype", "idx_dtype", *SELECTOR_FIELDS)
 
 
 class AheadOfTime:
@@ -143,25 +150,25 @@ def gather_hidden(arch: int, dtype: torch.dtype, width: int) -> Assembled:
     return _compiled(arch, "gather_hidden", "_gather_hidden_kernel", gather_hidden_triton, *args)
 
 
-def walk_edges(arch: int, rank: int, num_candidates: int, gated: bool, reduced: bool, drawn: bool) -> Assembled:
-    """``walk_edges_triton``'s kernel, with vLLM's own draw where tokens are drawn."""
+def select_candidates(arch: int, rank: int, num_candidates: int, gated: bool, reduced: bool, drawn: bool) -> Assembled:
+    """``select_candidates_triton``'s kernel, with vLLM's own draw where tokens are drawn."""
     num_reqs, num_k, vocab_size = 2, 3, 64
     samples = num_reqs * num_k
     ids, tables = torch.zeros(samples, num_candidates, dtype=torch.int64), torch.zeros(vocab_size, rank).bfloat16()
     gates = torch.zeros(samples, rank).bfloat16() if gated else None
     numbers = torch.zeros(samples, dtype=torch.int64)
     candidates = Candidates(ids, ids.float(), gates, numbers.int(), numbers)
-    edge = Edge(tables, tables.clone(), None, torch.ones(num_k), torch.ones(num_k), num_candidates)
+    selector = CandidateSelector(tables, tables.clone(), None, torch.ones(num_k), torch.ones(num_k), num_candidates)
     offsets = torch.zeros(vocab_size, dtype=torch.int64) if reduced else None
     drawing = None
     if drawn:
         interpreter.enable()  # vLLM imports no Triton where it sees no device
-        from peagle_vllm.v2.walk import draw
+        from peagle_vllm.v2.candidate_sampler import draw
 
         q, cached = torch.zeros(num_reqs, num_k, vocab_size), ids.view(num_reqs, num_k, -1)
         drawing = Drawing(draw, numbers, numbers, torch.ones(num_reqs), numbers, q, cached, use_fp64=False)
-    args = (torch.zeros(num_reqs, num_k, dtype=torch.int64), candidates, edge, offsets, ids.float(), drawing)
-    return _compiled(arch, "walk_edges", "_walk_edges_kernel", walk_edges_triton, *args)
+    args = (torch.zeros(num_reqs, num_k, dtype=torch.int64), candidates, selector, offsets, ids.float(), drawing)
+    return _compiled(arch, "select_candidates", "_select_candidates_kernel", select_candidates_triton, *args)
 
 
 def assemble(compiled: Any, arch: int) -> Assembled:
@@ -198,8 +205,11 @@ def shapes(arch: int) -> Iterator[tuple[dict[str, Any], Callable[[], Assembled]]
     for width, dtype in product(WIDTHS.values(), DTYPES):
         name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
         yield name, partial(gather_hidden, arch, dtype, width)
-    for shape in WALK_SHAPES:
-        yield {"kernel": "walk_edges", **dict(zip(WALK_FIELDS, shape, strict=True))}, partial(walk_edges, arch, *shape)
+    for shape in SELECTOR_SHAPES:
+        yield (
+            {"kernel": "select_candidates", **dict(zip(SELECTOR_FIELDS, shape, strict=True))},
+            partial(select_candidates, arch, *shape),
+        )
 
 
 def table(entries: list[dict[str, Any]]) -> str:

@@ -1,8 +1,8 @@
 """What one draft step must move and compute: ``python -m benchmarks.roofline [--out FILE]``. No measurement.
 
 For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each, as V2's graph
-computes it: the head as it is, trimmed to fewer draft tokens, quantised, and sharpened by an edge; beside it EAGLE-3's
-K forwards of its one layer, and the target's own step that verifies the drafts. A bound is the larger of bytes over
+computes it: the head as it is, trimmed to fewer draft tokens, quantised, and sharpened; beside it EAGLE-3's K
+forwards of its one layer, and the target's own step that verifies the drafts. A bound is the larger of bytes over
 bandwidth and operations over the FLOP rate. ``draft_step_roofline`` answers for any head, such as one whose draft
 vocabulary is still to be chosen.
 """
@@ -33,8 +33,8 @@ ASSUMPTIONS = {
     "logits": "of sampled rows, in the draft vocabulary: written once and read once in bfloat16, by argmax or by top-M",
     "fp8": "one byte a weight in layers and lm_head, scales left out (0.2% at most); fc and the rest in bfloat16. "
     "Weights of 8 bits or fewer are multiplied at twice the 16-bit FLOP rate",
-    "edge": "M = 16, tables and projection in bfloat16: the projection once, one predecessor row and M successor rows "
-    "for each draft, gates and candidates written and read once; no table row serves two drafts",
+    "selector": "M = 16, tables and projection in bfloat16: the projection once, one predecessor row and M successor "
+    "rows for each draft, gates and candidates written and read once; no table row serves two drafts",
     "EAGLE-3": "K forwards of one layer, each of one row a request, the least (vLLM's first has K+1), with "
     "the width, hidden states and vocabulary of the P-EAGLE head; of the published EAGLE-3 heads many are narrower and "
     "have 32,000 draft tokens, and move less",
@@ -82,8 +82,8 @@ class Roofline:
         return self.bytes / device.bandwidth, computing
 
 
-class Edge(NamedTuple):
-    """An edge head: the width of its two tables, and the candidates of each position (M)."""
+class Selector(NamedTuple):
+    """A selector head: the width of its two tables, and the candidates of each position (M)."""
 
     rank: int
     candidates: int = 16
@@ -97,7 +97,7 @@ def draft_step_roofline(
     parallel: bool = True,
     draft_vocab: int | None = None,
     weight_bytes: int = BF16,
-    edge: Edge | None = None,
+    selector: Selector | None = None,
     context: int = CONTEXT,
     kv_bytes: int = BF16,
 ) -> Roofline:
@@ -109,7 +109,7 @@ def draft_step_roofline(
         parallel: one forward of the P-EAGLE head; False: K forwards of an EAGLE-3 head of the same width.
         draft_vocab: tokens that the head is trimmed to; None: its own.
         weight_bytes: of a weight in the layers and the lm_head.
-        edge: what a sharpened head has beside; None: a head as it was trained.
+        selector: what a sharpened head has beside; None: a head as it was trained.
         context: tokens that each request attends over.
         kv_bytes: of a number in the KV cache.
 
@@ -128,10 +128,10 @@ def draft_step_roofline(
     caches = forwards * head.layers(parallel) * batch
     parts["attention"] = _attention(model, caches, rows // (forwards * batch), context, kv_bytes)
     parts["logits"] = Part(2 * BF16 * drafts * head.draft_vocab)
-    if edge:
-        projection, rank, m = edge.rank * model.hidden, edge.rank, edge.candidates
+    if selector:
+        projection, rank, m = selector.rank * model.hidden, selector.rank, selector.candidates
         moved = BF16 * (projection + drafts * rank * (1 + m)) + drafts * (2 * BF16 * rank + CANDIDATE * m)
-        parts["edge"] = Part(moved, drafts * (2 * projection + rank * (1 + 2 * m)))
+        parts["selector"] = Part(moved, drafts * (2 * projection + rank * (1 + 2 * m)))
     return Roofline(parts)
 
 
@@ -175,11 +175,11 @@ def _attention(model: Model, caches: int, rows: int, context: int, kv_bytes: int
 def variants(head: Head, draft_vocabs: list[int]) -> dict[str, dict[str, Any]]:
     """Name of a step -> what ``draft_step_roofline`` takes for it, without vocabularies not below the head's own."""
     trimmed = {f"{size:,} tokens": {"draft_vocab": size} for size in sorted(draft_vocabs) if size < head.draft_vocab}
-    fp8, edges = {"weight_bytes": 1}, {f"edge of rank {rank}": {"edge": Edge(rank)} for rank in RANKS}
-    steps = {"as published": {}, **trimmed, "fp8": fp8, **edges, "EAGLE-3": {"parallel": False}}
+    fp8, selectors = {"weight_bytes": 1}, {f"edge of rank {rank}": {"selector": Selector(rank)} for rank in RANKS}
+    steps = {"as published": {}, **trimmed, "fp8": fp8, **selectors, "EAGLE-3": {"parallel": False}}
     for fewest, size in list(trimmed.items())[:1]:
-        edge, of_rank = next(iter(edges.items()))
-        steps |= {f"{fewest}, fp8, {edge}": size | fp8 | of_rank, f"EAGLE-3, {fewest}": size | {"parallel": False}}
+        selector, of_rank = next(iter(selectors.items()))
+        steps |= {f"{fewest}, fp8, {selector}": size | fp8 | of_rank, f"EAGLE-3, {fewest}": size | {"parallel": False}}
     return steps
 
 
@@ -241,15 +241,15 @@ def published(result: dict[str, Any], device: str = "H200") -> Published:
     kinds = (f"GB at K = {depths[-1]}", f"us at K = {' / '.join(map(str, depths))}")
     columns = ["head", "step", *(f"B = {batch}: {kind}" for batch in batches for kind in kinds)]
     rates, first = result["devices"][device], rows[0][0]
-    edges = [
-        f"{cell['bytes']['edge'] / 1e6:.2f} MB for rank {step.split()[-1]} at B = {batch}"
+    selectors = [
+        f"{cell['bytes']['selector'] / 1e6:.2f} MB for rank {step.split()[-1]} at B = {batch}"
         for (head, step, batch, k), cell in cells.items()
-        if (head, k) == (first, depths[-1]) and step.startswith("edge")
+        if (head, k) == (first, depths[-1]) and step.startswith("selector")
     ]
     notes = (
         f"{device}: {rates['bandwidth'] / 1e12:g} TB/s and {rates['flops'] / 1e12:g} TFLOP/s; a star: bound by "
         f"arithmetic, else by bytes. {result['context']:,} tokens of context, {result['kv_bytes']} bytes a number of "
-        f"the KV cache. The edge itself moves, for {first} at K = {depths[-1]}: {', '.join(edges)}. "
+        f"the KV cache. The selector itself moves, for {first} at K = {depths[-1]}: {', '.join(selectors)}. "
         f"Where EAGLE-3's bound is the lower one: {eagle3_lower(result['cells'], device)}."
     )
     assumed = "\n".join(f"- {name}: {text}." for name, text in (result["assumptions"] | result["sizes"]).items())

@@ -8,14 +8,21 @@ from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gat
 from peagle_kernels.layout import DraftBatch
 from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
 from peagle_kernels.prepare_inputs_kernel import prepare_inputs_triton
-from peagle_kernels.walk_edges import Candidates, Drawing, Edge, walk_edges, walk_edges_torch, walk_edges_triton
+from peagle_kernels.select_candidates import (
+    Candidates,
+    CandidateSelector,
+    Drawing,
+    select_candidates,
+    select_candidates_torch,
+    select_candidates_triton,
+)
 
 __all__ = [
+    "CandidateSelector",
     "Candidates",
     "DraftBatch",
     "DraftBuffers",
     "Drawing",
-    "Edge",
     "KVGroups",
     "TargetBatch",
     "allocate_buffers",
@@ -25,7 +32,7 @@ __all__ = [
     "prepare_inputs",
     "prepare_inputs_torch",
     "prepare_inputs_triton",
-    "walk_edges",
-    "walk_edges_torch",
-    "walk_edges_triton",
+    "select_candidates",
+    "select_candidates_torch",
+    "select_candidates_triton",
 ]

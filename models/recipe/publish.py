@@ -6,7 +6,7 @@ from pathlib import Path
 
 def publish(folder: Path, place: Path) -> None:
     """Put ``folder`` at ``place``; what was there is replaced by two renames, or removed if there is no ``folder``."""
-    if not folder.is_dir():  # an edge that is no better: the old one is of another head
+    if not folder.is_dir():  # a selector that is no better: the old one is of another head
         shutil.rmtree(place, ignore_errors=True)
         return
     fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")

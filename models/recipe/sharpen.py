@@ -28,7 +28,7 @@ ENGINE = {"dtype": "float32", "max_num_seqs": 128, "kv_cache_memory_bytes": 512 
 
 
 def sharpen(target: Path, head: Path, place: Path) -> dict[str, Any]:
-    """``peagle-vllm sharpen`` of one pair into ``place``, unless the edge is no better; its figures.
+    """``peagle-vllm sharpen`` of one pair into ``place``, unless the selector is no better; its figures.
 
     It goes on from where it was stopped.
     """

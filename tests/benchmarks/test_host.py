@@ -34,7 +34,7 @@ def test_operations_of_a_draft_step(runner):
 def test_what_is_committed():
     """Every vocabulary of both runners; EAGLE-3's K - 1 decode steps are one replay, beside that of its first step.
 
-    An edge adds at most 8 operations and launches.
+    A selector adds at most 8 operations and launches.
     """
     counted = committed()
     assert list(counted) == list(host.ARMS)

@@ -9,9 +9,9 @@ from benchmarks.roofline import (
     CONTEXT,
     DEVICES,
     Device,
-    Edge,
     Part,
     Roofline,
+    Selector,
     draft_step_roofline,
     published,
     target_step_roofline,
@@ -92,13 +92,13 @@ def test_a_vocabulary_that_cannot_be(wrong: int):
 @pytest.mark.parametrize("name", NAMES)
 def test_sharpened_is_plain_and_the_edge(name: str, k: int, batch: int, rank: int):
     head = PUBLISHED[name][0]
-    plain, sharpened = (draft_step_roofline(head, k, batch, edge=edge) for edge in (None, Edge(rank)))
+    plain, sharpened = (draft_step_roofline(head, k, batch, selector=selector) for selector in (None, Selector(rank)))
     drafts = k * batch
     tables = drafts * (rank + 16 * rank) * 2  # one predecessor row and 16 successor rows, bfloat16
     projection, gates = rank * head.target.hidden * 2, 2 * drafts * rank * 2
     candidates = 2 * drafts * 16 * (8 + 4) + drafts * 16 * 4  # id and logit written and read, score written
     assert sharpened.bytes - plain.bytes == tables + projection + gates + candidates
-    assert {**moved(plain), "edge": moved(sharpened)["edge"]} == moved(sharpened)
+    assert {**moved(plain), "selector": moved(sharpened)["selector"]} == moved(sharpened)
     assert (sharpened.bytes - plain.bytes) / plain.bytes < 0.003
 
 

@@ -294,7 +294,7 @@ def does_not_compile(*_: object, **__: object) -> None:
     ],
     ids=["runs", "not installed", "does not compile"],
 )
-def test_it_says_whose_top_k_an_edge_gets_on_cuda(top_k: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_whose_top_k_a_selector_gets_on_cuda(top_k: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by running it, as serving does: FlashInfer that is installed need not compile."""
     cuda, zeros = SimpleNamespace(type="cuda"), torch.zeros
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: cuda)

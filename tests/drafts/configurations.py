@@ -81,7 +81,7 @@ class Configuration:
             "aux layers": len(head.aux_layers),
             "vocabulary": "reduced" if head.draft_vocab < tiny_heads.VOCAB else "whole",
             "windows": {0: "none", head.layers: "every layer"}.get(sum(map(bool, head.windows)), "some layers"),
-            "edge": head.edge,
+            "selector": head.selector,
             "block size": dict(settings.llm)["block_size"],
             "prefix caching": settings.prefix_caching,
             "chunked prefill": settings.token_budget < MAX_MODEL_LEN,
@@ -98,8 +98,8 @@ class Configuration:
 def draw(seed: int) -> Configuration:
     rng = random.Random(f"{ARM} {seed}")
     cell = Cell(**{name: rng.choice(choices) for name, choices in FACTORS.items()})
-    # A rounded gate moves an edge's scores by more than rounding moves logits: exactness is not defined there.
-    cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 and not cell.edge else "float32")
+    # A rounded gate moves a selector's scores by more than rounding moves logits: exactness is not defined there.
+    cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 and not cell.selector else "float32")
     # On V2 fewer: verifying draft tokens is what the interpreter takes longest for.
     cell = replace(cell, k=rng.choice((cell.k, rng.randint(1, 18), *((1, 2, 3, 4) if V2 else ()))))
     target = rng.choice(TARGETS)

@@ -135,7 +135,7 @@ def on_v1() -> Iterator[None]:
 def torch_twins() -> Iterator[None]:
     """Our kernels' torch twins in place of the interpreter."""
     with ExitStack() as patches:
-        for name in ("prepare_inputs", "gather_hidden", "walk_edges"):
+        for name in ("prepare_inputs", "gather_hidden", "select_candidates"):
             patches.enter_context(patch.object(sys.modules[f"peagle_kernels.{name}"], "INTERPRETED", False))
         yield
 

@@ -22,7 +22,7 @@ FACTORS: dict[str, tuple] = {
     "prefix_caching": (False, True),
     "kv": ("ample", "tight"),  # tight: too few blocks for the requests, so some are preempted
     "norms": ("plain", "rich"),
-    "edge": (False, True),
+    "selector": (False, True),
 }
 
 
@@ -40,11 +40,11 @@ class Cell:
     prefix_caching: bool
     kv: str
     norms: str
-    edge: bool
+    selector: bool
 
     def __str__(self) -> str:
         words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
-        words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching + ["edge"] * self.edge
+        words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching + ["selector"] * self.selector
         return "-".join(words)
 
     def head_spec(self) -> tiny_heads.HeadSpec:
@@ -61,7 +61,7 @@ class Cell:
             own_embeddings=not rich,
             spread=0.7 if self.dtype == "bfloat16" else 0.0,
             gentle=self.dtype == "bfloat16",
-            edge=self.edge,
+            selector=self.selector,
         )
 
     def settings(self, target: Path, head: Path) -> Settings:

@@ -55,7 +55,7 @@ def test_decoding(pair: tuple[Path, Path]):
 def test_decoding_of_a_sharpened_head(tmp_path: Path):
     """Each draft is chosen among the head's best tokens, knowing the one before it."""
     target = tiny_heads.write_target(tmp_path / "target")
-    pair = target, tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(draft_vocab=200, edge=True))
+    pair = target, tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(draft_vocab=200, selector=True))
     report, _ = exact(pair, start(pair), [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)])
     assert report.rows > 10
 

@@ -107,7 +107,7 @@ def check(cell: Cell, grid: Grid, folder: Path, unspeculated: Unspeculated, tota
     target, head = target_folder(folder, cell.family), folder / str(cell)
     tiny_heads.write_head(head, target, cell.head_spec())
     right = unspeculated(cell, grid.size, grid.seeds)
-    reference = Reference(target, head, cell.dtype, edge=not STOCK)  # stock vLLM drafts without the edge
+    reference = Reference(target, head, cell.dtype, selector=not STOCK)  # stock vLLM drafts without the selector
     plant = planter({req: done.tokens for req, done in right.items()}, tiny_heads.VOCAB)
     live = engine(cell.settings(target, head))
     for seed in range(grid.seeds):

@@ -12,7 +12,7 @@ from tests.drafts.fuzz import Fuzzer, add
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
-SEEDS = (128,) if ARM == "plugin-v2" else (7, 14, 94)  # windows, aborts, chunks, an edge, a schedule of K
+SEEDS = (128,) if ARM == "plugin-v2" else (7, 14, 94)  # windows, aborts, chunks, a selector, a schedule of K
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,9 @@ def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
 
 
 def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
-    """V2; the edge's candidates are those of all ranks."""
+    """V2; the selector's candidates are those of all ranks."""
     target = tiny_heads.write_target(tmp_path / "target")
-    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(edge=True))
+    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(selector=True))
     assert all(rank["eager"]["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))
 
 

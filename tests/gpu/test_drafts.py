@@ -54,7 +54,7 @@ CASES = {
     ),
     "K11": Case(11, HeadSpec(fmt="aws", norm_before_residual=True, spread=0.7)),
     # Its candidates come from FlashInfer's top-k where that is installed, so ties in another order.
-    "K5-edge": Case(5, HeadSpec(spread=0.7, edge=True)),
+    "K5-selector": Case(5, HeadSpec(spread=0.7, selector=True)),
 }
 
 
@@ -127,7 +127,7 @@ def watch_steps(live: Engine, replays: list[int]) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K7-pressed", "K5-edge"])
+@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K7-pressed", "K5-selector"])
 @pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])  # graphs need a GPU; test_graph.py emulates them
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: list[int], record_property):
@@ -159,7 +159,7 @@ def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: lis
 def judge(
     noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, temperature: float
 ) -> Tally:
-    """Do drafts follow the head's own distribution, or its edge's, which is zero but for the candidates?"""
+    """Do drafts follow the head's own distribution, or its selector's, which is zero but for the candidates?"""
     tally = Tally()
     for row in noted.rows:
         tokens = finished[row.req].tokens
@@ -175,7 +175,7 @@ def judge(
     return tally
 
 
-@pytest.mark.parametrize("name", ["K5", "K5-edge"])
+@pytest.mark.parametrize("name", ["K5", "K5-selector"])
 @pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drawn_drafts(backend: str, mode: str, name: str, tmp_path: Path, record_property):

@@ -94,7 +94,7 @@ def test_configs_are_not_changed_by_reading(tmp_path: Path):
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("name", SERVED)
-def test_no_file_of_an_edge_is_loaded_into_the_head(name: str, shards: int, tmp_path: Path):
+def test_no_file_of_a_selector_is_loaded_into_the_head(name: str, shards: int, tmp_path: Path):
     """vLLM passes every tensor that it finds on to the model; the config's entry reaches both runners."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader

@@ -18,14 +18,14 @@ from triton.runtime.jit import JITFunction
 from benchmarks import compile_report
 from peagle_kernels import (
     Candidates,
+    CandidateSelector,
     Drawing,
-    Edge,
     allocate_buffers,
     gather_hidden_triton,
     prepare_inputs_triton,
-    walk_edges_triton,
+    select_candidates_triton,
 )
-from tests.kernels.test_walk_edges import draw_by_its_arguments
+from tests.kernels.test_select_candidates import draw_by_its_arguments
 from tests.support.batches import Request, build
 
 pytestmark = pytest.mark.skipif(
@@ -67,9 +67,9 @@ def test_staging_of_a_width_that_only_8_divides(arch, static):
 
 
 @on_each
-@pytest.mark.parametrize("shape", compile_report.WALK_SHAPES, ids=str)
-def test_walk_edges(arch, shape):
-    assembled = compile_report.walk_edges(arch, *shape)
+@pytest.mark.parametrize("shape", compile_report.SELECTOR_SHAPES, ids=str)
+def test_select_candidates(arch, shape):
+    assembled = compile_report.select_candidates(arch, *shape)
     assert assembled.spill_bytes == 0
     assert "128" in assembled.loads  # rows of the tables
 
@@ -149,8 +149,8 @@ def test_a_server_compiles_gather_hidden_once():
 
 @pytest.mark.parametrize("max_k", DEPTHS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
-def test_a_server_compiles_walk_edges_once(drawn: bool, max_k: int):
-    """And the next server nothing more, however many positions its edge has scales for."""
+def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
+    """And the next server nothing more, however many positions its selector has scales for."""
     samples = MAX_NUM_REQS * max_k
     drafts, offsets = (torch.zeros(*shape, dtype=torch.int64) for shape in ((MAX_NUM_REQS, max_k), (VOCAB,)))
     ids, scores = torch.zeros(samples, NUM_CANDIDATES, dtype=torch.int64), torch.zeros(samples, NUM_CANDIDATES)
@@ -161,10 +161,10 @@ def test_a_server_compiles_walk_edges_once(drawn: bool, max_k: int):
 
     def call(k: int, num_reqs: int, positions: int) -> tuple[Any, ...]:
         rows, scale = slice(0, num_reqs * k), torch.ones(positions)
-        edge = Edge(table, table, None, scale, scale, NUM_CANDIDATES)
+        selector = CandidateSelector(table, table, None, scale, scale, NUM_CANDIDATES)
         candidates = Candidates(ids[rows], scores[rows], gates[rows], numbers.int(), numbers[rows])
         drawing = Drawing(draw_by_its_arguments, numbers[rows], numbers[rows], *state, q, cached, use_fp64=False)
-        return drafts[:num_reqs, :k], candidates, edge, offsets, scores[rows], drawing if drawn else None
+        return drafts[:num_reqs, :k], candidates, selector, offsets, scores[rows], drawing if drawn else None
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS, (1, 2, 17)))
-    assert num_variants("walk_edges", "_walk_edges_kernel", walk_edges_triton, calls) == 1
+    assert num_variants("select_candidates", "_select_candidates_kernel", select_candidates_triton, calls) == 1

@@ -33,7 +33,7 @@ def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
         assert torch.equal(out[row], expected.to(dtype))
 
 
-@pytest.mark.parametrize("name", ["gather_hidden", "prepare_inputs", "walk_edges"])
+@pytest.mark.parametrize("name", ["gather_hidden", "prepare_inputs", "select_candidates"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch: pytest.MonkeyPatch):
     """A meta tensor stands for XPU: neither a CPU's nor CUDA's."""
@@ -44,8 +44,8 @@ def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch:
     out = torch.empty(1, device=device)
     if name == "gather_hidden":
         module.gather_hidden(out, out, out, out)
-    elif name == "walk_edges":
-        module.walk_edges(out, None, None, None, out)
+    elif name == "select_candidates":
+        module.select_candidates(out, None, None, None, out)
     else:
         step = {"max_model_len": 8, "parallel_drafting_token_id": 1}
         module.prepare_inputs(None, (), None, None, SimpleNamespace(input_ids=out), **step)

@@ -21,8 +21,8 @@ from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime.driver import driver
 
 from benchmarks import compile_report
-from peagle_kernels import Drawing, gather_hidden_triton, prepare_inputs_triton, walk_edges_triton
-from tests.kernels import test_walk_edges as walks
+from peagle_kernels import Drawing, gather_hidden_triton, prepare_inputs_triton, select_candidates_triton
+from tests.kernels import test_select_candidates as selecting
 from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = [
@@ -124,14 +124,22 @@ def test_gather_hidden(launched: Callable[..., Launched]):
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
-def test_walk_edges(launched: Callable[..., Launched], drawn: bool):
+def test_select_candidates(launched: Callable[..., Launched], drawn: bool):
     """Greedily without gates and offsets, which are None then; drawn with both."""
-    candidates, edge, offsets = walks.case(3, 2, 5, 16, 4, gated=drawn, reduced=drawn)
-    out, scores, numbers = walks.strided(2, 3), torch.empty_like(candidates.logits), torch.zeros(6, dtype=torch.int64)
-    drawing = Drawing(walks.draw_by_its_arguments, numbers, numbers + 1, *walks.state(5, 4, 5, 97), use_fp64=False)
-    grid, arguments = launched(walk_edges_triton, out, candidates, edge, offsets, scores, drawing if drawn else None)
+    candidates, selector, offsets = selecting.case(3, 2, 5, 16, 4, gated=drawn, reduced=drawn)
+    out, scores, numbers = (
+        selecting.strided(2, 3),
+        torch.empty_like(candidates.logits),
+        torch.zeros(6, dtype=torch.int64),
+    )
+    drawing = Drawing(
+        selecting.draw_by_its_arguments, numbers, numbers + 1, *selecting.state(5, 4, 5, 97), use_fp64=False
+    )
+    grid, arguments = launched(
+        select_candidates_triton, out, candidates, selector, offsets, scores, drawing if drawn else None
+    )
     assert grid == (2, 1, 1)
-    tables = (edge.predecessor_codebook, edge.successor_codebook, edge.edge_scale, edge.unary_scale)
+    tables = (selector.predecessor_codebook, selector.successor_codebook, selector.edge_scale, selector.unary_scale)
     assert arguments == [
         out.data_ptr(), 5, *addresses(candidates), *addresses(tables), *addresses((offsets, scores)),
         *(addresses(drawing[1:7]) if drawn else ()), *((4 * 97, 97, 4 * 5) if drawn else (0, 0, 0)), 3, 3,

@@ -8,7 +8,7 @@ KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
 PREPARE = "kernels/peagle_kernels/prepare_inputs_kernel.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
-WALK = "kernels/peagle_kernels/walk_edges.py"
+SELECT = "kernels/peagle_kernels/select_candidates.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
@@ -272,23 +272,23 @@ DRAFTING = (
         "plugin-v2",
     ),
     Mutation(
-        "kernel: the walk compiles anew for another K",
-        WALK,
+        "kernel: select_candidates compiles anew for another K",
+        SELECT,
         'do_not_specialize=["num_k", "last_position"]',
         'do_not_specialize=["last_position"]',
-        "tests/kernels/test_aot.py::test_a_server_compiles_walk_edges_once",
+        "tests/kernels/test_aot.py::test_a_server_compiles_select_candidates_once",
     ),
     Mutation(
-        "an edge asks for a top-k that does not compile",
+        "a selector asks for a top-k that does not compile",
         GREEDY,
         "        model.has_vllm_top_k = False\n",
         "",
-        "tests/v2/test_graph.py::test_an_edge_drafts_where_flashinfer_does_not_compile",
+        "tests/v2/test_graph.py::test_a_selector_drafts_where_flashinfer_does_not_compile",
         "plugin-v2",
     ),
     Mutation(
-        "the walk prefers the candidates that come first",
-        WALK,
+        "select_candidates prefers the candidates that come first",
+        SELECT,
         "return scores.argmax(dim=-1)",
         "return (scores - torch.arange(scores.shape[-1])).argmax(dim=-1)",
         "tests/sampling/test_greedy.py::test_drafts_move_only_at_ties_where_ties_come_in_another_order",

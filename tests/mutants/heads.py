@@ -2,8 +2,8 @@
 
 from tests.mutants.mutation import Mutation
 
-WALK = "kernels/peagle_kernels/walk_edges.py"
-EDGE = "src/peagle_vllm/sampling/selector.py"
+SELECT = "kernels/peagle_kernels/select_candidates.py"
+SELECTOR_FOLDER = "src/peagle_vllm/sampling/selector.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 HEAD_FIELDS = "src/peagle_vllm/heads/config.py"
 CONVERT = "src/peagle_vllm/heads/convert.py"
@@ -19,7 +19,7 @@ SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
 DIALECT = "tests/drafts/test_dialects.py::test_drafts_of_a_dialect"
 THERE_AND_BACK = "tests/inspect/test_convert.py::test_there_and_back_changes_no_tensor"
 STOCK_FINDS = "tests/inspect/test_convert.py::test_stock_vllm_finds_everything_in_the_result"
-DRAWN = "tests/kernels/test_walk_edges.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
+DRAWN = "tests/kernels/test_select_candidates.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
 INTERRUPTED = "tests/diagnose/test_faults.py::test_what_was_measured_before_an_interrupt_is_shown[4]"
 UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is_undone"
 UNFIT = "tests/inspect/test_inspect.py::test_a_foreign_target_is_unfit"
@@ -88,38 +88,38 @@ HEADS = (
     ),
     Mutation(
         "edge: the predecessor is the token before the last",
-        WALK,
+        SELECT,
         "edge.predecessor_codebook[previous].float()",
         "edge.predecessor_codebook[out[:, column - 2] if column > 1 else previous].float()",
         SHARPENED,
     ),
     Mutation(
         "edge: no bonus token",
-        WALK,
+        SELECT,
         "previous = candidates.input_ids[candidates.sample_indices[::num_k]]",
         "previous = candidates.input_ids[candidates.sample_indices[::num_k] + 1]",
         SHARPENED,
     ),
     Mutation(
         "edge: a candidate too few",
-        EDGE,
+        SELECTOR_FOLDER,
         "num_candidates=selector.selector_top_k,",
         "num_candidates=selector.selector_top_k - 1,",
         SHARPENED,
     ),
-    Mutation("edge: every position has the first one's gate", WALK, "gates[:, column]", "gates[:, 0]", SHARPENED),
+    Mutation("edge: every position has the first one's gate", SELECT, "gates[:, column]", "gates[:, 0]", SHARPENED),
     Mutation(
         "edge: q keeps the candidates of the step before",
-        WALK,
+        SELECT,
         'tl.store(q + tl.load(cached, mask=kept, other=0), float("-inf"), mask=kept)',
         "tl.load(cached, mask=kept, other=0)",
         DRAWN,
         "kernels",
     ),
-    Mutation("edge: two writes of q race", WALK, "tl.debug_barrier()", "pass", DRAWN, "kernels"),
+    Mutation("edge: two writes of q race", SELECT, "tl.debug_barrier()", "pass", DRAWN, "kernels"),
     Mutation(
         "edge: logits are read past their end",
-        WALK,
+        SELECT,
         "tl.load(logits_ptr + candidate, mask=is_candidate, other=0.0)",
         "tl.load(logits_ptr + candidate)",
         DRAWN,

@@ -25,8 +25,8 @@ MAX_TOKENS = 40
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 
-# Drafts of the shipped head, and of the same with a weak random edge. It chooses between two candidates, so that most
-# drafts are accepted, and a q that is not the edge's own shows.
+# Drafts of the shipped head, and of the same with a weak random selector. It chooses between two candidates, so that
+# most drafts are accepted, and a q that is not the selector's own shows.
 DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 
 
@@ -34,12 +34,12 @@ DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 def sharpened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharpened") / "head"
     shutil.copytree(PEAGLE, folder)
-    return tiny_heads.write_edge(folder, torch.Generator().manual_seed(0), scale=0.05, candidates=2)
+    return tiny_heads.write_selector(folder, torch.Generator().manual_seed(0), scale=0.05, candidates=2)
 
 
 def settings(drafts: str, sharpened: Path | None = None) -> Settings:
-    draft_sample_method, _, edge = drafts.partition(", ")
-    head = sharpened if edge and sharpened else PEAGLE
+    draft_sample_method, _, selector = drafts.partition(", ")
+    head = sharpened if selector and sharpened else PEAGLE
     return Settings(TARGET, head, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),))
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from peagle_kernels import Candidates, Edge, walk_edges_torch
+from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
 from peagle_vllm.sampling import greedy
 
 VOCAB, HIDDEN = 40, 16
@@ -113,7 +113,7 @@ def test_drafts_move_only_at_ties_where_ties_come_in_another_order(seed: int):
     made.lm_head.weight = torch.eye(HIDDEN)
     logits = torch.randint(-6, 6, (num_reqs * num_k, HIDDEN), generator=gen).float()
     table = torch.randn(2, HIDDEN, rank, generator=gen)
-    edge = Edge(*table, None, torch.ones(num_k), torch.ones(num_k), num)
+    selector = CandidateSelector(*table, None, torch.ones(num_k), torch.ones(num_k), num)
     bonus, first = torch.randint(HIDDEN, (num_reqs,), generator=gen), torch.arange(num_reqs).repeat_interleave(num_k)
 
     def another_order(head: object, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +125,9 @@ def test_drafts_move_only_at_ties_where_ties_come_in_another_order(seed: int):
         greedy.choose_top_k(made, logits[:1], num)
         ids, values = greedy.top_candidates(made, logits, num)
         out = torch.zeros(num_reqs, num_k, dtype=torch.int64)
-        walk_edges_torch(out, Candidates(ids, values, None, bonus, first), edge, None, torch.zeros_like(values))
+        select_candidates_torch(
+            out, Candidates(ids, values, None, bonus, first), selector, None, torch.zeros_like(values)
+        )
         return out, ids.view(num_reqs, num_k, num)
 
     right, ids = drafted()

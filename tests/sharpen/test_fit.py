@@ -1,4 +1,4 @@
-"""What is fitted: lattices, acceptance offline against a walk by hand, standard errors, and what fitting gains."""
+"""What is fitted: traces, acceptance offline against a selection by hand, standard errors, and what fitting gains."""
 
 from pathlib import Path
 
@@ -6,45 +6,45 @@ import pytest
 import torch
 
 from peagle_tools.sharpen import fit
-from peagle_tools.sharpen.lattice import UNKNOWN, Gain, Lattice
-from tests.sharpen.lattices import VOCAB, lattice, random_edge
+from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace, Gain
+from tests.sharpen.traces import VOCAB, random_selector, trace
 
 K, M = 3, 4
 
 
-def test_a_lattice_is_read_as_it_was_saved(tmp_path: Path):
-    made, file = lattice(20), tmp_path / "00000.safetensors"
+def test_a_trace_is_read_as_it_was_saved(tmp_path: Path):
+    made, file = trace(20), tmp_path / "00000.safetensors"
     made.save(file)
-    assert Lattice.is_whole(file)
-    read = Lattice.load(file)
+    assert CandidateTrace.is_whole(file)
+    read = CandidateTrace.load(file)
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(made, read, strict=True))
     assert list(tmp_path.iterdir()) == [file]
     file.write_bytes(file.read_bytes()[:-1])
-    assert not Lattice.is_whole(file)
-    assert not Lattice.is_whole(tmp_path / "none")
+    assert not CandidateTrace.is_whole(file)
+    assert not CandidateTrace.is_whole(tmp_path / "none")
 
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("k", [1, 2, K])
 def test_accepted_is_a_walk_by_hand(k: int, reduced: bool):
-    made = lattice(60)
+    made = trace(60)
     made.tokens[5:9, 2:] = UNKNOWN  # these answers end
     offsets = torch.arange(VOCAB) if reduced else None  # draft id n is target id 2n
-    edge = random_edge(K, M, target_vocab=2 * VOCAB)
+    selector = random_selector(K, M, target_vocab=2 * VOCAB)
     if reduced:
         made.tokens[:, 1:] = torch.where(made.tokens[:, 1:] == UNKNOWN, UNKNOWN, 2 * made.tokens[:, 1:])
-    counts = {None: [], edge: []}
+    counts = {None: [], selector: []}
     for row in range(len(made.ids)):
         for which, found in counts.items():
             previous, accepted = int(made.tokens[row, 0]), 0
             for i in range(k):
                 scores = made.logits[row, i].clone()
                 if which is not None:
-                    gate = edge.hidden_projection @ made.hidden[row, i]
-                    pairs = edge.successor_codebook[made.ids[row, i].long()] @ (
-                        edge.predecessor_codebook[previous] * gate
+                    gate = selector.hidden_projection @ made.hidden[row, i]
+                    pairs = selector.successor_codebook[made.ids[row, i].long()] @ (
+                        selector.predecessor_codebook[previous] * gate
                     )
-                    scores = edge.unary_scale[i] * scores + edge.edge_scale[i] * pairs
+                    scores = selector.unary_scale[i] * scores + selector.edge_scale[i] * pairs
                 previous = int(made.ids[row, i, scores.argmax()]) * (2 if reduced else 1)
                 if previous != made.tokens[row, i + 1]:
                     break
@@ -52,7 +52,7 @@ def test_accepted_is_a_walk_by_hand(k: int, reduced: bool):
             found.append(accepted)
     for which, found in counts.items():
         assert made.accepted(which, offsets, k).tolist() == found
-    assert counts[None] != counts[edge]
+    assert counts[None] != counts[selector]
 
 
 def test_the_standard_error_is_that_of_many_repetitions():
@@ -73,43 +73,45 @@ def test_the_standard_error_is_that_of_many_repetitions():
     assert one == Gain(2.25, pytest.approx((2 * 0.5**2) ** 0.5 / 4))
 
 
-def fitted(form: fit.Form, learned: Lattice, held: Lattice, monkeypatch: pytest.MonkeyPatch) -> fit.Fitted:
+def fitted(
+    form: fit.Form, learned: CandidateTrace, held: CandidateTrace, monkeypatch: pytest.MonkeyPatch
+) -> fit.Fitted:
     monkeypatch.setattr(fit, "LEARNING_RATE", 0.03)  # small tables and few steps
     return fit.fit(form, learned, held, (VOCAB, VOCAB), 8, None, lambda: None)
 
 
 @pytest.mark.parametrize("form", fit.FORMS, ids=lambda form: form.name)
 def test_fitting_finds_what_follows_what(form: fit.Form, monkeypatch: pytest.MonkeyPatch):
-    learned, held, fresh = lattice(40_000, seed=1), lattice(2_000, seed=2), lattice(2_000, seed=3)
-    edge = fitted(form, learned, held, monkeypatch).edge
-    before, after = (Gain.of(fresh.accepted(which, None, K), fresh.prompt).length for which in (None, edge))
+    learned, held, fresh = trace(40_000, seed=1), trace(2_000, seed=2), trace(2_000, seed=3)
+    selector = fitted(form, learned, held, monkeypatch).selector
+    before, after = (Gain.of(fresh.accepted(which, None, K), fresh.prompt).length for which in (None, selector))
     assert before < 1.6
     assert after > 3.0  # 1 + .95 + .95**2 + .95**3 = 3.71 is all there is
-    assert edge.predecessor_codebook.dtype == torch.bfloat16
+    assert selector.predecessor_codebook.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("form", fit.FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("num", [200, 20_000])
 def test_where_nothing_can_be_learned_nothing_is_lost(num: int, form: fit.Form, monkeypatch: pytest.MonkeyPatch):
-    made = {seed: lattice(num, chained=False, seed=seed) for seed, num in ((1, num), (2, 2_000), (3, 4_000))}
+    made = {seed: trace(num, chained=False, seed=seed) for seed, num in ((1, num), (2, 2_000), (3, 4_000))}
     found = fitted(form, made[1], made[2], monkeypatch)
     held, fresh = made[2], made[3]
     assert found.gain.length >= Gain.of(held.accepted(None, None, K), held.prompt).length
-    before, after = (Gain.of(fresh.accepted(which, None, K), fresh.prompt) for which in (None, found.edge))
+    before, after = (Gain.of(fresh.accepted(which, None, K), fresh.prompt) for which in (None, found.selector))
     assert after.length > before.length - 3 * before.error
 
 
 def test_a_reduced_vocabulary_and_tokens_it_lacks(monkeypatch: pytest.MonkeyPatch):
     """Target ids are twice the draft ids; odd ones cannot be drafted, and an unknown one teaches nothing."""
 
-    def mapped(made: Lattice) -> Lattice:
+    def mapped(made: CandidateTrace) -> CandidateTrace:
         tokens = 2 * made.tokens
         tokens[::7, 2], tokens[::11, 3] = 2 * VOCAB - 1, UNKNOWN
         return made._replace(tokens=tokens)
 
     monkeypatch.setattr(fit, "LEARNING_RATE", 0.03)
-    offsets, held = torch.arange(VOCAB), mapped(lattice(2_000, seed=2))
-    learned = mapped(lattice(20_000, seed=1))
-    edge = fit.fit(fit.FORMS[2], learned, held, (2 * VOCAB, VOCAB), 8, offsets, lambda: None).edge
-    before, after = (Gain.of(held.accepted(which, offsets, K), held.prompt).length for which in (None, edge))
+    offsets, held = torch.arange(VOCAB), mapped(trace(2_000, seed=2))
+    learned = mapped(trace(20_000, seed=1))
+    selector = fit.fit(fit.FORMS[2], learned, held, (2 * VOCAB, VOCAB), 8, offsets, lambda: None).selector
+    before, after = (Gain.of(held.accepted(which, offsets, K), held.prompt).length for which in (None, selector))
     assert after > before + 0.5

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from peagle_tools.sharpen import engines, record
-from peagle_tools.sharpen.lattice import UNKNOWN, Lattice
 from peagle_tools.sharpen.rewrite import rewrite
+from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, target_ids
 from peagle_vllm.heads.target import read_target
@@ -19,8 +19,8 @@ from tests.conftest import ARM
 from tests.support import recorder
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.models import PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
-from tests.support.random_heads import write_edge
-from tests.support.reference import ROUND, Draft, Walk, load_weights
+from tests.support.random_heads import write_selector
+from tests.support.reference import ROUND, CandidateSampler, Draft, load_weights
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -33,13 +33,13 @@ PROMPT_TOKENS = 60
 class Recorded(NamedTuple):
     """What some requests recorded, what they said, what vLLM's scheduler counted meanwhile, and every draft."""
 
-    lattice: Lattice
+    trace: CandidateTrace
     texts: dict[str, tuple[int, list[int], int]]
     counts: list[tuple[int, int]]
     drafts: list[recorder.Row]
 
     def known_drafts(self) -> list[recorder.Row]:
-        """Those in the lattice, in its order."""
+        """Those in the trace, in its order."""
         return [row for row in self.drafts if self.texts[row.req][2] < row.p_last + 2 < len(self.texts[row.req][1])]
 
 
@@ -71,7 +71,7 @@ def recorded(live: Engine) -> Recorded:
     unhook(live.drafter)
     live.scheduler.make_spec_decoding_stats = original
     texts = {request.id: (i, finished[request.id].tokens, len(request.prompt)) for i, request in enumerate(requests)}
-    return Recorded(record.lattice_of(rows, texts), texts, counts, noted.rows)
+    return Recorded(record.trace_of(rows, texts), texts, counts, noted.rows)
 
 
 def test_recorded_drafts_are_those_that_were_verified():
@@ -96,7 +96,7 @@ def load_offsets() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kept", "quantize"), [(412, None), (412, "int8"), (None, "int8")])
-def test_a_smaller_head_with_an_edge_walks_over_its_candidates(
+def test_a_smaller_head_with_a_selector_walks_over_its_candidates(
     kept: int | None, quantize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Each draft is the reference's choice, row by row, among the candidates that this very head was recorded with."""
@@ -104,18 +104,18 @@ def test_a_smaller_head_with_an_edge_walks_over_its_candidates(
         monkeypatch.setattr("vllm.v1.worker.gpu.spec_decode.eagle.utils._should_share", lambda *args: False)
     ids = None if kept is None else torch.arange(512 - kept, 512)
     head = rewrite(read_head(PEAGLE), read_target(str(TARGET)), tmp_path / "head", ids, quantize)
-    folder = write_edge(tmp_path / "head", torch.Generator().manual_seed(0), candidates=M)
+    folder = write_selector(tmp_path / "head", torch.Generator().manual_seed(0), candidates=M)
     seen = recorded(engine(Settings(TARGET, folder, k=K, token_budget=BUDGET)))
-    made, drafts = seen.lattice, seen.known_drafts()
+    made, drafts = seen.trace, seen.known_drafts()
     weights = {
         name.rpartition("candidate_selector.")[2]: w
-        for name, w in load_weights(folder / "edge", ROUND["float32"]).items()
+        for name, w in load_weights(folder / "selector", ROUND["float32"]).items()
     }
     to_target, moved = torch.from_numpy(target_ids(head)), 0
     for row, candidates, logits, hidden in zip(drafts, made.ids.long(), made.logits, made.hidden, strict=True):
         plain = torch.full((K, head.draft_vocab_size), -math.inf).scatter(1, candidates, logits)
-        walk = Walk(weights, M, hidden @ weights["hidden_projection.weight"].T)
-        assert row.draft == walk.draft(Draft((), plain, to_target), [row.bonus, *row.draft], 0.0).tokens
+        sampler = CandidateSampler(weights, M, hidden @ weights["hidden_projection.weight"].T)
+        assert row.draft == sampler.draft(Draft((), plain, to_target), [row.bonus, *row.draft], 0.0).tokens
         moved += row.draft != tuple(to_target[candidates[:, 0]].tolist())
     assert moved > len(drafts) / 4
 
@@ -145,7 +145,7 @@ def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatc
     answering = [row for row in own.rows if row.p_last + 1 >= len(finished[row.req].request.prompt)]
     same = [drafts[row.req, row.p_last] == row.draft for row in answering if (row.req, row.p_last) in drafts]
     assert len(same) > 2 * len(requests) and all(same)
-    made = Lattice.load(tmp_path / "00000.safetensors")
+    made = CandidateTrace.load(tmp_path / "00000.safetensors")
     assert len(made.ids) > 4 * len(requests)
     best = load_offsets()[made.ids[:, :, 0].long()] + made.ids[:, :, 0]
     for number, request in enumerate(requests):

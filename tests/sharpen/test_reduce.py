@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peagle_tools.sharpen import run, vocabulary
-from peagle_tools.sharpen.lattice import Gain, Lattice
+from peagle_tools.sharpen.trace import CandidateTrace, Gain
 from peagle_vllm.heads.head import read_head, target_ids
 from tests.inspect.running import only_line
 from tests.inspect.running import run as command
@@ -26,7 +26,7 @@ def served(monkeypatch):
         tokens = TOKENS.flatten().view(-1, 4).int()
         candidates = tokens[:, 1:, None].repeat(1, 1, 2)
         prompt = torch.arange(len(tokens)) // 10
-        return Lattice(candidates, torch.zeros(candidates.shape), torch.zeros(len(tokens), 3, 1), tokens, prompt)
+        return CandidateTrace(candidates, torch.zeros(candidates.shape), torch.zeros(len(tokens), 3, 1), tokens, prompt)
 
     def measured(pair, folder, prompts, plan, progress):
         calls["measured"].append((pair.head, read_head(folder)))
@@ -56,8 +56,8 @@ def sharpen(monkeypatch, tmp_path):
     return call
 
 
-def test_a_trimmed_head_without_an_edge(sharpen, served, tmp_path):
-    ran = sharpen("--draft-vocab", 40, "--no-edge", "--json")
+def test_a_trimmed_head_without_a_selector(sharpen, served, tmp_path):
+    ran = sharpen("--draft-vocab", 40, "--no-selector", "--json")
     specials = vocabulary.special_ids(str(models.TARGET))
     ids = target_ids(read_head(tmp_path / "out")).tolist()
     kept = set(ids)
@@ -84,17 +84,17 @@ def test_the_edge_is_fitted_to_the_smaller_head(sharpen, served, tmp_path):
 def test_a_useless_edge_leaves_the_smaller_head(sharpen, served, tmp_path):
     ran = sharpen("--draft-vocab", 40)
     assert ran.code == 0 and read_head(tmp_path / "out").draft_vocab_size == 40
-    assert ran.err == "an edge is no better on held-out prompts: the smaller head is written without one\n"
+    assert ran.err == "a selector is no better on held-out prompts: the smaller head is written without one\n"
 
 
 def test_quantizing_alone_records_nothing(sharpen, served, tmp_path):
-    ran = sharpen("--quantize", "fp8", "--no-edge", num_prompts=3)
+    ran = sharpen("--quantize", "fp8", "--no-selector", num_prompts=3)
     assert ran.code == 0 and served["recorded"] == 0 and read_head(tmp_path / "out").is_quantized
 
 
 def test_auto_takes_what_pays(sharpen, tmp_path):
     """40 tokens are all that is said, so the fewest that are tried, with the special ones, lose nothing."""
-    reduction = json.loads(sharpen("--draft-vocab", "auto", "--no-edge", "--json").out)["reduction"]
+    reduction = json.loads(sharpen("--draft-vocab", "auto", "--no-selector", "--json").out)["reduction"]
     assert (reduction["draft_vocab"], reduction["covered"]) == (64, 1.0)
 
 
@@ -102,13 +102,13 @@ def test_auto_may_find_nothing_to_leave_out(sharpen, monkeypatch, tmp_path):
     monkeypatch.setattr(vocabulary, "best_size", lambda order, *args: len(order))
     assert "fewer than 512 tokens are not expected to be faster" in only_line(sharpen("--draft-vocab", "auto"))
     assert not (tmp_path / "out").exists()
-    assert sharpen("--draft-vocab", "auto", "--quantize", "int8", "--no-edge").code == 0
+    assert sharpen("--draft-vocab", "auto", "--quantize", "int8", "--no-selector").code == 0
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--no-edge"], "--no-edge leaves nothing to do"),
+        (["--no-selector"], "--no-selector leaves nothing to do"),
         (["--draft-vocab", "many"], "--draft-vocab is many, needs a whole number"),
         (["--draft-vocab", "0"], "--draft-vocab is 0, needs a whole number"),
         (["--draft-vocab", "512"], "--draft-vocab is 512"),
@@ -121,9 +121,9 @@ def test_bad_options(sharpen, options, line, served, tmp_path):
 
 
 def test_too_few_prompts(sharpen, served):
-    assert "at least 100 are needed" in only_line(sharpen("--draft-vocab", 40, "--no-edge", num_prompts=120))
+    assert "at least 100 are needed" in only_line(sharpen("--draft-vocab", 40, "--no-selector", num_prompts=120))
 
 
 def test_nothing_is_overwritten(sharpen, served, tmp_path):
     (tmp_path / "out").mkdir()
-    assert "exists" in only_line(sharpen("--quantize", "int8", "--no-edge"))
+    assert "exists" in only_line(sharpen("--quantize", "int8", "--no-selector"))

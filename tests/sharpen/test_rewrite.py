@@ -98,7 +98,7 @@ def test_what_a_step_reads():
     [
         (HeadSpec(own_lm_head=False), (100, None), "no lm_head of its own"),
         (HeadSpec(), (VOCAB, None), f"--draft-vocab is {VOCAB}"),
-        (HeadSpec(edge=True), ("auto", None), "is sharpened"),
+        (HeadSpec(selector=True), ("auto", None), "is sharpened"),
     ],
 )
 def test_what_cannot_be_made_smaller(tmp_path, spec, asked, line):

@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.sharpen import engines, fit, run
-from peagle_tools.sharpen.lattice import Lattice
 from peagle_tools.sharpen.prompts import HELD_OUT, Prompts, divided
+from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.files import EDGE, HeadError
+from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.selector import read_edge, read_selector
+from peagle_vllm.heads.selector import read_selector_config, read_selector_headers
 from peagle_vllm.heads.target import read_target
 from tests.inspect.running import only_line
 from tests.inspect.running import run as command
-from tests.sharpen.lattices import lattice
+from tests.sharpen.traces import trace
 from tests.support.models import MODELS, PEAGLE, TARGET
 
 NUM_PROMPTS, VOCAB = 150, 512  # to learn from: four shards of 40
@@ -50,10 +50,10 @@ class Engines:
         self, pair: engines.Pair, prompts: list, answers: list | None, folder: Path, num_k: int, candidates: int, _: int
     ) -> None:
         self.answers = answers
-        made = lattice(4_000, num_k, candidates)
+        made = trace(4_000, num_k, candidates)
         made = made._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
         for file, group in engines.shards(prompts, folder):
-            if not Lattice.is_whole(file):
+            if not CandidateTrace.is_whole(file):
                 self.fault("record")
                 made.rows((made.prompt >= group[0][0]) & (made.prompt <= group[-1][0])).save(file)
                 self.recorded.append(file.name)
@@ -105,25 +105,25 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     out = tmp_path / "out"
     head = read_head(out)
     assert check_pair(head, read_target(str(TARGET)), num_speculative_tokens=3) == []
-    assert left(out) == ["config.json", EDGE, "model.safetensors"]
+    assert left(out) == ["config.json", SELECTOR_FOLDER, "model.safetensors"]
     assert (out / "model.safetensors").read_bytes() == (PEAGLE / "model.safetensors").read_bytes()
     config = json.loads((out / "config.json").read_text())
-    selector = config.pop("candidate_selector")
+    selector_config = config.pop("candidate_selector")
     assert config == json.loads((PEAGLE / "config.json").read_text())
-    assert (selector["selector_rank"], selector["selector_top_k"]) == (64, 16)
-    assert all(tensor.dtype == torch.bfloat16 for name, tensor in edge_of(out).items() if "scale" not in name)
+    assert (selector_config["selector_rank"], selector_config["selector_top_k"]) == (64, 16)
+    assert all(tensor.dtype == torch.bfloat16 for name, tensor in loaded_selector(out).items() if "scale" not in name)
     words = " ".join(ran.out.split())
     assert "4,000 drafts recorded" in words and "(chosen)" in words and "wrote" in words
     assert fakes.measured == [("tiny-llama-peagle", 3), ("sharpened", 3)]
     assert fakes.recorded == SHARDS and fakes.answers is None
-    notes = json.loads((out / EDGE / "sharpen.json").read_text())
+    notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
     assert notes["plan"]["num_speculative_tokens"] == 3
     assert notes["served"][0]["after"][0] > notes["served"][0]["before"][0]
 
 
-def edge_of(folder: Path) -> dict[str, torch.Tensor]:
-    assert set(read_edge(folder)) == set(load_file(folder / EDGE / "model.safetensors"))
-    return load_file(folder / EDGE / "model.safetensors")
+def loaded_selector(folder: Path) -> dict[str, torch.Tensor]:
+    assert set(read_selector_headers(folder)) == set(load_file(folder / SELECTOR_FOLDER / "model.safetensors"))
+    return load_file(folder / SELECTOR_FOLDER / "model.safetensors")
 
 
 def test_json(sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
@@ -242,12 +242,14 @@ def full(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("place", ["plan", "edge", "out"])
+@pytest.mark.parametrize("place", ["plan", "selector", "out"])
 def test_a_full_disk_is_one_line(place: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
-    if place == "edge":
-        monkeypatch.setattr(Path, "write_bytes", lambda path, data: full() if path.parent.name == EDGE else None)
-        monkeypatch.setattr(Lattice, "save", lambda made, file: file.touch())
-        monkeypatch.setattr(Lattice, "load", lambda file: lattice(400, 3, 16))
+    if place == "selector":
+        monkeypatch.setattr(
+            Path, "write_bytes", lambda path, data: full() if path.parent.name == SELECTOR_FOLDER else None
+        )
+        monkeypatch.setattr(CandidateTrace, "save", lambda made, file: file.touch())
+        monkeypatch.setattr(CandidateTrace, "load", lambda file: trace(400, 3, 16))
     else:
         original = run.write_json
         wanted = {"plan": "plan.partial", "out": "sharpen.json"}[place]
@@ -261,9 +263,9 @@ def test_a_full_disk_is_one_line(place: str, tmp_path: Path, sharpen: Callable, 
 
 def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In the process that records."""
-    made = lattice(8)
+    made = trace(8)
     monkeypatch.setattr(Path, "write_bytes", full)
-    monkeypatch.setattr(engines.record, "lattice_of", lambda rows, texts: made)
+    monkeypatch.setattr(engines.record, "trace_of", lambda rows, texts: made)
 
     class LLM:
         def collective_rpc(self, *args: Any, **kwargs: Any) -> list[list[Any]]:
@@ -341,4 +343,4 @@ def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 2 < served["before"][0] < 4 and 2 < served["after"][0] < 4
     assert out.exists() == (ran.code == 0)
     if ran.code == 0:
-        assert read_selector(read_head(out).config, "") is not None
+        assert read_selector_config(read_head(out).config, "") is not None

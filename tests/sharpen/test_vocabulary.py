@@ -6,22 +6,22 @@ import pytest
 import torch
 
 from peagle_tools.sharpen import vocabulary
-from peagle_tools.sharpen.lattice import Lattice
+from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.files import HeadError
 from tests.support import models
 from tests.support.random_heads import EXPERTS, EXPERTS_PER_TOKEN, write_target
 
 
-def lattice(ids, tokens):
+def trace(ids, tokens):
     """Drafts with these candidates [N, K, M] (draft ids) beside the target's tokens [N, K + 1]."""
     ids, tokens = torch.tensor(ids, dtype=torch.int32), torch.tensor(tokens, dtype=torch.int32)
     num, num_k, _ = ids.shape
-    return Lattice(ids, torch.zeros(ids.shape), torch.zeros(num, num_k, 1), tokens, torch.arange(num))
+    return CandidateTrace(ids, torch.zeros(ids.shape), torch.zeros(num, num_k, 1), tokens, torch.arange(num))
 
 
 def test_each_token_counts_once():
     """An answer 5 6 7 8 9, then its end: the first draft gets one token right, so the next begins at 7."""
-    seen = lattice(
+    seen = trace(
         [[[6], [3], [3]], [[8], [9], [3]]],
         [[5, 6, 7, 8], [7, 8, 9, -1]],
     )
@@ -31,7 +31,7 @@ def test_each_token_counts_once():
 
 def test_each_token_of_a_given_answer_counts_once():
     """An answer 5 6 7 8 9, read two tokens a step, whatever the drafts got right."""
-    seen = lattice(
+    seen = trace(
         [[[6], [7], [8]], [[3], [9], [3]], [[3], [3], [3]]],
         [[5, 6, 7, 8], [7, 8, 9, -1], [9, -1, -1, -1]],
     )
@@ -40,7 +40,7 @@ def test_each_token_of_a_given_answer_counts_once():
 
 def test_reduced_heads_count_in_target_ids():
     ids = torch.tensor([1, 5, 9])  # draft id 1 is token 5
-    seen = lattice([[[1], [0]]], [[7, 5, 8]])
+    seen = trace([[[1], [0]]], [[7, 5, 8]])
     assert vocabulary.count_tokens(seen, ids, 10).nonzero().flatten().tolist() == [5, 7]
 
 
@@ -64,7 +64,7 @@ def costly():
     rare = torch.rand(1000, 2, generator=gen) < 0.1
     truth[rare] = 128 + torch.randint(0, 128, (int(rare.sum()),), generator=gen)
     candidates = torch.stack([truth, (truth + 1) % 128], -1)
-    return lattice(candidates.tolist(), [[0, *tokens] for tokens in truth.tolist()])
+    return trace(candidates.tolist(), [[0, *tokens] for tokens in truth.tolist()])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_special_tokens_bound_the_size(costly):
 def test_a_dropped_candidate_gives_way_to_the_next():
     """64 tokens drop the wrong best one, so the right second is drafted; 128 keep it."""
     ids = torch.arange(128)
-    one = lattice([[[100, 2]]] * 4, [[0, 2]] * 4)
+    one = trace([[[100, 2]]] * 4, [[0, 2]] * 4)
     assert vocabulary.best_size(ids, ids, one, 0, lambda num: 1.0) == 64
 
 

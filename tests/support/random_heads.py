@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from peagle_vllm.heads import selector as edge
-from peagle_vllm.heads.files import EDGE
+from peagle_vllm.heads import selector as files
+from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 
 VOCAB = 512
@@ -26,7 +26,7 @@ TARGET_LAYERS = 8
 MAX_POSITIONS = 512
 MASK_TOKEN = 509
 AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
-EDGE_RANK, EDGE_CANDIDATES, EDGE_POSITIONS = 8, 6, 5
+SELECTOR_RANK, SELECTOR_CANDIDATES, SELECTOR_POSITIONS = 8, 6, 5
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 # A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
 # made to pick single rows (ATTENTION) and to outweigh the residual (CONTEXT): a wrong row then changes four in ten.
@@ -54,7 +54,7 @@ class HeadSpec:
         own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
         spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
         gentle: attention that spreads a rounding error less, for bfloat16.
-        edge: an edge of EDGE_RANK beside it, which moves about half of the drafts.
+        selector: a selector of SELECTOR_RANK beside it, which moves about half of the drafts.
         windows: of each layer, the tokens that it sees, or None for all; those that slide have one size.
     """
 
@@ -70,7 +70,7 @@ class HeadSpec:
     own_lm_head: bool = True
     spread: float = 0.0
     gentle: bool = False
-    edge: bool = False
+    selector: bool = False
     windows: tuple[int | None, ...] = ()
     aux_layers: tuple[int, ...] = AUX_LAYERS
     seed: int = 1
@@ -206,25 +206,27 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
         weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
     _save(folder, _head_config(target, spec), weights)
-    return write_edge(folder, gen, 0.2 if spec.gentle else 1.0) if spec.edge else folder
+    return write_selector(folder, gen, 0.2 if spec.gentle else 1.0) if spec.selector else folder
 
 
-def write_edge(folder: Path, gen: torch.Generator, scale: float = 1.0, candidates: int = EDGE_CANDIDATES) -> Path:
-    """Sharpen the head in ``folder`` with a random edge."""
+def write_selector(
+    folder: Path, gen: torch.Generator, scale: float = 1.0, candidates: int = SELECTOR_CANDIDATES
+) -> Path:
+    """Sharpen the head in ``folder`` with a random selector."""
     head = read_head(folder)
     weights = {
-        edge.PREDECESSORS: torch.randn(VOCAB, EDGE_RANK, generator=gen),
-        edge.SUCCESSORS: torch.randn(head.draft_vocab_size, EDGE_RANK, generator=gen),
-        edge.PROJECTION: _linear(gen, EDGE_RANK, head.hidden_size),
-        edge.EDGE_SCALE: scale * (0.5 + torch.rand(EDGE_POSITIONS, generator=gen)),
-        edge.UNARY_SCALE: 0.5 + torch.rand(EDGE_POSITIONS, generator=gen),
+        files.PREDECESSORS: torch.randn(VOCAB, SELECTOR_RANK, generator=gen),
+        files.SUCCESSORS: torch.randn(head.draft_vocab_size, SELECTOR_RANK, generator=gen),
+        files.PROJECTION: _linear(gen, SELECTOR_RANK, head.hidden_size),
+        files.EDGE_SCALE: scale * (0.5 + torch.rand(SELECTOR_POSITIONS, generator=gen)),
+        files.UNARY_SCALE: 0.5 + torch.rand(SELECTOR_POSITIONS, generator=gen),
     }
     config = json.loads((folder / "config.json").read_text())
-    selector = {"selector_rank": EDGE_RANK, "selector_top_k": candidates}
-    config["candidate_selector"] = {**selector, "head_hash": edge.head_hash(head)}
+    selector = {"selector_rank": SELECTOR_RANK, "selector_top_k": candidates}
+    config["candidate_selector"] = {**selector, "head_hash": files.head_hash(head)}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / EDGE).mkdir(exist_ok=True)
-    save_file(weights, folder / EDGE / "model.safetensors")
+    (folder / SELECTOR_FOLDER).mkdir(exist_ok=True)
+    save_file(weights, folder / SELECTOR_FOLDER / "model.safetensors")
     return folder
 
 

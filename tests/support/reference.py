@@ -42,13 +42,13 @@ class Draft:
         tokens: K draft tokens in target ids.
         logits: [K, draft vocabulary] of the head.
         target_ids: [draft vocabulary] target id of each logit.
-        walk: of a sharpened head: what ``after`` needs.
+        candidate_sampler: of a sharpened head: what ``after`` needs.
     """
 
     tokens: tuple[int, ...]
     logits: torch.Tensor
     target_ids: torch.Tensor
-    walk: "Walk | None" = None
+    candidate_sampler: "CandidateSampler | None" = None
 
     def logit(self, column: int, token: int) -> float:
         """The head's logit of target token ``token``; -inf where the draft vocabulary lacks it."""
@@ -56,13 +56,15 @@ class Draft:
         return float(self.logits[column, row[0, 0]]) if len(row) else -math.inf
 
     def after(self, bonus: int, drafted: Sequence[int], tolerance: float) -> "Draft":
-        """What each column must choose given the tokens that were drafted before it: its own head's edge decides.
+        """What each column must choose given the tokens that were drafted before it: its own head's selector decides.
 
         Args:
             tolerance: logits as close as this to the last candidate's, or to the first one's that is none, may be
                 candidates or not.
         """
-        return self if self.walk is None else self.walk.draft(self, [bonus, *drafted], tolerance)
+        return (
+            self if self.candidate_sampler is None else self.candidate_sampler.draft(self, [bonus, *drafted], tolerance)
+        )
 
     def margins(self) -> list[float]:
         """Distance of the two best logits, for each column."""
@@ -71,8 +73,8 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The edge of a sharpened head over one row of drafts; ``gates`` is [K, rank]."""
+class CandidateSampler:
+    """The selector of a sharpened head over one row of drafts; ``gates`` is [K, rank]."""
 
     weights: Weights
     num_candidates: int
@@ -83,8 +85,8 @@ class Walk:
         before = self.weights["predecessor_codebook"][list(previous)[: len(at)]]
         if len(before) < len(at):  # a row that asked for fewer drafts
             before = F.pad(before, (0, 0, 0, len(at) - len(before)))
-        edges = (before * self.gates) @ self.weights["successor_codebook"].T
-        scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * edges
+        selectors = (before * self.gates) @ self.weights["successor_codebook"].T
+        scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * selectors
         worst, next_one = plain.logits.topk(self.num_candidates + 1).values[:, -2:].split(1, dim=1)
         # What the candidates choose, and the sure ones alone: where these differ, rounding decides.
         likely, sure = (
@@ -208,7 +210,7 @@ class Target:
 class Head:
     """A P-EAGLE head in either format, with the embeddings and output matrix it shares with its target."""
 
-    def __init__(self, folder: Path, target: Target | None, cut: Round, edge: bool):
+    def __init__(self, folder: Path, target: Target | None, cut: Round, selector: bool):
         raw = json.loads((Path(folder) / "config.json").read_text())
         config = raw.get("transformer_layer_config", {}) | {k: v for k, v in raw.items() if v is not None}
         stored = load_weights(folder, cut).items()
@@ -227,8 +229,8 @@ class Head:
         self.aux_layers = sorted(set(aux_layers))
         self.embedding, self.lm_head = names["embed_tokens.weight"], names["lm_head.weight"]
         self.target_ids = torch.arange(len(self.lm_head)) + names.get("d2t", 0)
-        self.edge = load_weights(Path(folder) / "edge", cut) if edge else {}
-        self.edge = {name.removeprefix("candidate_selector."): w for name, w in self.edge.items()}
+        self.selector = load_weights(Path(folder) / "selector", cut) if selector else {}
+        self.selector = {name.removeprefix("candidate_selector."): w for name, w in self.selector.items()}
         self.num_candidates = raw.get("candidate_selector", {}).get("selector_top_k", 0)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
@@ -283,13 +285,13 @@ class Head:
         visible |= ~is_valid[None, :] & (group[None, :] == group[:, None]) & (positions[None, :] <= positions[:, None])
         states = self.forward(ids, hidden, positions, visible)
         logits = self.cut(F.linear(states, self.lm_head))
-        gates = self.cut(F.linear(states, self.edge["hidden_projection.weight"])) if self.edge else None
+        gates = self.cut(F.linear(states, self.selector["hidden_projection.weight"])) if self.selector else None
         out = {}
         for g, p in enumerate(p_lasts):
             rows = torch.cat([torch.tensor([p]), num_valid + g * depth + torch.arange(depth)])
             chosen = self.target_ids[logits[rows].argmax(-1)]
-            walk = None if gates is None else Walk(self.edge, self.num_candidates, gates[rows])
-            out[p] = Draft(tuple(chosen.tolist()), logits[rows], self.target_ids, walk)
+            sampler = None if gates is None else CandidateSampler(self.selector, self.num_candidates, gates[rows])
+            out[p] = Draft(tuple(chosen.tolist()), logits[rows], self.target_ids, sampler)
         return out
 
 
@@ -299,10 +301,10 @@ class Reference:
     Without a target, a head that shares nothing with it drafts from hidden states that are given.
     """
 
-    def __init__(self, target: Path | None, head: Path, dtype: str = "float32", edge: bool = True):
+    def __init__(self, target: Path | None, head: Path, dtype: str = "float32", selector: bool = True):
         self.dtype, self.cut = dtype, ROUND[dtype]
         self.target = Target(target, self.cut) if target else None
-        self.head = Head(head, self.target, self.cut, edge)
+        self.head = Head(head, self.target, self.cut, selector)
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:

@@ -23,7 +23,7 @@ from tests.support.reference import Reference
 pytestmark = pytest.mark.arm("plugin-v2")
 
 COUNTS = [1, 2, 4]  # three requests are padded to four
-MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, edge=True)
+MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, selector=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_drafts_of_a_replayed_graph(k: int, target: Path):
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
 
 
-def test_an_edge_drafts_where_flashinfer_does_not_compile(target: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_selector_drafts_where_flashinfer_does_not_compile(target: Path, monkeypatch: pytest.MonkeyPatch):
     """On CUDA vLLM's top-k is FlashInfer's, which compiles when it is first used: tried at load, left alone after."""
     pair, asked = (target, target.parent / "head-nvcc"), []
     tiny_heads.write_head(pair[1], target, MIXED)
@@ -110,7 +110,7 @@ def test_an_edge_drafts_where_flashinfer_does_not_compile(target: Path, monkeypa
 def test_a_schedule_needs_no_recapture(target: Path):
     """K' = 0, 2 and 5 by batch size: one shape for each, no drafts where K' = 0, and KV kept all the same."""
     pair, k = (target, target.parent / "head-schedule"), 5
-    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec(edge=True))
+    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec(selector=True))
     schedule = [(1, 2, 5), (3, 3, 2), (4, 4, 0)]
     live = start(*pair, k, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
     report, seen = exact(live, pair, requests("schedule"))

@@ -24,7 +24,7 @@ K, MAX_MODEL_LEN, BUDGET, SEQS = 3, 96, 64, 4
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tiny")
     target = tiny_heads.write_target(folder / "target")
-    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec(edge=True))
+    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec(selector=True))
 
 
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
@@ -240,8 +240,10 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
         assert said.hidden_states == drafter.hidden_states.nbytes
         assert said.staging == drafter.fc_inputs.nbytes
         assert said.indices == sum(tensor.nbytes for tensor in held)
-        assert said.walk == drafter.walk.scores.nbytes + drafter.walk.cached_ids.nbytes > 0
-        assert said.buffers == said.hidden_states + said.staging + said.indices + said.walk
+        assert (
+            said.candidates == drafter.candidate_sampler.scores.nbytes + drafter.candidate_sampler.cached_ids.nbytes > 0
+        )
+        assert said.buffers == said.hidden_states + said.staging + said.indices + said.candidates
 
 
 def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts(pair):

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
-from peagle_vllm.heads.files import EDGE, HeadError
+from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError
 from peagle_vllm.heads.head import Head, read_map
-from peagle_vllm.heads.selector import PROJECTION, read_edge, read_selector
+from peagle_vllm.heads.selector import PROJECTION, read_selector_config, read_selector_headers
 from peagle_vllm.heads.target import Target, Token
 
 SCHEMA = 1
@@ -50,8 +50,8 @@ FIELDS = {
     "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
     "`lm_head` (whether the head has its own)",
     "sha256": "object: file name to hash, of config.json and the weights; null where they were not read",
-    "edge": "object: `rank`, `candidates` (a position), `gated` (by the drafter's hidden state), `bytes`; null without "
-    "one, or with one that cannot be read",
+    "selector": "object: `rank`, `candidates` (a position), `gated` (by the drafter's hidden state), `bytes`; null "
+    "without one, or with one that cannot be read",
     "mapped": "fields that serving sets for vLLM, because it does not find them in config.json by itself",
     "speculative_config": "what to give to `--speculative-config`",
     "target": "object: `name`, `hidden_size`, `vocab_size`, `layers`; null where none was given",
@@ -142,7 +142,7 @@ def report(
             "lm_head": head.has("lm_head"),
         },
         "sha256": _hashes(head.folder, head.weight_files) if hashes and head.folder else None,
-        "edge": _edge(head),
+        "selector": _selector(head),
         "mapped": dict(head.mapped),
         "speculative_config": {
             "method": "eagle3",
@@ -165,7 +165,11 @@ def report(
 
 def _hashes(folder: Path, weight_files: list[str]) -> dict[str, str]:
     """Of each file in hexadecimal digits, as the hub shows it."""
-    files = ["config.json", *weight_files, *(f"{EDGE}/{path.name}" for path in (folder / EDGE).glob("*.safetensors"))]
+    files = [
+        "config.json",
+        *weight_files,
+        *(f"{SELECTOR_FOLDER}/{path.name}" for path in (folder / SELECTOR_FOLDER).glob("*.safetensors")),
+    ]
     hashes = {}
     for path in (folder / file for file in sorted(files)):
         try:
@@ -176,18 +180,18 @@ def _hashes(folder: Path, weight_files: list[str]) -> dict[str, str]:
     return hashes
 
 
-def _edge(head: Head) -> dict[str, Any] | None:
+def _selector(head: Head) -> dict[str, Any] | None:
     """Of a sharpened head on this machine; what cannot be read is a problem of its own."""
     try:
-        selector = read_selector(head.config, head.config_file)
-        tensors = read_edge(head.folder) if head.folder else {}
+        selector_config = read_selector_config(head.config, head.config_file)
+        tensors = read_selector_headers(head.folder) if head.folder else {}
     except HeadError:
         return None
-    if selector is None:
+    if selector_config is None:
         return None
     return {
-        "rank": selector.selector_rank,
-        "candidates": selector.selector_top_k,
+        "rank": selector_config.selector_rank,
+        "candidates": selector_config.selector_top_k,
         "gated": PROJECTION in tensors,
         "bytes": sum(info.num_bytes for info in tensors.values()),
     }
@@ -262,11 +266,12 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name] is has) for has in (True, False)
     )
     yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
-    if edge := data["edge"]:
-        gated = "gated by the hidden state" if edge["gated"] else "without a gate"
+    if selector := data["selector"]:
+        gated = "gated by the hidden state" if selector["gated"] else "without a gate"
         yield (
-            "edge",
-            f"rank {edge['rank']}, {edge['candidates']} candidates a position, {gated}, {decimal(edge['bytes'])}",
+            "selector",
+            f"rank {selector['rank']}, {selector['candidates']} candidates a position, {gated}, "
+            f"{decimal(selector['bytes'])}",
         )
     if data["mapped"]:
         yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())

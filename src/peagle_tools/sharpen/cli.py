@@ -37,7 +37,7 @@ def sharpen(
     num_speculative_tokens: Annotated[
         int | None, typer.Option("-k", metavar="K", min=1, help="The largest K; default: the trained depth.")
     ] = None,
-    rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the edge's tables.")] = 64,
+    rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables.")] = 64,
     candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
     draft_vocab: Annotated[
@@ -45,17 +45,17 @@ def sharpen(
         typer.Option(metavar="N|auto", help="Draft only the N tokens that the target says most; auto: the fastest N."),
     ] = None,
     quantize: Annotated[Quantization | None, typer.Option(help="Store layers and lm_head in 8 bits.")] = None,
-    no_edge: Annotated[bool, typer.Option("--no-edge", help="Only trim or quantize: fit no edge.")] = False,
+    no_selector: Annotated[bool, typer.Option("--no-selector", help="Only trim or quantize: fit no selector.")] = False,
     engine: Annotated[
         str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
     ] = "{}",
     as_json: JsonOption = False,
 ) -> None:
-    """Fit an edge to a head, so that its K tokens know of each other. HEAD itself stays as it is.
+    """Fit a selector to a head, so that its K tokens know of each other. HEAD itself stays as it is.
 
-    The target answers the prompts while the head drafts, the edge is fitted to what the head proposed and the target
-    said, and both heads are measured on prompts that were kept aside. Stopped at any point, it goes on from there.
-    --draft-vocab and --quantize make a smaller head first, which is written whether an edge improves it or not.
+    The target answers the prompts while the head drafts, the selector is fitted to what the head proposed and the
+    target said, and both heads are measured on prompts that were kept aside. The same command continues a stopped one.
+    --draft-vocab and --quantize make a smaller head first, which is written whether a selector improves it or not.
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
@@ -70,9 +70,9 @@ def sharpen(
     from peagle_vllm.heads.target import read_target
 
     arguments, size = json_object(engine), draft_vocab_size(draft_vocab)
-    asked = reduce.Asked(size, quantize.value if quantize else None, not no_edge)
-    if no_edge and not asked.is_smaller:
-        fail("--no-edge leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
+    asked = reduce.Asked(size, quantize.value if quantize else None, not no_selector)
+    if no_selector and not asked.is_smaller:
+        fail("--no-selector leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
     learn, aside = divided(conversations(prompts, answered), conversations(held_out) if held_out else None)
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -96,8 +96,8 @@ def sharpen(
         else:
             report = run.sharpen(found, target, model.vocab_size, asked_of, out, plan, progress)
     if as_json:
-        edge = run.as_dict(report, plan) if report else {}
-        print(json.dumps(edge | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))
+        selector = run.as_dict(report, plan) if report else {}
+        print(json.dumps(selector | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))
     else:
         if reduction:
             show_reduction(reduction)
@@ -106,7 +106,7 @@ def sharpen(
         if reduction or (report and report.is_better):
             print(f"wrote {out}")
     if report and reduction and not report.is_better:
-        print("an edge is no better on held-out prompts: the smaller head is written without one", file=sys.stderr)
+        print("a selector is no better on held-out prompts: the smaller head is written without one", file=sys.stderr)
     elif report and not report.is_better:
         print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
         raise typer.Exit(1)
@@ -134,8 +134,8 @@ def show(report: "Report") -> None:
         prompts.add_row(f"{count:,}", f"{gain.length:.3f} ± {gain.error:.3f}")
     served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
     for one in report.served:
-        plain, edged = report.offline[one.num_speculative_tokens]
-        served.add_row(*lengths(one), f"{edged.length / plain.length - 1:+.1%}")
+        plain, selected = report.offline[one.num_speculative_tokens]
+        served.add_row(*lengths(one), f"{selected.length / plain.length - 1:+.1%}")
     Console().print(forms, prompts, served)
 
 

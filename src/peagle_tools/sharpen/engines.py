@@ -17,7 +17,7 @@ import torch
 
 from peagle_tools.shared.acceptance import Acceptance, read_engine
 from peagle_tools.sharpen import record
-from peagle_tools.sharpen.lattice import Lattice
+from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.files import HeadError, one_line
 from peagle_vllm.serving import kv_bytes_per_token
 
@@ -121,7 +121,7 @@ def record_all(
     num_candidates: int,
     max_tokens: int,
 ) -> None:
-    """Let the target answer, and write a lattice for each shard that is not there yet.
+    """Let the target answer, and write a trace for each shard that is not there yet.
 
     Args:
         answers: to each prompt. They are read like prompts, STEP tokens at a time: a request drafts once a step.
@@ -133,7 +133,7 @@ def record_all(
     from vllm import SamplingParams
 
     texts = [[*p, *a] for p, a in zip(prompts, answers, strict=True)] if answers else prompts
-    wanted = [(file, group) for file, group in shards(texts, folder) if not Lattice.is_whole(file)]
+    wanted = [(file, group) for file, group in shards(texts, folder) if not CandidateTrace.is_whole(file)]
     if not wanted:
         return
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
@@ -150,11 +150,9 @@ def record_all(
                 if answers:
                     _refuse_another(llm, output, num_prompt)
                 said[output.request_id] = number, [*ids, *output.outputs[0].token_ids], num_prompt
-            lattice = record.lattice_of(
-                [rows for of_worker in llm.collective_rpc(record.take) for rows in of_worker], said
-            )
+            trace = record.trace_of([rows for of_worker in llm.collective_rpc(record.take) for rows in of_worker], said)
             try:
-                lattice._replace(hidden=lattice.hidden.to(torch.bfloat16)).save(file)
+                trace._replace(hidden=trace.hidden.to(torch.bfloat16)).save(file)
             except OSError as error:
                 raise HeadError(f"{file} cannot be written ({error.strerror}); {GO_ON}") from None
 

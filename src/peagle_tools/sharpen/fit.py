@@ -1,4 +1,4 @@
-"""Fit an edge to a lattice, and choose its form by drafts that were kept aside."""
+"""Fit a selector to a trace, and choose its form by drafts that were kept aside."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peagle_kernels import Edge
-from peagle_tools.sharpen.lattice import Gain, Lattice
+from peagle_kernels import CandidateSelector
+from peagle_tools.sharpen.trace import CandidateTrace, Gain
 
 BATCH = 1024  # drafts
 LEARNING_RATE = 3e-3
@@ -18,7 +18,7 @@ POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / P
 
 @dataclass(frozen=True)
 class Form:
-    """One kind of edge.
+    """One kind of selector.
 
     Attributes:
         gated: multiplied by a projection of the drafter's hidden state.
@@ -35,48 +35,48 @@ FORMS = (Form("gated", True), Form("table", False), Form("counts", False, counts
 
 @dataclass(frozen=True)
 class Fitted:
-    """An edge, and its acceptance length on the development share at the largest K."""
+    """A selector, and its acceptance length on the development share at the largest K."""
 
     form: Form
-    edge: Edge
+    selector: CandidateSelector
     gain: Gain
 
 
-class EdgeModel(nn.Module):
-    """The tensors of an ``Edge`` while they are fitted."""
+class SelectorModel(nn.Module):
+    """The tensors of an ``CandidateSelector`` while they are fitted."""
 
-    def __init__(self, lattice: Lattice, sizes: tuple[int, int], rank: int, form: Form, offsets: Tensor | None):
+    def __init__(self, trace: CandidateTrace, sizes: tuple[int, int], rank: int, form: Form, offsets: Tensor | None):
         super().__init__()
-        num_k, hidden_size = lattice.ids.shape[1], lattice.hidden.shape[-1]
+        num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
         predecessors, successors = torch.randn(sizes[0], rank) / rank**0.5, 0.02 * torch.randn(sizes[1], rank)
         if form.counts:
-            predecessors, successors = bigram_directions(lattice, sizes, rank, offsets)
+            predecessors, successors = bigram_directions(trace, sizes, rank, offsets)
         self.predecessors, self.successors = nn.Parameter(predecessors), nn.Parameter(successors)
         self.projection = nn.Parameter(torch.randn(rank, hidden_size) / hidden_size**0.5) if form.gated else None
         self.edge_scale, self.unary_scale = nn.Parameter(torch.ones(num_k)), nn.Parameter(torch.ones(num_k))
-        self.num_candidates = lattice.ids.shape[2]
+        self.num_candidates = trace.ids.shape[2]
 
-    def scores(self, batch: Lattice) -> Tensor:
+    def scores(self, batch: CandidateTrace) -> Tensor:
         """[N, K, M] of every candidate after the token that the target said before it."""
         predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), self.predecessors)
         if self.projection is not None:
             predecessors = predecessors * F.linear(batch.hidden.float(), self.projection)
-        edges = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), self.successors))
-        return self.unary_scale[:, None] * batch.logits + self.edge_scale[:, None] * edges
+        pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), self.successors))
+        return self.unary_scale[:, None] * batch.logits + self.edge_scale[:, None] * pair
 
-    def edge(self, dtype: torch.dtype = torch.bfloat16) -> Edge:
+    def selector(self, dtype: torch.dtype = torch.bfloat16) -> CandidateSelector:
         """As it is written, rounded to ``dtype``."""
         projection = None if self.projection is None else self.projection.detach().to(dtype)
         tables = self.predecessors.detach().to(dtype), self.successors.detach().to(dtype)
         scales = self.edge_scale.detach().clone(), self.unary_scale.detach().clone()
-        return Edge(*tables, projection, *scales, self.num_candidates)
+        return CandidateSelector(*tables, projection, *scales, self.num_candidates)
 
 
 def bigram_directions(
-    lattice: Lattice, sizes: tuple[int, int], rank: int, offsets: Tensor | None
+    trace: CandidateTrace, sizes: tuple[int, int], rank: int, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Tables whose product is nearest to log P(x | previous) - log P(x) of the target's text, smoothed."""
-    previous, following = lattice.tokens[:, 0].long(), lattice.tokens[:, 1].long()
+    previous, following = trace.tokens[:, 0].long(), trace.tokens[:, 1].long()
     draft_ids = to_draft_ids(sizes, offsets)
     following = draft_ids[following.clamp(min=0)].where(following >= 0, -1)
     pairs, counts = torch.stack([previous, following])[:, following >= 0].unique(dim=1, return_counts=True)
@@ -106,15 +106,15 @@ def to_draft_ids(sizes: tuple[int, int], offsets: Tensor | None) -> Tensor:
 
 def fit(
     form: Form,
-    lattice: Lattice,
-    held: Lattice,
+    trace: CandidateTrace,
+    held: CandidateTrace,
     sizes: tuple[int, int],
     rank: int,
     offsets: Tensor | None,
     on_batch: Callable[[], object],
     seed: int = 0,
 ) -> Fitted:
-    """One form's best edge on the development share; none at all counts, too, where nothing drafts longer.
+    """One form's best selector on the development share; none at all counts, too, where nothing drafts longer.
 
     Args:
         held: the development share.
@@ -122,17 +122,17 @@ def fit(
         offsets: [draft vocabulary] target id minus draft id; None: the same ids.
     """
     torch.manual_seed(seed)
-    num_k = lattice.ids.shape[1]
-    model = EdgeModel(lattice, sizes, rank, form, offsets)
+    num_k = trace.ids.shape[1]
+    model = SelectorModel(trace, sizes, rank, form, offsets)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
     draft_ids = to_draft_ids(sizes, offsets)
-    start = _as_it_was(model.edge(), num_k)
+    start = _as_it_was(model.selector(), num_k)
     best = Fitted(form, start, Gain.of(held.accepted(start, offsets, num_k), held.prompt))
-    orders = list(_batches(len(lattice.ids)))
+    orders = list(_batches(len(trace.ids)))
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
     for step, rows in enumerate(orders, start=1):
-        batch = lattice.rows(rows)
+        batch = trace.rows(rows)
         truth = draft_ids[batch.tokens[:, 1:].long().clamp(min=0)].where(batch.tokens[:, 1:] >= 0, -1)
         matches = batch.ids == truth[..., None]
         known = matches.any(-1)
@@ -147,10 +147,10 @@ def fit(
         optimizer.zero_grad()
         on_batch()
         if step % every == 0 or step == len(orders):
-            for edge in (model.edge(), _as_it_was(model.edge(), 1)):
-                gain = Gain.of(held.accepted(edge, offsets, num_k), held.prompt)
+            for selector in (model.selector(), _as_it_was(model.selector(), 1)):
+                gain = Gain.of(held.accepted(selector, offsets, num_k), held.prompt)
                 if gain.length > best.gain.length:
-                    best = Fitted(form, edge, gain)
+                    best = Fitted(form, selector, gain)
     return best
 
 
@@ -164,8 +164,8 @@ def _batches(num_drafts: int) -> Iterator[Tensor]:
         yield from torch.randperm(num_drafts).split(BATCH)
 
 
-def _as_it_was(edge: Edge, num_positions: int) -> Edge:
+def _as_it_was(selector: CandidateSelector, num_positions: int) -> CandidateSelector:
     """The same with the first positions at their argmax. Little data cannot harm those."""
-    scale, unary = edge.edge_scale.clone(), edge.unary_scale.clone()
+    scale, unary = selector.edge_scale.clone(), selector.unary_scale.clone()
     scale[:num_positions], unary[:num_positions] = 0.0, 1.0
-    return edge._replace(edge_scale=scale, unary_scale=unary)
+    return selector._replace(edge_scale=scale, unary_scale=unary)

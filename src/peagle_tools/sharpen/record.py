@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from peagle_tools.sharpen.lattice import UNKNOWN, Lattice
+from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.observer import SampledRows, drafter_of
 from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
 
@@ -56,7 +56,7 @@ def take(worker: Any) -> list[Rows]:
     return recorded
 
 
-def lattice_of(recorded: list[Rows], texts: dict[str, tuple[int, list[int], int]]) -> Lattice:
+def trace_of(recorded: list[Rows], texts: dict[str, tuple[int, list[int], int]]) -> CandidateTrace:
     """Drafts whose bonus token is the target's, beside what the target said then.
 
     Args:
@@ -74,5 +74,5 @@ def lattice_of(recorded: list[Rows], texts: dict[str, tuple[int, list[int], int]
                 known = text[first - 1 : first + num_k]
                 tokens[row, : len(known)] = torch.tensor(known, dtype=torch.int32)
                 kept[row], prompt[row] = True, number
-        parts.append(Lattice(rows.ids, rows.logits, rows.hidden, tokens, prompt).rows(kept))
-    return Lattice.joined(parts)
+        parts.append(CandidateTrace(rows.ids, rows.logits, rows.hidden, tokens, prompt).rows(kept))
+    return CandidateTrace.joined(parts)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from peagle_tools.sharpen import run, vocabulary
 from peagle_tools.sharpen.engines import STEP, Pair
-from peagle_tools.sharpen.lattice import Lattice
 from peagle_tools.sharpen.prompts import Prompts
 from peagle_tools.sharpen.rewrite import Quantization, faults, rewrite, step_bytes
+from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.convert import new_folder
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head, target_ids
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What became of a head, before any edge.
+    """What became of a head, before any selector.
 
     Attributes:
         covered: share of the target's tokens that so many can draft, chosen from nine tenths of the answers and counted
@@ -65,7 +65,7 @@ def reduce(
     plan: run.Plan,
     progress: run.Progress,
 ) -> tuple[Reduction, run.Report | None]:
-    """Write a smaller head to ``out``, with an edge where one is asked for and drafts better.
+    """Write a smaller head to ``out``, with a selector where one is asked for and drafts better.
 
     Raises:
         HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
@@ -104,7 +104,7 @@ def reduce(
 
 
 def _kept(
-    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], Lattice], step: int | None
+    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], CandidateTrace], step: int | None
 ) -> tuple[Tensor | None, float]:
     """Draft ids to keep, ascending (None: all), and ``Reduction.covered``."""
     ids, size = torch.from_numpy(target_ids(head)), asked.draft_vocab
@@ -117,12 +117,12 @@ def _kept(
         )
     if size == "auto":
         rest = vocabulary.target_bytes(target.name, plan.num_speculative_tokens + 1)
-    lattice = record()
+    trace = record()
 
-    def counted(part: Lattice) -> Tensor:
+    def counted(part: CandidateTrace) -> Tensor:
         return vocabulary.count_tokens(part, ids, target.vocab_size, step)
 
-    learned, held = lattice.divided()
+    learned, held = trace.divided()
     order, unseen = vocabulary.ranked(counted(learned), ids, specials), counted(held)
     if size == "auto":
         size = vocabulary.best_size(order, ids, held, least, lambda n: rest + step_bytes(head, n, asked.quantize))
@@ -130,5 +130,5 @@ def _kept(
             raise HeadError(f"--draft-vocab auto: fewer than {size} tokens are not expected to be faster; leave it out")
     assert isinstance(size, int)
     covered = float(unseen[ids[order[:size]]].sum() / unseen.sum())
-    kept = vocabulary.ranked(counted(lattice), ids, specials)[:size].sort().values
+    kept = vocabulary.ranked(counted(trace), ids, specials)[:size].sort().values
     return (None if size == len(ids) else kept), covered

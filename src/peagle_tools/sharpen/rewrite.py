@@ -28,7 +28,7 @@ SCALE_BYTES = 4
 def faults(head: Head, draft_vocab: int | Literal["auto"] | None, quantize: Quantization | None) -> Iterator[str]:
     """Why a head cannot be made smaller so."""
     if head.config.get(SELECTOR) is not None:
-        yield f"{head.name} is sharpened, and its edge fits no other vocabulary; name the head it was made from"
+        yield f"{head.name} is sharpened, and its selector fits no other vocabulary; name the head it was made from"
     if head.is_quantized:
         yield f"{head.name} is quantized already; name the head it was made from"
     for name, info in head.tensors.items():

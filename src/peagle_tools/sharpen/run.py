@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from peagle_kernels import Edge
+from peagle_kernels import CandidateSelector
 from peagle_tools.shared.acceptance import Acceptance, sum_of
 from peagle_tools.sharpen import engines, fit
-from peagle_tools.sharpen.lattice import Gain, Lattice
 from peagle_tools.sharpen.prompts import Prompts
+from peagle_tools.sharpen.trace import CandidateTrace, Gain
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.convert import new_folder, write_json
-from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, one_line, read_json
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 
 LEAST_PROMPTS = 100
@@ -59,7 +59,7 @@ class Report:
 
     Attributes:
         by_prompts: AL of the chosen form at the largest K, fitted to so many prompts.
-        offline: AL by K, without the edge and with it.
+        offline: AL by K, without the selector and with it.
     """
 
     forms: dict[str, Gain]
@@ -85,7 +85,7 @@ def sharpen(
     plan: Plan,
     progress: Progress,
 ) -> Report:
-    """Fit an edge to ``head`` and write the sharpened head to ``out`` when it drafts better.
+    """Fit a selector to ``head`` and write the sharpened head to ``out`` when it drafts better.
 
     Args:
         vocab_size: of the target.
@@ -97,20 +97,20 @@ def sharpen(
     assert head.folder is not None
     pair = engines.Pair(target, str(head.folder), plan.arguments)
     with work_folder(out, head, target, prompts, plan) as work:
-        lattice = recorded(pair, prompts, work, plan, progress)
+        trace = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted, forms, by_prompts, offline = _fitted(lattice, sizes, offsets, plan, progress)
+        fitted, forms, by_prompts, offline = _fitted(trace, sizes, offsets, plan, progress)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
-        _write(sharpened, head, fitted.edge)
+        _write(sharpened, head, fitted.selector)
         measured = served(pair, sharpened, prompts, plan, progress)
-        report = Report(forms, fitted.form.name, by_prompts, len(lattice.ids), offline, measured)
+        report = Report(forms, fitted.form.name, by_prompts, len(trace.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
                 for path in sharpened.iterdir():
                     path.rename(folder / path.name)  # both lie beside ``out``
-                write_json(folder / EDGE / "sharpen.json", as_dict(report, plan))
+                write_json(folder / SELECTOR_FOLDER / "sharpen.json", as_dict(report, plan))
     return report
 
 
@@ -150,7 +150,7 @@ def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan
     shutil.rmtree(work, ignore_errors=True)
 
 
-def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> Lattice:
+def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> CandidateTrace:
     """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
     wanted = [file for file, _ in engines.shards(prompts.learn, work)]
     with ThreadPoolExecutor(1) as thread:
@@ -165,16 +165,16 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
             except TimeoutError:
                 continue
         running.result()
-    return Lattice.joined([Lattice.load(file) for file in wanted])
+    return CandidateTrace.joined([CandidateTrace.load(file) for file in wanted])
 
 
 def _fitted(
-    lattice: Lattice, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
+    trace: CandidateTrace, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
 ) -> tuple[fit.Fitted, dict[str, Gain], dict[int, Gain], dict[int, tuple[Gain, Gain]]]:
-    """The best form's edge, what each form reached, what the best one did by prompts, and its AL by K."""
-    learned, held = lattice.divided()
+    """The best form's selector, what each form reached, what the best one did by prompts, and its AL by K."""
+    learned, held = trace.divided()
     if not len(learned.ids) or not len(held.ids):
-        raise HeadError(f"{len(lattice.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
+        raise HeadError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
     first, last = int(learned.prompt.min()), int(learned.prompt.max()) + 1
     shares = {n: learned.rows(learned.prompt < first + n) for n in _fewer(last - first)}
     total = len(fit.FORMS) * fit.num_batches(len(learned.ids)) + sum(
@@ -187,17 +187,17 @@ def _fitted(
         done += 1
         progress("fit", done, total)
 
-    def fitted_to(form: fit.Form, some: Lattice) -> fit.Fitted:
+    def fitted_to(form: fit.Form, some: CandidateTrace) -> fit.Fitted:
         return fit.fit(form, some, held, sizes, plan.rank, offsets, on_batch)
 
     fitted = [fitted_to(form, learned) for form in fit.FORMS]
     best = max(fitted, key=lambda one: one.gain.length)
     by_prompts = {n: fitted_to(best.form, share).gain for n, share in shares.items()} | {last - first: best.gain}
 
-    def reached(edge: Edge | None, k: int) -> Gain:
-        return Gain.of(held.accepted(edge, offsets, k), held.prompt)
+    def reached(selector: CandidateSelector | None, k: int) -> Gain:
+        return Gain.of(held.accepted(selector, offsets, k), held.prompt)
 
-    offline = {k: (reached(None, k), reached(best.edge, k)) for k in _depths(plan)}
+    offline = {k: (reached(None, k), reached(best.selector, k)) for k in _depths(plan)}
     return best, {one.form.name: one.gain for one in fitted}, by_prompts, offline
 
 
@@ -234,24 +234,26 @@ def _offsets(head: Head) -> torch.Tensor | None:
     return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
 
 
-def _write(folder: Path, head: Head, edge: Edge) -> None:
-    """The head as it is, its config with the selector, and the edge in a folder of its own."""
+def _write(folder: Path, head: Head, selector: CandidateSelector) -> None:
+    """The head as it is, its config with the selector_config, and the selector in a folder of its own."""
     assert head.folder is not None
     for file in head.folder.iterdir():
         if file.is_file():
             shutil.copy(file, folder / file.name)
-    selector = files.Selector(edge.predecessor_codebook.shape[1], edge.num_candidates, files.head_hash(head))
-    write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector)})
-    (folder / EDGE).mkdir()
+    selector_config = files.SelectorConfig(
+        selector.predecessor_codebook.shape[1], selector.num_candidates, files.head_hash(head)
+    )
+    write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector_config)})
+    (folder / SELECTOR_FOLDER).mkdir()
     tensors = {
-        files.PREDECESSORS: edge.predecessor_codebook,
-        files.SUCCESSORS: edge.successor_codebook,
-        files.PROJECTION: edge.hidden_projection,
-        files.EDGE_SCALE: edge.edge_scale,
-        files.UNARY_SCALE: edge.unary_scale,
+        files.PREDECESSORS: selector.predecessor_codebook,
+        files.SUCCESSORS: selector.successor_codebook,
+        files.PROJECTION: selector.hidden_projection,
+        files.EDGE_SCALE: selector.edge_scale,
+        files.UNARY_SCALE: selector.unary_scale,
     }
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    (folder / EDGE / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
 
 
 def as_dict(report: Report, plan: Plan) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peagle_tools.sharpen.lattice import Lattice
+from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.files import HeadError, find, read_headers, read_json
 
 SIZES_AN_OCTAVE, OCTAVES, MULTIPLE = 4, 12, 64  # vLLM pads lm_head to multiples of 64 rows
@@ -22,7 +22,7 @@ def special_ids(target: str) -> set[int]:
     return {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
 
 
-def count_tokens(lattice: Lattice, target_ids: Tensor, vocab_size: int, step: int | None = None) -> Tensor:
+def count_tokens(trace: CandidateTrace, target_ids: Tensor, vocab_size: int, step: int | None = None) -> Tensor:
     """[vocab_size] how often the target said each token in the recorded answers.
 
     Drafts overlap where tokens were refused; the bonus token and the accepted ones of each make up the text once.
@@ -31,11 +31,11 @@ def count_tokens(lattice: Lattice, target_ids: Tensor, vocab_size: int, step: in
         target_ids: [draft vocabulary] target id of each draft id.
         step: tokens between drafts where the answers were given; None: each begins after what was accepted.
     """
-    num_k = lattice.ids.shape[1]
+    num_k = trace.ids.shape[1]
     offsets = target_ids - torch.arange(len(target_ids))
-    ends = 1 + lattice.accepted(None, offsets, num_k)[:, None] if step is None else step
+    ends = 1 + trace.accepted(None, offsets, num_k)[:, None] if step is None else step
     said = torch.arange(num_k + 1) < ends
-    return torch.bincount(lattice.tokens[said & (lattice.tokens >= 0)].long(), minlength=vocab_size)
+    return torch.bincount(trace.tokens[said & (trace.tokens >= 0)].long(), minlength=vocab_size)
 
 
 def ranked(counts: Tensor, target_ids: Tensor, specials: set[int]) -> Tensor:
@@ -49,7 +49,7 @@ def ranked(counts: Tensor, target_ids: Tensor, specials: set[int]) -> Tensor:
 def best_size(
     order: Tensor,
     target_ids: Tensor,
-    held: Lattice,
+    held: CandidateTrace,
     least: int,
     round_bytes: Callable[[int], float],
 ) -> int:

@@ -20,7 +20,7 @@ from peagle_vllm.heads.check_weights import (
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
-from peagle_vllm.heads.selector import edge_faults
+from peagle_vllm.heads.selector import selector_faults
 from peagle_vllm.heads.target import Target, Token
 
 THIS_TARGET = "use the head that was trained for this target"
@@ -96,7 +96,7 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
                 *([check_mask_hidden] if parallel else []),
                 check_norms,
                 check_vocabulary,
-                edge_faults,
+                selector_faults,
             ):
                 lines += part(head)
         except HeadError as error:

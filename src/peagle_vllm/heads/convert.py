@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
-from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, TensorInfo, is_finite, one_line, read_pieces
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, one_line, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -74,7 +74,7 @@ def convert(
     with new_folder(out) as work:
         if head.config.get(SELECTOR):
             assert head.folder is not None
-            shutil.copytree(head.folder / EDGE, work / EDGE)
+            shutil.copytree(head.folder / SELECTOR_FOLDER, work / SELECTOR_FOLDER)
         write_head(work, config_for(head, to, target), dict(tensors.values()))
     return read_head(out)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
-SELECTOR, EDGE = "candidate_selector", "edge"  # a sharpened head: its config's field, the folder of its edge
+# A sharpened head: its config's field, and the folder of its candidate selector.
+SELECTOR, SELECTOR_FOLDER = "candidate_selector", "edge"
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
 MAX_NAME = 200  # characters of a tensor's name, which lines show
 PIECE = 8 << 20  # bytes of weights read at a time; a multiple of every number's size
@@ -155,10 +156,10 @@ def download(model: str, revision: str | None = None) -> Path:
 def _has_weights(snapshot: Path) -> bool:
     """Whether a snapshot of the cache holds every safetensors file; it may hold the config alone.
 
-    vLLM fetches what the index names, and that leaves a sharpened head's edge out.
+    vLLM fetches what the index names, and that leaves a sharpened head's selector out.
     """
     files = set(_read_index(snapshot).values())
-    if SELECTOR in read_json(snapshot / "config.json") and not any((snapshot / EDGE).glob("*.safetensors")):
+    if SELECTOR in read_json(snapshot / "config.json") and not any((snapshot / SELECTOR_FOLDER).glob("*.safetensors")):
         return False
     return all((snapshot / file).is_file() for file in files) if files else any(snapshot.glob("*.safetensors"))
 

@@ -1,7 +1,7 @@
-"""The edge of a sharpened head: config.json's ``candidate_selector`` and the tensors in a folder of their own.
+"""The selector of a sharpened head: config.json's ``candidate_selector`` and the tensors in a folder of their own.
 
 They are DFlash2's names. The tensors lie beside the head's own files, where vLLM, which passes every tensor of a root
-folder on to the model, does not look; so a sharpened head still drafts without its edge in stock vLLM.
+folder on to the model, does not look; so a sharpened head still drafts without its selector in stock vLLM.
 """
 
 import hashlib
@@ -10,12 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.heads.files import EDGE, FLOATS, SELECTOR, HeadError, TensorInfo, read_headers, read_pieces, shown
+from peagle_vllm.heads.files import (
+    FLOATS,
+    SELECTOR,
+    SELECTOR_FOLDER,
+    HeadError,
+    TensorInfo,
+    read_headers,
+    read_pieces,
+    shown,
+)
 from peagle_vllm.heads.head import Head, read_map
 
 PREDECESSORS = "candidate_selector.predecessor_codebook"  # [target vocabulary, rank]
 SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]
-PROJECTION = "candidate_selector.hidden_projection.weight"  # [rank, hidden_size]; absent: the edge has no gate
+PROJECTION = "candidate_selector.hidden_projection.weight"  # [rank, hidden_size]; absent: the selector has no gate
 EDGE_SCALE = "candidate_selector.edge_scale"  # [positions] float32; absent: 1
 UNARY_SCALE = "candidate_selector.unary_scale"  # likewise
 MARKOV = {"markov_w1": PREDECESSORS, "markov_w2": SUCCESSORS}  # DSpark's names
@@ -24,13 +33,13 @@ SHARPEN_AGAIN = f"sharpen the head again, or remove {SELECTOR} from its config.j
 
 
 @dataclass(frozen=True)
-class Selector:
+class SelectorConfig:
     """config.json's ``candidate_selector``.
 
     Attributes:
         selector_rank: columns of the codebooks.
         selector_top_k: candidates a position, M.
-        head_hash: ``head_hash`` of the head that the edge was fitted to.
+        head_hash: ``head_hash`` of the head that the selector was fitted to.
     """
 
     selector_rank: int
@@ -38,7 +47,7 @@ class Selector:
     head_hash: str
 
 
-def read_selector(config: Mapping[str, Any], file: str) -> Selector | None:
+def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig | None:
     """``candidate_selector`` of a head's config; None where it has none.
 
     Raises:
@@ -54,28 +63,32 @@ def read_selector(config: Mapping[str, Any], file: str) -> Selector | None:
             raise HeadError(
                 f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024: {file}; {SHARPEN_AGAIN}"
             )
-    return Selector(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
+    return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
 
 
-def edge_name(name: str) -> str:
+def selector_tensor_name(name: str) -> str:
     """A tensor's name above, for DSpark's too."""
     return MARKOV.get(name.removesuffix(".weight").rpartition(".")[2], name)
 
 
-def read_edge(folder: Path) -> dict[str, TensorInfo]:
-    """The headers of the edge's tensors in a head's folder, by the names above. HeadError where a file is damaged."""
-    headers = read_headers(folder / EDGE) if (folder / EDGE).is_dir() else {}
-    return {edge_name(name): info for name, info in headers.items()}
+def read_selector_headers(folder: Path) -> dict[str, TensorInfo]:
+    """The headers of the selector's tensors in a head's folder, by the names above.
+
+    Raises:
+        HeadError: a file is damaged.
+    """
+    headers = read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
+    return {selector_tensor_name(name): info for name, info in headers.items()}
 
 
-def edge_shapes(
-    selector: Selector, vocab_size: int, draft_vocab_size: int, hidden_size: int
+def selector_shapes(
+    selector_config: SelectorConfig, vocab_size: int, draft_vocab_size: int, hidden_size: int
 ) -> dict[str, tuple[int, int]]:
-    """The shapes of an edge's matrices. Its scales have as many numbers as it was fitted to positions."""
+    """The shapes of a selector's matrices. Its scales have as many numbers as it was fitted to positions."""
     return {
-        PREDECESSORS: (vocab_size, selector.selector_rank),
-        SUCCESSORS: (draft_vocab_size, selector.selector_rank),
-        PROJECTION: (selector.selector_rank, hidden_size),
+        PREDECESSORS: (vocab_size, selector_config.selector_rank),
+        SUCCESSORS: (draft_vocab_size, selector_config.selector_rank),
+        PROJECTION: (selector_config.selector_rank, hidden_size),
     }
 
 
@@ -99,18 +112,18 @@ def head_hash(head: Head) -> str:
     return digest.hexdigest()[:16]
 
 
-def edge_faults(head: Head) -> Iterator[str]:
-    """Why the edge beside a head cannot be served with it. Nothing for a head without one.
+def selector_faults(head: Head) -> Iterator[str]:
+    """Why the selector beside a head cannot be served with it. Nothing for a head without one.
 
     Raises:
         HeadError: the config's entry or a file cannot be read.
     """
-    selector = read_selector(head.config, head.config_file)
-    if selector is None or head.folder is None:
+    selector_config = read_selector_config(head.config, head.config_file)
+    if selector_config is None or head.folder is None:
         return
-    place = f"{head.name}/{EDGE}"
-    tensors = read_edge(head.folder)
-    needed = edge_shapes(selector, head.vocab_size, head.draft_vocab_size, head.hidden_size)
+    place = f"{head.name}/{SELECTOR_FOLDER}"
+    tensors = read_selector_headers(head.folder)
+    needed = selector_shapes(selector_config, head.vocab_size, head.draft_vocab_size, head.hidden_size)
     for name, shape in needed.items():
         info = tensors.get(name)
         if info is None and name != PROJECTION:
@@ -122,13 +135,13 @@ def edge_faults(head: Head) -> Iterator[str]:
     if len(set(scales.values())) > 1 or any(len(shape) != 1 or not shape[0] for shape in scales.values()):
         found = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
         yield f"{found}, needs one number a position: {place}; {SHARPEN_AGAIN}"
-    if selector.selector_top_k > head.draft_vocab_size:
+    if selector_config.selector_top_k > head.draft_vocab_size:
         yield (
-            f"{SELECTOR}.selector_top_k is {selector.selector_top_k}, the draft vocabulary has {head.draft_vocab_size} "
-            f"tokens: {head.config_file}; {SHARPEN_AGAIN}"
+            f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}, the draft vocabulary has "
+            f"{head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
         )
-    if selector.head_hash != head_hash(head):
+    if selector_config.head_hash != head_hash(head):
         yield (
-            f"the edge was fitted to another head (hash {selector.head_hash}, this one's is {head_hash(head)}): "
-            f"{place}; sharpen this head, or remove {SELECTOR} from its config.json"
+            f"the candidate selector was fitted to another head (hash {selector_config.head_hash}, this one's is "
+            f"{head_hash(head)}): {place}; sharpen this head, or remove {SELECTOR} from its config.json"
         )

@@ -57,7 +57,7 @@ PATCH = Patch(
             "AttentionGroup.map_to_kernel_block_table",
         ),
         "vllm.v1.attention.backends.flash_attn": ("FlashAttentionMetadataBuilder.__init__",),
-        # The noise that Walk draws with, as sample_draft does.
+        # The noise that CandidateSampler draws with, as sample_draft does.
         "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_noised_argmax", "spec_step_seed"),
     },
 )

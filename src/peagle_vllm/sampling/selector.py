@@ -1,4 +1,4 @@
-"""The edge of a sharpened head, as both runners serve it."""
+"""The selector of a sharpened head, as both runners serve it."""
 
 from typing import Any
 
@@ -6,81 +6,89 @@ import torch
 import torch.nn.functional as F
 from vllm.config import VllmConfig
 
-from peagle_kernels import Candidates, Edge
+from peagle_kernels import Candidates, CandidateSelector
 from peagle_vllm.heads import selector as files
-from peagle_vllm.heads.files import EDGE, download
+from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
 from peagle_vllm.serving import RefusedError, refuse_broken
 
 
-def selector_of(vllm_config: VllmConfig) -> files.Selector | None:
-    """What the served head's config says of its edge; None where it has none."""
+def selector_config_of(vllm_config: VllmConfig) -> files.SelectorConfig | None:
+    """What the served head's config says of its selector; None where it has none."""
     spec = vllm_config.speculative_config
     assert spec is not None
-    return files.read_selector(vars(spec.draft_model_config.hf_config), f"{spec.draft_model_config.model}/config.json")
+    return files.read_selector_config(
+        vars(spec.draft_model_config.hf_config), f"{spec.draft_model_config.model}/config.json"
+    )
 
 
 def num_candidates(vllm_config: VllmConfig) -> int:
-    """M of the served head's edge; 0 where it has none."""
-    selector = selector_of(vllm_config)
-    return selector.selector_top_k if selector else 0
+    """M of the served head's selector; 0 where it has none."""
+    selector_config = selector_config_of(vllm_config)
+    return selector_config.selector_top_k if selector_config else 0
 
 
-def load_edge(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> Edge | None:
-    """The edge beside the weights of the loaded head ``model``; None for a head without one.
+def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> CandidateSelector | None:
+    """The selector beside the weights of the loaded head ``model``; None for a head without one.
 
-    With dummy weights it changes no draft. ``heads.edge.edge_faults`` has checked it already, unless the head was not
-    on this machine before vLLM fetched it.
+    With dummy weights it changes no draft. ``selector_faults`` has checked it already, unless the head was not on this
+    machine before vLLM fetched it.
 
     Raises:
-        RefusedError: the edge does not fit the head, or a tensor holds NaN or Inf.
-        HeadError: the edge cannot be read.
+        RefusedError: the selector does not fit the head, or a tensor holds NaN or Inf.
+        HeadError: the selector cannot be read.
     """
     from safetensors.torch import load_file
 
-    selector, spec = selector_of(vllm_config), vllm_config.speculative_config
-    if selector is None:
+    selector_config, spec = selector_config_of(vllm_config), vllm_config.speculative_config
+    if selector_config is None:
         return None
     assert spec is not None
     draft = spec.draft_model_config
     tensors: dict[str, torch.Tensor] = {}
     if vllm_config.load_config.load_format == "dummy":
         sizes = draft.hf_config.vocab_size, draft.hf_config.draft_vocab_size, draft.get_hidden_size()
-        shapes = files.edge_shapes(selector, *sizes)
+        shapes = files.selector_shapes(selector_config, *sizes)
         tensors |= {name: torch.zeros(shape, dtype=draft.dtype) for name, shape in shapes.items()}
     else:
         folder = download(draft.model, draft.revision)
-        for fault in files.edge_faults(read_head(folder)):
+        for fault in files.selector_faults(read_head(folder)):
             raise RefusedError(f"P-EAGLE refused: {fault}")
-        for file in sorted((folder / EDGE).glob("*.safetensors")):
-            tensors |= {files.edge_name(name): tensor for name, tensor in refuse_broken(load_file(file).items())}
+        for file in sorted((folder / SELECTOR_FOLDER).glob("*.safetensors")):
+            tensors |= {
+                files.selector_tensor_name(name): tensor for name, tensor in refuse_broken(load_file(file).items())
+            }
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
     ones = torch.ones(next((len(scale) for scale in scales if scale is not None), 1))
     edge_scale, unary_scale = (
         (ones if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
     )
-    edge = Edge(
+    selector = CandidateSelector(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
         hidden_projection=None if projection is None else projection.to(device, draft.dtype),
         edge_scale=edge_scale,
         unary_scale=unary_scale,
-        num_candidates=selector.selector_top_k,
+        num_candidates=selector_config.selector_top_k,
     )
-    for name, tensor in edge._asdict().items():
+    for name, tensor in selector._asdict().items():
         if isinstance(tensor, torch.Tensor):  # vLLM saves a draft model's buffers where sleep discards its weights
-            model.register_buffer(f"edge_{name}", tensor, persistent=False)
+            model.register_buffer(f"selector_{name}", tensor, persistent=False)
     row = torch.zeros(1, draft.get_hidden_size(), dtype=draft.dtype, device=device)
-    choose_top_k(model, row, edge.num_candidates)
-    return edge
+    choose_top_k(model, row, selector.num_candidates)
+    return selector
 
 
 def find_candidates(
-    model: Any, edge: Edge, hidden_states: torch.Tensor, input_ids: torch.Tensor, sample_indices: torch.Tensor
+    model: Any,
+    selector: CandidateSelector,
+    hidden_states: torch.Tensor,
+    input_ids: torch.Tensor,
+    sample_indices: torch.Tensor,
 ) -> Candidates:
-    """What ``walk_edges`` chooses among.
+    """What ``select_candidates`` chooses among.
 
     Args:
         model: the loaded head.
@@ -88,6 +96,6 @@ def find_candidates(
         input_ids: [num_rows] of the draft batch.
         sample_indices: [num_samples] draft row of each sample.
     """
-    ids, logits = top_candidates(model, hidden_states, edge.num_candidates)
-    gates = None if edge.hidden_projection is None else F.linear(hidden_states, edge.hidden_projection)
+    ids, logits = top_candidates(model, hidden_states, selector.num_candidates)
+    gates = None if selector.hidden_projection is None else F.linear(hidden_states, selector.hidden_projection)
     return Candidates(ids, logits, gates, input_ids, sample_indices)

@@ -27,14 +27,14 @@ from peagle_kernels import (
     allocate_buffers,
     gather_hidden,
     prepare_inputs,
-    walk_edges,
-    walk_edges_torch,
+    select_candidates,
+    select_candidates_torch,
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_log import log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
-from peagle_vllm.sampling.selector import find_candidates, load_edge
+from peagle_vllm.sampling.selector import find_candidates, load_selector
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
 
 
@@ -72,7 +72,7 @@ class ParallelEagleProposer(EagleProposer):
         with own_windows(self.vllm_config):
             super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
-        self.edge = load_edge(self.model, self.vllm_config, self.device)
+        self.selector = load_selector(self.model, self.vllm_config, self.device)
         self._refresh_mask_after(self.model)
         log_start(self.vllm_config)
 
@@ -116,8 +116,8 @@ class ParallelEagleProposer(EagleProposer):
     def _profile_sampling(self, hidden_states: torch.Tensor) -> None:
         """Allocate what a full batch of drafts allocates."""
         if not self._enable_probabilistic_draft_probs:
-            if self.edge:
-                top_candidates(self.model, hidden_states, self.edge.num_candidates)
+            if self.selector:
+                top_candidates(self.model, hidden_states, self.selector.num_candidates)
             else:
                 top_tokens(self.model, hidden_states)
             return
@@ -218,18 +218,20 @@ class ParallelEagleProposer(EagleProposer):
         return num_rows, buffers.sample_indices[: num_reqs * num_k], draft_cad
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.edge is None:
+        if self.selector is None:
             return top_tokens(self.model, hidden_states)
         candidates, drafts = self._candidates(hidden_states)
-        walk_edges(drafts, candidates, self.edge, self.model.draft_id_to_target_id, torch.empty_like(candidates.logits))
+        select_candidates(
+            drafts, candidates, self.selector, self.model.draft_id_to_target_id, torch.empty_like(candidates.logits)
+        )
         return drafts.view(-1)
 
     def _candidates(self, hidden_states: torch.Tensor) -> tuple[Candidates, torch.Tensor]:
         """Of the sampled rows of a sharpened head; and [num_reqs, K] room for what is chosen among them."""
-        assert self.edge is not None
+        assert self.selector is not None
         buffers, num_samples = self.buffers, len(hidden_states)
         sample_indices = buffers.sample_indices[:num_samples]
-        candidates = find_candidates(self.model, self.edge, hidden_states, buffers.input_ids, sample_indices)
+        candidates = find_candidates(self.model, self.selector, hidden_states, buffers.input_ids, sample_indices)
         return candidates, sample_indices.new_empty(
             num_samples // self.num_speculative_tokens, self.num_speculative_tokens
         )
@@ -237,12 +239,12 @@ class ParallelEagleProposer(EagleProposer):
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As inherited; probabilistic drafts of a sharpened head walk its candidates."""
+        """As inherited; probabilistic drafts of a sharpened head are chosen among its candidates."""
         if self.observer:
             num_k, sample_pos = self.num_speculative_tokens, self.buffers.sample_pos[: len(hidden_states)]
             self.observer(sampled_rows(list(self.runner.input_batch.req_ids), num_k, sample_pos, hidden_states))
         is_greedy = not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy
-        if self.edge is None or is_greedy:
+        if self.selector is None or is_greedy:
             return super()._sample_draft_tokens(hidden_states, sampling_metadata)
         candidates, drafts = self._candidates(hidden_states)
         offsets, shape = self.model.draft_id_to_target_id, (*drafts.shape, -1)
@@ -257,7 +259,7 @@ class ParallelEagleProposer(EagleProposer):
             return chosen
 
         scores = torch.empty_like(candidates.logits)
-        walk_edges_torch(drafts, candidates, self.edge, offsets, scores, draw)
+        select_candidates_torch(drafts, candidates, self.selector, offsets, scores, draw)
         return drafts.view(-1), draft_probs.flatten(0, 1)
 
     def _sample_from_logits(
@@ -268,7 +270,7 @@ class ParallelEagleProposer(EagleProposer):
         if draft_probs is None or not sampling_metadata.generators:
             return draft_token_ids, draft_probs
         assert sampling_metadata.temperature is not None
-        num_k = len(logits) // len(sampling_metadata.temperature)  # 1 in a walk
+        num_k = len(logits) // len(sampling_metadata.temperature)  # 1 while candidates are selected
         unfinished_prefill = self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
             # Drafts of an unfinished prefill are thrown away; drawing them would tie the random stream to the chunks.

@@ -6,7 +6,7 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
 from peagle_vllm.sampling.greedy import MAX_LOGITS_BYTES
-from peagle_vllm.sampling.selector import selector_of
+from peagle_vllm.sampling.selector import selector_config_of
 from peagle_vllm.serving import kv_bytes_per_token
 from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
 
@@ -23,7 +23,7 @@ class DraftMemory:
         staging: captured hidden states of the largest FULL graph.
         hidden_states: the drafter's input rows of the largest graph.
         indices: ids, positions, slots, row map and samples of the largest batch there can be.
-        walk: scores of a sharpened head's candidates, and which of them ``draft_logits`` holds.
+        candidates: scores of a sharpened head's candidates, and which of them ``draft_logits`` holds.
         largest_step: what a batch of max_num_batched_tokens rows takes for its own step; vLLM's profiling run
             counts it, so it comes off the KV cache, not on top.
     """
@@ -34,13 +34,13 @@ class DraftMemory:
     staging: int
     hidden_states: int
     indices: int
-    walk: int
+    candidates: int
     largest_step: int
 
     @property
     def buffers(self) -> int:
         """What stays allocated beside the head."""
-        return self.staging + self.hidden_states + self.indices + self.walk
+        return self.staging + self.hidden_states + self.indices + self.candidates
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -71,8 +71,8 @@ def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
     per_sample = 8 + 8 + 8  # row, position, request
     rows = max_num_tokens + max_num_seqs * (max_k - 1)
     samples = min(max_num_seqs * max_k, max_num_tokens)
-    selector = selector_of(vllm_config)
-    top_k, rank = (selector.selector_top_k, selector.selector_rank) if selector else (0, 0)
+    selector_config = selector_config_of(vllm_config)
+    top_k, rank = (selector_config.selector_top_k, selector_config.selector_rank) if selector_config else (0, 0)
     per_candidate = 4 + 8  # score, token id
     logits = min(samples * _draft_vocab_size(vllm_config) * size, MAX_LOGITS_BYTES)
     return DraftMemory(
@@ -84,7 +84,7 @@ def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
         staging=(1 + graphs.max_num_reqs * (max_k + 1)) * aux,
         hidden_states=graphs.max_rows * hidden,
         indices=rows * per_row + max_num_seqs * max_k * per_sample,
-        walk=max_num_seqs * max_k * top_k * per_candidate,
+        candidates=max_num_seqs * max_k * top_k * per_candidate,
         # Staging, before and after fc; input rows; logits; candidates and gates.
         largest_step=max_num_tokens * (aux + 2 * hidden) + logits + samples * (top_k * per_candidate + rank * size),
     )

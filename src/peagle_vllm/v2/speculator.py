@@ -40,17 +40,17 @@ from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
-from peagle_vllm.sampling.selector import load_edge, num_candidates
+from peagle_vllm.sampling.selector import load_selector, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
 from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
+from peagle_vllm.v2.candidate_sampler import CandidateSampler
 from peagle_vllm.v2.cudagraph import (
     NO_GRAPHS,
     DraftCudaGraphManager,
     draft_graphs,
     supported,
 )
-from peagle_vllm.v2.walk import Walk
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
@@ -73,7 +73,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
             for samples in range(1, self.num_speculative_steps + 1)
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
-        self.walk = Walk(self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device)
+        self.candidate_sampler = CandidateSampler(
+            self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device
+        )
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
@@ -90,11 +92,11 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
-        self.walk.edge = load_edge(self.model, self.vllm_config, self.device)
+        self.candidate_sampler.selector = load_selector(self.model, self.vllm_config, self.device)
         self._allocate_buffers()
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
-        """As inherited; a walk writes its candidates' scores only, in the float32 that it chose by."""
+        """As inherited; a selector writes its candidates' scores only, in the float32 that it chose by."""
         return (torch.float32, -float("inf")) if num_candidates(vllm_config) else super().draft_logits_spec(vllm_config)
 
     def _allocate_buffers(self) -> None:
@@ -347,8 +349,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
         drafts = self.draft_tokens[:num_reqs, :per_req]
         if self.observer:
             self.observer(sampled_rows(self._req_ids, per_req, self.buffers.sample_pos[samples], sampled))
-        if self.walk.edge:
-            scores = self.walk(self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel)
+        if self.candidate_sampler.selector:
+            scores = self.candidate_sampler(
+                self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel
+            )
             idx_mapping = self.buffers.sample_idx_mapping[samples]
             self._maybe_predict_acceptance(scores, idx_mapping, self._columns[per_req][samples])
             return

@@ -1,4 +1,4 @@
-"""What an edge is fitted to: the candidates of a served drafter, and what the target said."""
+"""What a selector is fitted to: the candidates of a served drafter, and what the target said."""
 
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -8,13 +8,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from peagle_kernels import Candidates, Edge, walk_edges_torch
+from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
 
 DEVELOPMENT_SHARE = 0.1
 UNKNOWN = -1  # a token after the end of an answer
 
 
-class Lattice(NamedTuple):
+class CandidateTrace(NamedTuple):
     """N drafts of K positions with M candidates each. A draft begins after its bonus token."""
 
     ids: Tensor  # [N, K, M] int32 draft ids, best first
@@ -24,14 +24,14 @@ class Lattice(NamedTuple):
     prompt: Tensor  # [N] int32 which prompt it belongs to
 
     @classmethod
-    def joined(cls, parts: "list[Lattice]") -> Self:
+    def joined(cls, parts: "list[CandidateTrace]") -> Self:
         return cls(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
-    def rows(self, chosen: Tensor) -> "Lattice":
+    def rows(self, chosen: Tensor) -> "CandidateTrace":
         """The drafts that a boolean or index tensor names."""
-        return Lattice(*(field[chosen] for field in self))
+        return CandidateTrace(*(field[chosen] for field in self))
 
-    def divided(self) -> "tuple[Lattice, Lattice]":
+    def divided(self) -> "tuple[CandidateTrace, CandidateTrace]":
         """Drafts to learn from, and the development share: those of a tenth of the prompts."""
         is_held = self.prompt < max(1, round(DEVELOPMENT_SHARE * (int(self.prompt.max()) + 1)))
         return self.rows(~is_held), self.rows(is_held)
@@ -48,27 +48,27 @@ class Lattice(NamedTuple):
 
     @staticmethod
     def is_whole(file: Path) -> bool:
-        """Whether ``file`` is a lattice that can be read."""
+        """Whether ``file`` is a trace that can be read."""
         try:
             with safe_open(file, "pt") as opened:
-                return set(opened.keys()) == set(Lattice._fields)
+                return set(opened.keys()) == set(CandidateTrace._fields)
         except Exception:
             return False
 
-    def accepted(self, edge: Edge | None, offsets: Tensor | None, num_k: int) -> Tensor:
-        """[N] draft tokens that a greedy target accepts, of the first ``num_k``. No edge: each position's best."""
-        if edge is None:
+    def accepted(self, selector: CandidateSelector | None, offsets: Tensor | None, num_k: int) -> Tensor:
+        """[N] draft tokens that a greedy target accepts, of the first ``num_k``. No selector: each position's best."""
+        if selector is None:
             best = self.ids[:, :num_k, 0].long()
             drafts = best if offsets is None else best + offsets[best]
         else:
             gates = None
-            if edge.hidden_projection is not None:
-                gates = self.hidden[:, :num_k].flatten(0, 1).float() @ edge.hidden_projection.float().T
+            if selector.hidden_projection is not None:
+                gates = self.hidden[:, :num_k].flatten(0, 1).float() @ selector.hidden_projection.float().T
             drafts = torch.empty(len(self.ids), num_k, dtype=torch.int64)
             ids, logits = self.ids[:, :num_k].flatten(0, 1).long(), self.logits[:, :num_k].flatten(0, 1)
             first = torch.arange(len(drafts)).repeat_interleave(num_k)  # a draft's bonus token, as input_ids holds it
             candidates = Candidates(ids, logits, gates, self.tokens[:, 0], first)
-            walk_edges_torch(drafts, candidates, edge, offsets, torch.empty_like(logits))
+            select_candidates_torch(drafts, candidates, selector, offsets, torch.empty_like(logits))
         return (drafts == self.tokens[:, 1 : num_k + 1]).cumprod(dim=1).sum(dim=1)
 
 

@@ -1,4 +1,4 @@
-"""walk_edges: the twin against a loop over requests and candidates, the kernel against the twin; and what it draws."""
+"""select_candidates: the twin against a loop over requests and candidates, the kernel against the twin; its draws."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels import Candidates, Drawing, Edge, walk_edges_torch, walk_edges_triton
+from peagle_kernels import Candidates, CandidateSelector, Drawing, select_candidates_torch, select_candidates_triton
 from tests.kernels.batches import KERNEL_DEVICE, POISON
 from tests.support.batches import moved
 
@@ -36,8 +36,8 @@ def case(
     reduced: bool = False,
     seed: int = 0,
     idle: int = 0,
-) -> tuple[Candidates, Edge, torch.Tensor | None]:
-    """Candidates, edge and offsets; the last ``idle`` requests are padding of a graph: every sample is row 0."""
+) -> tuple[Candidates, CandidateSelector, torch.Tensor | None]:
+    """Candidates, selector and offsets; the last ``idle`` requests are padding of a graph: every sample is row 0."""
     gen = torch.Generator().manual_seed(seed)
     draft_vocab, samples = DRAFT_VOCAB if reduced else VOCAB, num_reqs * k
     ids = torch.stack([torch.randperm(draft_vocab, generator=gen)[:num_candidates] for _ in range(samples)])
@@ -46,7 +46,7 @@ def case(
     input_ids = torch.randint(VOCAB, (3 * samples,), generator=gen, dtype=torch.int32)
     sample_indices = torch.randperm(3 * samples, generator=gen)[:samples]
     sample_indices[samples - idle * k :] = 0
-    edge = Edge(
+    selector = CandidateSelector(
         torch.randn(VOCAB, rank, generator=gen).bfloat16(),
         torch.randn(draft_vocab, rank, generator=gen).bfloat16(),
         None,
@@ -56,11 +56,11 @@ def case(
     )
     targets = torch.randperm(VOCAB, generator=gen)[:draft_vocab].sort().values
     offsets = targets - torch.arange(draft_vocab) if reduced else None
-    return Candidates(ids, logits, gates, input_ids, sample_indices), edge, offsets
+    return Candidates(ids, logits, gates, input_ids, sample_indices), selector, offsets
 
 
 def one_by_one(
-    candidates: Candidates, edge: Edge, offsets: torch.Tensor | None, num_reqs: int
+    candidates: Candidates, selector: CandidateSelector, offsets: torch.Tensor | None, num_reqs: int
 ) -> tuple[list[list[int]], torch.Tensor]:
     """The rule itself, a number at a time: drafts of each request, and every score."""
     k = len(candidates.ids) // num_reqs
@@ -68,12 +68,17 @@ def one_by_one(
     for req in range(num_reqs):
         previous, drafted = int(candidates.input_ids[candidates.sample_indices[req * k]]), []
         for i in range(k):
-            row, at = req * k + i, min(i, len(edge.edge_scale) - 1)
+            row, at = req * k + i, min(i, len(selector.edge_scale) - 1)
             for m, draft_id in enumerate(candidates.ids[row].tolist()):
-                products = edge.predecessor_codebook[previous].float() * edge.successor_codebook[draft_id].float()
+                products = (
+                    selector.predecessor_codebook[previous].float() * selector.successor_codebook[draft_id].float()
+                )
                 if candidates.gates is not None:
                     products = products * candidates.gates[row].float()
-                unary, pair = edge.unary_scale[at] * candidates.logits[row, m], edge.edge_scale[at] * products.sum()
+                unary, pair = (
+                    selector.unary_scale[at] * candidates.logits[row, m],
+                    selector.edge_scale[at] * products.sum(),
+                )
                 scores[row, m] = unary + pair
             draft_id = int(candidates.ids[row, scores[row].argmax()])
             previous = draft_id + (0 if offsets is None else int(offsets[draft_id]))
@@ -90,10 +95,10 @@ def strided(num_reqs: int, k: int, device: str = "cpu") -> torch.Tensor:
 @settings(max_examples=30, deadline=None)
 @given(**SHAPES)
 def test_twin_equals_a_loop(num_reqs: int, k: int, **shape: Any):
-    candidates, edge, offsets = case(k, num_reqs, **shape)
+    candidates, selector, offsets = case(k, num_reqs, **shape)
     out, scores = strided(num_reqs, k), torch.empty_like(candidates.logits)
-    walk_edges_torch(out, candidates, edge, offsets, scores)
-    drafts, wanted = one_by_one(candidates, edge, offsets, num_reqs)
+    select_candidates_torch(out, candidates, selector, offsets, scores)
+    drafts, wanted = one_by_one(candidates, selector, offsets, num_reqs)
     assert out.tolist() == drafts
     torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-4)
 
@@ -103,10 +108,10 @@ def test_twin_equals_a_loop(num_reqs: int, k: int, **shape: Any):
 def test_kernel_equals_twin(num_reqs: int, k: int, **shape: Any):
     parts = case(k, num_reqs, **shape)
     out, scores = strided(num_reqs, k), torch.empty_like(parts[0].logits)
-    walk_edges_torch(out, *parts, scores)
-    candidates, edge, offsets = moved(parts, KERNEL_DEVICE)
+    select_candidates_torch(out, *parts, scores)
+    candidates, selector, offsets = moved(parts, KERNEL_DEVICE)
     ours, our_scores = strided(num_reqs, k, KERNEL_DEVICE), torch.full_like(candidates.logits, float("nan"))
-    walk_edges_triton(ours, candidates, edge, offsets, our_scores)
+    select_candidates_triton(ours, candidates, selector, offsets, our_scores)
     assert ours.tolist() == out.tolist()
     assert (ours._base[:, k:] == POISON).all()  # columns that this step does not draft
     torch.testing.assert_close(our_scores.cpu(), scores, rtol=1e-4, atol=1e-4)
@@ -141,12 +146,12 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int,
     wanted = q.clone()
     for step, (k, rows) in enumerate(((4, [3, 0, 1]), (2, [1, 3, -1]), (4, [3, -1, 0]))):
         parts = case(k, 3, num_candidates, 16, 4, reduced=reduced, seed=step, idle=rows.count(-1) and 1)
-        candidates, edge, offsets = moved(parts, KERNEL_DEVICE)
+        candidates, selector, offsets = moved(parts, KERNEL_DEVICE)
         idx_mapping = torch.tensor(rows, device=KERNEL_DEVICE).repeat_interleave(k)
         positions = torch.arange(3 * k, device=KERNEL_DEVICE) + 11
         drawing = Drawing(draw_by_its_arguments, idx_mapping, positions, *tensors, use_fp64=False)
         out, scores = strided(3, k, KERNEL_DEVICE), torch.empty_like(candidates.logits)
-        walk_edges_triton(out, candidates, edge, offsets, scores, drawing)
+        select_candidates_triton(out, candidates, selector, offsets, scores, drawing)
 
         def choose(scored: torch.Tensor, column: int, rows=rows, positions=positions, k=k) -> torch.Tensor:
             """The same from the request's own numbers; an idle request has temperature 0."""
@@ -156,7 +161,7 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int,
             return torch.where(is_greedy, scored.argmax(-1), named)
 
         right, right_scores = strided(3, k, KERNEL_DEVICE), torch.empty_like(scores)
-        walk_edges_torch(right, candidates, edge, offsets, right_scores, choose)
+        select_candidates_torch(right, candidates, selector, offsets, right_scores, choose)
         assert out.tolist() == right.tolist()
         torch.testing.assert_close(scores, right_scores, rtol=1e-4, atol=1e-4)
         targets = candidates.ids if offsets is None else candidates.ids + offsets[candidates.ids]

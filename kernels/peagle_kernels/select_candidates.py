@@ -1,10 +1,10 @@
-"""walk_edges: choose a request's K draft tokens from the candidates of each position, left to right.
+"""select_candidates: choose a request's K draft tokens from the candidates of each position, left to right.
 
 Position i chooses among M candidates, given the token p chosen before it (the bonus token for the first):
 
     score(x) = unary_scale[i] * logit_i(x) + edge_scale[i] * sum_r A[p, r] * g_i[r] * B[x, r]
 
-A and B are the edge's codebooks, g_i the projected hidden state of position i (1 where the edge has no projection).
+A and B are the selector's codebooks, g_i the projected hidden state of position i (1 where it has no projection).
 DFlash2's selector is this with both scales 1, DSpark's Markov table without the projection too.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from peagle_kernels.prepare_inputs_kernel import INTERPRETED
 
 
-class Edge(NamedTuple):
-    """The tensors of an edge head.
+class CandidateSelector(NamedTuple):
+    """The tensors of a sharpened head's candidate selector.
 
     Positions beyond ``len(edge_scale)`` take the last one's scales.
     """
@@ -59,7 +59,9 @@ class Drawing(NamedTuple):
     use_fp64: bool
 
 
-def walk_edges(out: Tensor, candidates: Candidates, edge: Edge, offsets: Tensor | None, scores: Tensor) -> None:
+def select_candidates(
+    out: Tensor, candidates: Candidates, selector: CandidateSelector, offsets: Tensor | None, scores: Tensor
+) -> None:
     """Greedy drafts.
 
     Args:
@@ -68,9 +70,9 @@ def walk_edges(out: Tensor, candidates: Candidates, edge: Edge, offsets: Tensor 
         scores: [S, M] float32, receives the scores that were chosen from.
     """
     if out.is_cpu and not INTERPRETED:
-        walk_edges_torch(out, candidates, edge, offsets, scores)
+        select_candidates_torch(out, candidates, selector, offsets, scores)
     else:
-        walk_edges_triton(out, candidates, edge, offsets, scores)
+        select_candidates_triton(out, candidates, selector, offsets, scores)
 
 
 def argmax(scores: Tensor, column: int) -> Tensor:
@@ -78,46 +80,46 @@ def argmax(scores: Tensor, column: int) -> Tensor:
     return scores.argmax(dim=-1)
 
 
-def walk_edges_torch(
+def select_candidates_torch(
     out: Tensor,
     candidates: Candidates,
-    edge: Edge,
+    selector: CandidateSelector,
     offsets: Tensor | None,
     scores: Tensor,
     choose: Callable[[Tensor, int], Tensor] = argmax,
 ) -> None:
-    """The meaning of ``walk_edges`` in plain torch, and what a CPU runs. ``choose`` is ``argmax`` for greedy drafts."""
+    """The meaning of ``select_candidates`` in plain torch, and what a CPU runs. Greedy by default."""
     num_reqs, num_k = out.shape
     ids, logits = candidates.ids.view(num_reqs, num_k, -1), candidates.logits.view(num_reqs, num_k, -1)
     gates = None if candidates.gates is None else candidates.gates.view(num_reqs, num_k, -1)
     previous = candidates.input_ids[candidates.sample_indices[::num_k]]
-    last = len(edge.edge_scale) - 1
+    last = len(selector.edge_scale) - 1
     for column in range(num_k):
         at = min(column, last)
-        predecessor = edge.predecessor_codebook[previous].float()
+        predecessor = selector.predecessor_codebook[previous].float()
         if gates is not None:
             predecessor = predecessor * gates[:, column].float()
-        successors = edge.successor_codebook[ids[:, column]].float()
-        edges = torch.einsum("nr,nmr->nm", predecessor, successors)
-        scored = edge.unary_scale[at] * logits[:, column] + edge.edge_scale[at] * edges
+        successors = selector.successor_codebook[ids[:, column]].float()
+        pair = torch.einsum("nr,nmr->nm", predecessor, successors)
+        scored = selector.unary_scale[at] * logits[:, column] + selector.edge_scale[at] * pair
         scores.view(num_reqs, num_k, -1)[:, column] = scored
         chosen = ids[:, column].gather(1, choose(scored, column)[:, None])[:, 0]
         previous = chosen if offsets is None else chosen + offsets[chosen]
         out[:, column] = previous
 
 
-def walk_edges_triton(
+def select_candidates_triton(
     out: Tensor,
     candidates: Candidates,
-    edge: Edge,
+    selector: CandidateSelector,
     offsets: Tensor | None,
     scores: Tensor,
     drawing: Drawing | None = None,
 ) -> None:
-    """One launch, a program for each request; same meaning as ``walk_edges_torch``, and probabilistic drafts."""
+    """One launch, a program for each request; same meaning as ``select_candidates_torch``, and probabilistic drafts."""
     num_reqs, num_k = out.shape
-    num_candidates, rank = candidates.ids.shape[1], edge.predecessor_codebook.shape[1]
-    _walk_edges_kernel[(num_reqs,)](
+    num_candidates, rank = candidates.ids.shape[1], selector.predecessor_codebook.shape[1]
+    _select_candidates_kernel[(num_reqs,)](
         out,
         out.stride(0),
         candidates.ids,
@@ -125,10 +127,10 @@ def walk_edges_triton(
         candidates.gates,
         candidates.input_ids,
         candidates.sample_indices,
-        edge.predecessor_codebook,
-        edge.successor_codebook,
-        edge.edge_scale,
-        edge.unary_scale,
+        selector.predecessor_codebook,
+        selector.successor_codebook,
+        selector.edge_scale,
+        selector.unary_scale,
         offsets,
         scores,
         *(drawing[1:7] if drawing else (None,) * 6),
@@ -136,7 +138,7 @@ def walk_edges_triton(
         drawing.draft_logits.stride(1) if drawing else 0,
         drawing.cached_ids.stride(0) if drawing else 0,
         num_k,
-        len(edge.edge_scale) - 1,
+        len(selector.edge_scale) - 1,
         NUM_CANDIDATES=num_candidates,
         RANK=rank,
         BLOCK_CANDIDATES=triton.next_power_of_2(num_candidates),
@@ -148,7 +150,7 @@ def walk_edges_triton(
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.
 @triton.jit(do_not_specialize=["num_k", "last_position"])
-def _walk_edges_kernel(
+def _select_candidates_kernel(
     out_ptr,  # [num_reqs, K]
     out_stride,
     ids_ptr,  # [S, M]
@@ -196,9 +198,9 @@ def _walk_edges_kernel(
         successors = tl.load(
             successors_ptr + ids[:, None] * RANK + r[None, :], mask=is_candidate[:, None] & in_rank[None, :], other=0.0
         ).to(tl.float32)
-        edges = tl.sum(successors * predecessor[None, :], axis=1)
+        pair = tl.sum(successors * predecessor[None, :], axis=1)
         logits = tl.load(logits_ptr + candidate, mask=is_candidate, other=0.0)
-        scores = tl.load(unary_scale_ptr + position) * logits + tl.load(edge_scale_ptr + position) * edges
+        scores = tl.load(unary_scale_ptr + position) * logits + tl.load(edge_scale_ptr + position) * pair
         scores = tl.where(is_candidate, scores, float("-inf"))
         tl.store(scores_ptr + candidate, scores, mask=is_candidate)
         tokens = ids

@@ -1,4 +1,4 @@
-"""The edge of a sharpened head: each fault is one line, convert takes it along, and inspect shows it."""
+"""The selector of a sharpened head: each fault is one line, convert takes it along, and inspect shows it."""
 
 import json
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from peagle_vllm.heads import selector as edge
+from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.checks import check_head, check_pair
-from peagle_vllm.heads.files import EDGE, SELECTOR, HeadError, download, locate
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, download, locate
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import only
@@ -25,23 +25,23 @@ Change = Callable[[dict, Tensors], object]
 
 def tables(draft_vocab: int) -> Tensors:
     return {
-        edge.PREDECESSORS: torch.randn(VOCAB, RANK),
-        edge.SUCCESSORS: torch.randn(draft_vocab, RANK),
-        edge.PROJECTION: torch.randn(RANK, HIDDEN),
-        edge.EDGE_SCALE: torch.ones(5),
-        edge.UNARY_SCALE: torch.ones(5),
+        files.PREDECESSORS: torch.randn(VOCAB, RANK),
+        files.SUCCESSORS: torch.randn(draft_vocab, RANK),
+        files.PROJECTION: torch.randn(RANK, HIDDEN),
+        files.EDGE_SCALE: torch.ones(5),
+        files.UNARY_SCALE: torch.ones(5),
     }
 
 
 def sharpened(head: Written, folder: Path, change: Change = lambda selector, tensors: None) -> Path:
-    """Save ``head`` with an edge; ``change`` spoils the config's entry or the tensors before."""
+    """Save ``head`` with a selector; ``change`` spoils the config's entry or the tensors before."""
     read = read_head(head.save(folder))
-    selector = {"selector_rank": RANK, "selector_top_k": TOP_K, "head_hash": edge.head_hash(read)}
+    selector = {"selector_rank": RANK, "selector_top_k": TOP_K, "head_hash": files.head_hash(read)}
     tensors = tables(read.draft_vocab_size)
     change(selector, tensors)
     (folder / "config.json").write_text(json.dumps(head.config | {SELECTOR: selector}))
-    (folder / EDGE).mkdir()
-    save_file(tensors, folder / EDGE / "model.safetensors")
+    (folder / SELECTOR_FOLDER).mkdir()
+    save_file(tensors, folder / SELECTOR_FOLDER / "model.safetensors")
     return folder
 
 
@@ -55,22 +55,25 @@ def test_a_sound_edge_has_no_problem(name: str, tmp_path: Path):
 FAULTS: dict[str, tuple[Change, str]] = {
     "rank": (lambda s, t: s.update(selector_rank=8), f"predecessor_codebook is F32 [{VOCAB}, {RANK}], this head needs"),
     "target vocabulary": (
-        lambda s, t: t.update({edge.PREDECESSORS: torch.ones(VOCAB + 1, RANK)}),
+        lambda s, t: t.update({files.PREDECESSORS: torch.ones(VOCAB + 1, RANK)}),
         f"predecessor_codebook is F32 [{VOCAB + 1}, {RANK}], this head needs floats [{VOCAB}, {RANK}]",
     ),
     "draft vocabulary": (
-        lambda s, t: t.update({edge.SUCCESSORS: torch.ones(VOCAB, RANK)}),
+        lambda s, t: t.update({files.SUCCESSORS: torch.ones(VOCAB, RANK)}),
         f"successor_codebook is F32 [{VOCAB}, {RANK}], this head needs floats [{DRAFT_VOCAB}, {RANK}]",
     ),
-    "hidden size": (lambda s, t: t.update({edge.PROJECTION: torch.ones(RANK, 2)}), "hidden_projection.weight is F32"),
+    "hidden size": (
+        lambda s, t: t.update({files.PROJECTION: torch.ones(RANK, 2)}),
+        "hidden_projection.weight is F32",
+    ),
     "whole numbers": (
-        lambda s, t: t.update({edge.SUCCESSORS: torch.ones(DRAFT_VOCAB, RANK, dtype=torch.int32)}),
+        lambda s, t: t.update({files.SUCCESSORS: torch.ones(DRAFT_VOCAB, RANK, dtype=torch.int32)}),
         "successor_codebook is I32",
     ),
-    "a missing tensor": (lambda s, t: t.pop(edge.SUCCESSORS), "successor_codebook, which is missing"),
-    "scales of other lengths": (lambda s, t: t.update({edge.EDGE_SCALE: torch.ones(3)}), "edge_scale is [3], "),
+    "a missing tensor": (lambda s, t: t.pop(files.SUCCESSORS), "successor_codebook, which is missing"),
+    "scales of other lengths": (lambda s, t: t.update({files.EDGE_SCALE: torch.ones(3)}), "edge_scale is [3], "),
     "a scale of nothing": (
-        lambda s, t: t.update({name: torch.ones(0) for name in (edge.EDGE_SCALE, edge.UNARY_SCALE)}),
+        lambda s, t: t.update({name: torch.ones(0) for name in (files.EDGE_SCALE, files.UNARY_SCALE)}),
         "unary_scale is [0], needs one number a position",
     ),
     "another head": (lambda s, t: s.update(head_hash="0123"), "fitted to another head (hash 0123, this one's is "),
@@ -106,7 +109,7 @@ def test_an_entry_that_is_no_object(tmp_path: Path):
 
 def test_a_folder_without_its_edge_and_a_damaged_one(tmp_path: Path):
     folder = sharpened(writers.vllm(), tmp_path / "head")
-    file = folder / EDGE / "model.safetensors"
+    file = folder / SELECTOR_FOLDER / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     assert "is not a complete safetensors file" in only(check_head(read_head(folder)))
     file.unlink()
@@ -116,14 +119,14 @@ def test_a_folder_without_its_edge_and_a_damaged_one(tmp_path: Path):
 
 def test_dsparks_names_are_the_ungated_case(tmp_path: Path):
     def rename(selector: dict, tensors: Tensors) -> None:
-        markov = {"model.markov_w1.weight": edge.PREDECESSORS, "model.markov_w2.weight": edge.SUCCESSORS}
+        markov = {"model.markov_w1.weight": files.PREDECESSORS, "model.markov_w2.weight": files.SUCCESSORS}
         kept = {new: tensors[old] for new, old in markov.items()}
         tensors.clear()
         tensors.update(kept)
 
     folder = sharpened(writers.vllm(), tmp_path / "head", rename)
     assert check_head(read_head(folder)) == []
-    assert set(edge.read_edge(folder)) == {edge.PREDECESSORS, edge.SUCCESSORS}
+    assert set(files.read_selector_headers(folder)) == {files.PREDECESSORS, files.SUCCESSORS}
 
 
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
@@ -133,7 +136,7 @@ def test_convert_takes_the_edge_along(name: str, to: str, tmp_path: Path, monkey
     ran = run(monkeypatch, "convert", folder, out, "--to", to)
     assert ran.code == 0, ran.err
     assert check_pair(read_head(out), TARGET, num_speculative_tokens=5) == []
-    one, other = (load_file(place / EDGE / "model.safetensors") for place in (folder, out))
+    one, other = (load_file(place / SELECTOR_FOLDER / "model.safetensors") for place in (folder, out))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -165,9 +168,9 @@ def test_inspect_shows_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     words = " ".join(run(monkeypatch, "inspect", folder).out.split())
     assert f"edge rank {RANK}, {TOP_K} candidates a position, gated by the hidden state, 3.1 kB" in words
     data = json.loads(run(monkeypatch, "inspect", folder, "--json").out)
-    assert data["edge"] == {"rank": RANK, "candidates": TOP_K, "gated": True, "bytes": 3112}
+    assert data["selector"] == {"rank": RANK, "candidates": TOP_K, "gated": True, "bytes": 3112}
     plain = writers.vllm().save(tmp_path / "plain")
-    assert json.loads(run(monkeypatch, "inspect", plain, "--json").out)["edge"] is None
+    assert json.loads(run(monkeypatch, "inspect", plain, "--json").out)["selector"] is None
 
 
 REPO, COMMIT = "some/head", "a" * 40
@@ -185,10 +188,10 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_cached_head_without_its_edge_is_not_whole(snapshot: Path):
-    """vLLM fetches what the index names, which leaves the edge out."""
+    """vLLM fetches what the index names, which leaves the selector out."""
     folder = sharpened(writers.vllm(), snapshot)
     assert locate(REPO) == folder
-    (folder / EDGE / "model.safetensors").unlink()
+    (folder / SELECTOR_FOLDER / "model.safetensors").unlink()
     assert locate(REPO) is None
     with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
         download(REPO)
@@ -196,13 +199,12 @@ def test_a_cached_head_without_its_edge_is_not_whole(snapshot: Path):
 
 def test_the_hubs_patterns_fetch_the_edge(monkeypatch: pytest.MonkeyPatch):
     """Ours, and those of a vLLM that finds no index, as the hub's client reads them."""
-    from peagle_vllm.heads import files
 
     asked: dict = {}
-    monkeypatch.setattr(files, "find", lambda *args: None)
+    monkeypatch.setattr(head_files, "find", lambda *args: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: asked.update(kwargs) or "there")
     assert download(REPO) == Path("there")
-    repo = ["config.json", "model.safetensors", f"{EDGE}/model.safetensors", "README.md"]
+    repo = ["config.json", "model.safetensors", f"{SELECTOR_FOLDER}/model.safetensors", "README.md"]
     for patterns in (asked["allow_patterns"], ["*.safetensors"]):
         found = list(huggingface_hub.utils.filter_repo_objects(repo, allow_patterns=patterns))
-        assert f"{EDGE}/model.safetensors" in found
+        assert f"{SELECTOR_FOLDER}/model.safetensors" in found

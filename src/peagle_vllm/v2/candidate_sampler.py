@@ -1,4 +1,4 @@
-"""The walk over a sharpened head's candidates on Model Runner V2; drafts are drawn with vLLM's own noise."""
+"""A sharpened head's drafts on Model Runner V2, chosen among candidates and drawn with vLLM's own noise."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
-from peagle_kernels import DraftBuffers, Drawing, Edge, walk_edges, walk_edges_triton
+from peagle_kernels import CandidateSelector, DraftBuffers, Drawing, select_candidates, select_candidates_triton
 from peagle_vllm.sampling.selector import find_candidates
 
 try:
@@ -19,18 +19,18 @@ except ImportError:  # vLLM 0.32: one seed for all draft columns
         return seed
 
 
-class Walk:
+class CandidateSampler:
     """Chooses each draft token knowing the one before it.
 
     Attributes:
-        edge: None for a head without one; set when the head is loaded.
+        selector: None for a head without one; set when the head is loaded.
         scores: [max_num_reqs, K_max, M] float32, what the last tokens were chosen by.
         cached_ids: [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` are finite: made with it, lost
             with it.
     """
 
     def __init__(self, max_num_reqs: int, max_k: int, num_candidates: int, device: torch.device):
-        self.edge: Edge | None = None
+        self.selector: CandidateSelector | None = None
         shape = max_num_reqs, max_k, num_candidates
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
         self.cached_ids = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -54,19 +54,19 @@ class Walk:
         Returns:
             [num_samples, M] float32 scores.
         """
-        assert self.edge is not None
+        assert self.selector is not None
         samples = slice(0, len(hidden_states))
         candidates = find_candidates(
-            model, self.edge, hidden_states, buffers.input_ids, buffers.sample_indices[samples]
+            model, self.selector, hidden_states, buffers.input_ids, buffers.sample_indices[samples]
         )
-        scores = self.scores.view(-1, self.edge.num_candidates)[samples]
-        walk = candidates, self.edge, model.draft_id_to_target_id, scores
+        scores = self.scores.view(-1, self.selector.num_candidates)[samples]
+        choice = candidates, self.selector, model.draft_id_to_target_id, scores
         if draft_logits is None:
-            walk_edges(drafts, *walk)
+            select_candidates(drafts, *choice)
         else:
             rows = buffers.sample_idx_mapping[samples], buffers.sample_pos[samples]
             state = buffers.temperature, buffers.seeds, draft_logits, self.cached_ids
-            walk_edges_triton(drafts, *walk, Drawing(draw, *rows, *state, use_fp64))
+            select_candidates_triton(drafts, *choice, Drawing(draw, *rows, *state, use_fp64))
         return scores
 
 

@@ -1,15 +1,15 @@
-"""Lattices whose truth is known."""
+"""Traces whose truth is known."""
 
 import torch
 
-from peagle_kernels import Edge
-from peagle_tools.sharpen.lattice import Lattice
+from peagle_kernels import CandidateSelector
+from peagle_tools.sharpen.trace import CandidateTrace
 
 VOCAB, HIDDEN, DRAFTS_A_PROMPT = 20, 4, 10
 NEXT = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))  # what follows each token, nearly always
 
 
-def lattice(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed: int = 0) -> Lattice:
+def trace(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed: int = 0) -> CandidateTrace:
     """Drafts of a head that has the target's token among its candidates and ranks them by chance.
 
     Args:
@@ -33,11 +33,13 @@ def lattice(num: int, k: int = 3, candidates: int = 4, chained: bool = True, see
     order = logits.argsort(dim=-1, descending=True)
     prompt = torch.arange(num) // DRAFTS_A_PROMPT
     hidden = 1 + 0.3 * torch.randn(num, k, HIDDEN, generator=gen)  # a gate can be nearly constant
-    return Lattice(ids.gather(-1, order).int(), logits.gather(-1, order), hidden, tokens.int(), prompt.int())
+    return CandidateTrace(ids.gather(-1, order).int(), logits.gather(-1, order), hidden, tokens.int(), prompt.int())
 
 
-def random_edge(k: int, candidates: int, draft_vocab: int = VOCAB, target_vocab: int = VOCAB, rank: int = 5) -> Edge:
+def random_selector(
+    k: int, candidates: int, draft_vocab: int = VOCAB, target_vocab: int = VOCAB, rank: int = 5
+) -> CandidateSelector:
     gen = torch.Generator().manual_seed(1)
     sizes = (target_vocab, rank), (draft_vocab, rank), (rank, HIDDEN)
     tables = (torch.randn(size, generator=gen) for size in sizes)
-    return Edge(*tables, torch.rand(k, generator=gen), torch.rand(k, generator=gen) + 0.5, candidates)
+    return CandidateSelector(*tables, torch.rand(k, generator=gen), torch.rand(k, generator=gen) + 0.5, candidates)
