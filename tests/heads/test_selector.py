@@ -200,6 +200,8 @@ def test_a_cached_head_without_its_edge_is_not_whole(snapshot: Path):
 def test_the_hubs_patterns_fetch_the_edge(monkeypatch: pytest.MonkeyPatch):
     """Ours, and those of a vLLM that finds no index, as the hub's client reads them."""
 
+    from peagle_vllm.heads import files as head_files
+
     asked: dict = {}
     monkeypatch.setattr(head_files, "find", lambda *args: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: asked.update(kwargs) or "there")

@@ -11,7 +11,7 @@ import pytest
 from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, default_aux_layers, family_of
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head
-from tests.heads.test_edge import sharpened
+from tests.heads.test_selector import sharpened
 from tests.heads.writers import FOREIGN, SERVED
 
 ALL = SERVED | FOREIGN

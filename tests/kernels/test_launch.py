@@ -22,7 +22,7 @@ from triton.runtime.driver import driver
 
 from benchmarks import compile_report
 from peagle_kernels import Drawing, gather_hidden_triton, prepare_inputs_triton, select_candidates_triton
-from tests.kernels import test_select_candidates as selecting
+from tests.kernels import test_select_candidates as cases
 from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = [
@@ -126,15 +126,13 @@ def test_gather_hidden(launched: Callable[..., Launched]):
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
 def test_select_candidates(launched: Callable[..., Launched], drawn: bool):
     """Greedily without gates and offsets, which are None then; drawn with both."""
-    candidates, selector, offsets = selecting.case(3, 2, 5, 16, 4, gated=drawn, reduced=drawn)
+    candidates, selector, offsets = cases.case(3, 2, 5, 16, 4, gated=drawn, reduced=drawn)
     out, scores, numbers = (
-        selecting.strided(2, 3),
+        cases.strided(2, 3),
         torch.empty_like(candidates.logits),
         torch.zeros(6, dtype=torch.int64),
     )
-    drawing = Drawing(
-        selecting.draw_by_its_arguments, numbers, numbers + 1, *selecting.state(5, 4, 5, 97), use_fp64=False
-    )
+    drawing = Drawing(cases.draw_by_its_arguments, numbers, numbers + 1, *cases.state(5, 4, 5, 97), use_fp64=False)
     grid, arguments = launched(
         select_candidates_triton, out, candidates, selector, offsets, scores, drawing if drawn else None
     )
