@@ -109,7 +109,7 @@ def test_a_smaller_head_with_a_selector_walks_over_its_candidates(
     made, drafts = seen.trace, seen.known_drafts()
     weights = {
         name.rpartition("candidate_selector.")[2]: w
-        for name, w in load_weights(folder / "selector", ROUND["float32"]).items()
+        for name, w in load_weights(folder / "edge", ROUND["float32"]).items()
     }
     to_target, moved = torch.from_numpy(target_ids(head)), 0
     for row, candidates, logits, hidden in zip(drafts, made.ids.long(), made.logits, made.hidden, strict=True):

@@ -85,8 +85,8 @@ class CandidateSampler:
         before = self.weights["predecessor_codebook"][list(previous)[: len(at)]]
         if len(before) < len(at):  # a row that asked for fewer drafts
             before = F.pad(before, (0, 0, 0, len(at) - len(before)))
-        selectors = (before * self.gates) @ self.weights["successor_codebook"].T
-        scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * selectors
+        pair = (before * self.gates) @ self.weights["successor_codebook"].T
+        scores = self.weights["unary_scale"][at, None] * plain.logits + self.weights["edge_scale"][at, None] * pair
         worst, next_one = plain.logits.topk(self.num_candidates + 1).values[:, -2:].split(1, dim=1)
         # What the candidates choose, and the sure ones alone: where these differ, rounding decides.
         likely, sure = (
@@ -229,7 +229,7 @@ class Head:
         self.aux_layers = sorted(set(aux_layers))
         self.embedding, self.lm_head = names["embed_tokens.weight"], names["lm_head.weight"]
         self.target_ids = torch.arange(len(self.lm_head)) + names.get("d2t", 0)
-        self.selector = load_weights(Path(folder) / "selector", cut) if selector else {}
+        self.selector = load_weights(Path(folder) / "edge", cut) if selector else {}
         self.selector = {name.removeprefix("candidate_selector."): w for name, w in self.selector.items()}
         self.num_candidates = raw.get("candidate_selector", {}).get("selector_top_k", 0)
 
