@@ -85,7 +85,7 @@ def _check_given(given: Mapping[str, Any], known: Set[str]) -> None:
     for key, close in nearest.items():
         mend = f"write {close[0]}" if close else "remove it"
         raise refuse(f"{key} is no key of vLLM's speculative config; {mend}")
-    if line := path_fault(model):
+    if line := path_fault(model, revision):
         raise refuse(line)
     num_tokens, head = meant.get("num_speculative_tokens"), _read(model, revision)
     if num_tokens is None and isinstance(head, Head) and head.served.get("n_predict"):

@@ -100,6 +100,19 @@ def test_a_folder_that_does_not_exist(target: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no/such-head", "not in the hub's cache, and HF_HUB_OFFLINE is set"),
+        ("no such head", "the hub does not give it (Repo id must use"),
+    ],
+)
+def test_a_name_that_no_hub_can_give(target: Path, name: str, says: str, monkeypatch: pytest.MonkeyPatch):
+    """In one line, before vLLM asks again and again."""
+    monkeypatch.setattr("vllm.config.speculative.ModelConfig", None)
+    assert says in refusal(target, Path(name))
+
+
+@pytest.mark.parametrize(
     ("runner", "changes", "limit"),
     [
         ("V1", {}, "the V1 model runner allows 128"),
