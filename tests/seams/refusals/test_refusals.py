@@ -41,6 +41,7 @@ def test_mask_token_id(target: Path, head: Path, mask_token):
     assert "mask_token_id" in refusal(target, head)
 
 
+@pytest.mark.not_on("0.33", "`vllm serve HEAD` takes a target from the hub alone, and no hub is asked here")
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
 
@@ -156,6 +157,7 @@ def test_a_head_that_does_not_fit(target: Path, head: Path, edit, says: str):
     assert says in refusal(target, head)
 
 
+@pytest.mark.not_on("0.33", "it has the key")
 def test_quantized_lm_head_before_vllm_knows_it(target: Path, head: Path):
     assert "draft_lm_head_quantization needs vLLM 0.33" in refusal(target, head, draft_lm_head_quantization="fp8")
 
@@ -164,11 +166,16 @@ def test_quantized_lm_head_of_a_head_with_its_own(target: Path, tmp_path: Path, 
     """What vLLM 0.33 would say once the weights are loaded; its field is put where 0.32 has none."""
     from vllm.config import SpeculativeConfig
 
-    monkeypatch.setattr(SpeculativeConfig, "draft_lm_head_quantization", "fp8", raising=False)
-    whole = tiny_heads.write_head(tmp_path / "whole", target, HeadSpec())
-    configure(target, whole)
+    given, whole = {}, tiny_heads.write_head(tmp_path / "whole", target, HeadSpec())
+    if hasattr(SpeculativeConfig, "draft_lm_head_quantization"):
+        given = {"draft_lm_head_quantization": "fp8"}
+        with pytest.raises(ValueError, match="V1 does not support: draft lm_head quantization"):
+            configure(target, whole, **given)
+    else:
+        monkeypatch.setattr(SpeculativeConfig, "draft_lm_head_quantization", "fp8", raising=False)
+        configure(target, whole)
     reduced = tiny_heads.write_head(tmp_path / "reduced", target, HeadSpec(draft_vocab=200))
-    assert "has its own, of 200 tokens" in refusal(target, reduced)
+    assert "has its own, of 200 tokens" in refusal(target, reduced, **given)
 
 
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
