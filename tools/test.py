@@ -25,6 +25,7 @@ class Group:
     """One process. ``marks`` is a pytest mark expression, ``paths`` and ``without`` are below tests/."""
 
     command: tuple[str, ...] = ()  # not pytest: passes when it exits 0
+    python: str = sys.executable
     paths: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     marks: str = ""
@@ -32,10 +33,10 @@ class Group:
 
     def argv(self, full: bool) -> list[str]:
         if self.command:
-            return [sys.executable, *self.command]
+            return [self.python, *self.command]
         marks = " and ".join(f"({part})" for part in (self.marks, "" if full else "not full") if part)
         return [
-            *(sys.executable, "-m", "pytest", "-q", "--durations=5", "--durations-min=2", "-p", "no:cacheprovider"),
+            *(self.python, "-m", "pytest", "-q", "--durations=5", "--durations-min=2", "-p", "no:cacheprovider"),
             *(["-m", marks] if marks else []),
             *(f"tests/{path}" for path in self.paths or ("",)),
             *(f"--ignore=tests/{path}" for path in self.without),
@@ -54,6 +55,20 @@ TORCHVISION = {
     "PYTHONPATH": os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.environ.get("PYTHONPATH"))))
 }
 
+NEXT = f"{ROOT}/.cache/next/bin/python"  # vLLM's next release on this CPU (tools/next.py)
+ENGINES = ("drafts", "v2", "sampling", "features", "patches")  # what depends on vLLM, and needs an engine or its source
+PROCESSES = ("features/test_processes.py",)
+
+# On the next release: `make test-next`. Of it, `make test` runs the two that are a slice.
+NEXT_GROUPS = {
+    "next v2": Group(paths=ENGINES, without=PROCESSES, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}, python=NEXT),
+    "next v1": Group(paths=ENGINES, without=PROCESSES, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}, python=NEXT),
+    "next processes": Group(paths=PROCESSES, python=NEXT),
+    "next server": Group(paths=("server",), python=NEXT),
+    "next plain": Group(paths=ENGINES, without=PROCESSES, marks="not arm", python=NEXT),
+}
+SLICE = ("drafts/test_basics.py", "patches/refusals")
+
 # The long ones first: they decide when the last one ends.
 GROUPS = {
     "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
@@ -70,6 +85,8 @@ GROUPS = {
     "packaging": Group(paths=("packaging",)),
     "kernels": Group(paths=("kernels",), without=COMPILED, env=INTERPRETER),
     "compile": Group(paths=COMPILED),
+    "slice v2": Group(paths=SLICE[:1], marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}, python=NEXT),
+    "slice v1": Group(paths=SLICE, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}, python=NEXT),
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
     "types": Group(command=("-m", "mypy")),
@@ -82,7 +99,7 @@ GROUPS = {
 def run(name: str, full: bool) -> tuple[str, Counter[str], float]:
     """One group in a process of its own; prints its output once it has ended. Its name, counts and seconds."""
     print(f"start {name}\n", end="", flush=True)  # in one piece: two threads print
-    group, began, counts = GROUPS[name], time.monotonic(), Counter[str]()
+    group, began, counts = (GROUPS | NEXT_GROUPS)[name], time.monotonic(), Counter[str]()
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **group.env}
     done = subprocess.run(
@@ -105,20 +122,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--full", action="store_true", help="with the large grids")
+    parser.add_argument("--next", action="store_true", help="the groups of vLLM's next release, by default all of them")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
     args = parser.parse_args()
-    if unknown := set(args.groups) - set(GROUPS):
+    groups = NEXT_GROUPS if args.next else GROUPS
+    if unknown := set(args.groups) - set(groups):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
     began = time.monotonic()
     with ThreadPoolExecutor(args.jobs) as pool:
-        futures = [pool.submit(run, name, args.full) for name in GROUPS if name in (args.groups or GROUPS)]
+        futures = [pool.submit(run, name, args.full) for name in groups if name in (args.groups or groups)]
         outcomes = [future.result() for future in as_completed(futures)]
 
     print(f"\n===== all groups in {time.monotonic() - began:.0f} s =====")
     total = Counter[str]()
     for name, counts, seconds in outcomes:
         line = " ".join(f"{counts[word]:4} {word}" for word in WORDS)
-        print(f"{name:10} {line} {seconds:6.0f} s{'   <-- FAILED' if counts['failed'] else ''}")
+        print(f"{name:14} {line} {seconds:6.0f} s{'   <-- FAILED' if counts['failed'] else ''}")
         total += counts
     print(", ".join(f"{total[word]} {word}" for word in WORDS))
     return 1 if total["failed"] else 0

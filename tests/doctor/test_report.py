@@ -19,7 +19,7 @@ from peagle_tools.cli import app
 from peagle_tools.doctor.report import Environment, as_dict, decide_runner, read_environment, show
 from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
 from peagle_vllm.patches.ledger import Patch
-from peagle_vllm.patches.version import VllmInstall
+from peagle_vllm.patches.version import VllmInstall, read
 from tests.patches.trees import change, copy_of_used, installed, next_path, next_release
 
 GPU = Environment(
@@ -132,6 +132,15 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
         "excluded": True,
     }
     assert excluded["runner"]["name"] == "stock vLLM"
+
+
+def test_a_release_over_another_ones_library_is_named_for_what_it_is(tmp_path: Path) -> None:
+    """What tools/next.py makes. vLLM takes it for a CPU build, so the doctor must."""
+    root = copy_of_used(tmp_path)
+    (root / "vllm" / "_version.py").write_text('__version__ = "0.33.0+cpu.over.0.32.0"\n')
+    said = " ".join(doctor("--vllm", root).output.split())
+    assert "0.33.0 (unknown), its Python over the compiled library of the CPU build 0.32.0: for tests" in said
+    assert read_environment(read(root)).cpu_build
 
 
 @pytest.mark.usefixtures("registered")

@@ -164,6 +164,44 @@ def test_a_path_that_leads_nowhere_is_no_name_on_the_hub(name: str):
 
 
 @pytest.mark.parametrize("name", ["head", REPO, "s3://some/bucket/head"])
-def test_what_may_be_somewhere_else_is_no_fault(name: str, tmp_path: Path):
-    assert path_fault(name) is None
+def test_what_may_be_somewhere_else_is_no_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert path_fault(str(tmp_path)) is None
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "model_info", None)  # the hub is not asked
+    assert path_fault(name) is None
+
+
+@pytest.mark.parametrize("name", ["a b", "own\\head", "x" * 5000, "a\0b", "-head"])
+def test_what_can_be_no_name_on_the_hub_is_a_fault(name: str):
+    line = path_fault(name)
+    assert line is not None and "is not on this machine, and the hub does not give it" in line
+
+
+def test_offline_only_the_cache_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    line = path_fault(REPO)
+    assert line is not None and "not in the hub's cache, and HF_HUB_OFFLINE is set" in line
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert path_fault(REPO) is None
+    monkeypatch.delenv("VLLM_USE_MODELSCOPE")
+    (speculators().save(cache(tmp_path)) / "model.safetensors").unlink()  # vLLM may have its weights elsewhere
+    assert path_fault(REPO) is None
+
+
+def test_beside_a_folder_of_this_name_the_hub_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``models/nope`` may be a name on the hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    asked = []
+
+    def model_info(name: str, *, revision: str | None, timeout: float) -> None:
+        asked.append((name, revision, timeout))
+        if name == REPO:
+            raise OSError("Repository Not Found")
+
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+    assert path_fault(REPO) is None and not asked
+    (tmp_path / "some").mkdir()
+    line = path_fault(REPO, "main")
+    assert line is not None and line.startswith(f"{REPO} is not on this machine, and the hub does not give it")
+    assert asked == [(REPO, "main", 5)]
+    assert path_fault("some/other") is None

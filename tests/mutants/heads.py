@@ -25,8 +25,23 @@ UNDONE = "tests/diagnose/test_apply.py::test_each_change_moves_the_drafts_and_is
 UNFIT = "tests/inspect/test_inspect.py::test_a_foreign_target_is_unfit"
 LOGS = "tests/features/test_logs.py::test_prompts_and_answers_stand_in_no_log"
 TRUST = "tests/patches/refusals/test_trust.py"
+LOCATE = "tests/heads/test_locate.py"
 
 HEADS = (
+    Mutation(
+        "offline, vLLM looks for a head that was never fetched",
+        FILES,
+        "str):\n            return None\n        if constants.HF_HUB_OFFLINE:",
+        "str):\n            return None\n        if False:",
+        f"{LOCATE}::test_offline_only_the_cache_is_left",
+    ),
+    Mutation(
+        "a folder that is not there is taken for a name on the hub",
+        FILES,
+        "hub.model_info(model, revision=revision, timeout=5)",
+        "pass",
+        f"{LOCATE}::test_beside_a_folder_of_this_name_the_hub_is_asked_once",
+    ),
     # Heads: what serving maps, and what convert writes.
     Mutation("names keep model.", HEAD_FIELDS, 'name.removeprefix("model.")', "name", f"{DIALECT}[nemo]"),
     Mutation("mapped fields are not set", HEAD_CONFIG, "hf_config.update(dict(fields))", "pass", f"{DIALECT}[nemo]"),

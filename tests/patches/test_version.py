@@ -90,5 +90,6 @@ def test_the_installed_vllm_is_found_as_it_names_itself() -> None:
     assert ran.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
 
 
+@pytest.mark.not_on("0.33", "it is the next release")
 def test_the_next_release_is_another_recorded_one() -> None:
     assert next_release().minor in {*load_recorded()} - {installed().minor}

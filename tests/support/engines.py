@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ARM, HAS_GPU
+from tests.conftest import ARM, HAS_GPU, minor_of_vllm
 
 BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
 
@@ -25,7 +25,8 @@ class Settings:
         k: draft tokens a step.
         token_budget: target rows a step; smaller than a prompt, it makes chunked prefill.
         kv_blocks: KV blocks of BLOCK_SIZE tokens; too few for all requests, they make preemption.
-        serve_head: give the head itself as the served model (speculators format only).
+        serve_head: give the head itself as the served model (speculators format only). vLLM 0.33 then takes a target
+            from the hub alone, so there both are given by name, as its refusal says.
         speculative: more entries for speculative_config.
         llm: more arguments for LLM.
     """
@@ -64,7 +65,7 @@ class Settings:
             # vLLM takes K-1 rows a request off the token budget; give them back, so that it means target rows.
             arguments["max_num_batched_tokens"] += (self.k - 1) * self.max_num_seqs
             speculative: dict[str, Any] = {"num_speculative_tokens": self.k, "method": "eagle3"}
-            if self.serve_head:
+            if self.serve_head and minor_of_vllm() == "0.32":
                 arguments["model"] = str(self.head)
             else:
                 speculative |= {"model": str(self.head), "parallel_drafting": self.parallel_drafting}

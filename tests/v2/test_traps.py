@@ -86,7 +86,8 @@ def test_trap_7_m_follows_the_weights_inside_the_graph(pair):
     with emulate(live, [1, 2, 4]) as seen, torch.inference_mode():
         mask_hidden.mul_(-3)
         try:
-            live.run([Request("reloaded", prompt(9), 8)])
+            # Not to its end: vLLM 0.33 drafts nothing in the last step, and the buffers would be those of no draft.
+            live.run([Request("reloaded", prompt(9), 80, aborted=4)])
             m = live.drafter.model.combine_hidden_states(mask_hidden.view(1, -1))[0]
         finally:
             mask_hidden.copy_(kept)

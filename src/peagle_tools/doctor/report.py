@@ -250,7 +250,9 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        fact("vLLM", f"{report.install.version} ({report.install.distribution})")
+        release, _, library = report.version.partition("+cpu.over.")  # written by tools/next.py
+        over = f", its Python over the compiled library of the CPU build {library}: for tests" if library else ""
+        fact("vLLM", f"{release} ({report.install.distribution}){over}")
         fact("looks like", _likeness(report), "" if report.ok else "bold red")
     if environment is not None and runner is not None:
         fact("torch", environment.torch or "not installed")

@@ -131,13 +131,34 @@ def locate(model: str, revision: str | None = None) -> Path | RemoteHead | None:
         return None
 
 
-def path_fault(model: str) -> str | None:
-    """The line for a path that leads nowhere; None for what is there, and for what may be a name on the hub."""
-    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
-    if not is_path or "://" in model or os.path.exists(model):  # noqa: PTH110  (never raises, as Path.exists can)
+def path_fault(model: str, revision: str | None = None) -> str | None:
+    """The line for a head that is nowhere, for which vLLM would ask the hub for two minutes.
+
+    None for what is there, for what has a scheme, and for a name that the hub may know. A name whose first part is a
+    folder here is most likely a path: whether the hub knows it is asked once, for seconds.
+    """
+    if "://" in model or os.path.exists(model):  # noqa: PTH110  (never raises, as Path.exists can)
         return None
-    mend = "write the home folder out" if model.startswith("~") else "correct the path"
-    return f"{model} is not on this machine: model in the speculative config; {mend}"
+    where = "model in the speculative config"
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        mend = "write the home folder out" if model.startswith("~") else "correct the path"
+        return f"{model} is not on this machine: {where}; {mend}"
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() == "true":  # another hub, with a cache of its own
+        return None
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+
+    try:
+        if isinstance(hub.try_to_load_from_cache(model, "config.json", revision=revision), str):
+            return None
+        if constants.HF_HUB_OFFLINE:
+            missing = "is not on this machine and not in the hub's cache, and HF_HUB_OFFLINE is set"
+            return f"{model} {missing}: {where}; correct the path, or unset it"
+        if os.path.isdir(os.path.dirname(model)):  # noqa: PTH112, PTH120
+            hub.model_info(model, revision=revision, timeout=5)
+    except Exception as error:  # no name of the hub's, or one that it does not know
+        return f"{as_line(model)} is not on this machine, and {hub_failure(error, 'it')}: {where}"
+    return None
 
 
 def download(model: str, revision: str | None = None) -> Path:

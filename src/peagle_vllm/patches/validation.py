@@ -53,7 +53,7 @@ def install_speculative(module: ModuleType) -> None:
                 if self.method is None and _carries_mask_hidden(self.model, self.revision):
                     self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
                 if is_peagle_spec(self):
-                    if line := path_fault(self.model):
+                    if line := path_fault(self.model, self.revision):
                         raise refuse(line)  # vLLM would look for it on the hub
                     _check_head(self.model, self)
                     _read_config(original, self, *args, **kwargs)

@@ -41,6 +41,7 @@ def test_mask_token_id(target: Path, head: Path, mask_token):
     assert "mask_token_id" in refusal(target, head)
 
 
+@pytest.mark.not_on("0.33", "`vllm serve HEAD` takes a target from the hub alone, and no hub is asked here")
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
 
@@ -68,6 +69,19 @@ def test_a_folder_that_does_not_exist(target: Path, tmp_path: Path, monkeypatch:
     """In one line, before vLLM looks for it on the hub."""
     monkeypatch.setattr("vllm.config.speculative.ModelConfig", None)
     assert "nowhere is not on this machine" in refusal(target, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no/such-head", "not in the hub's cache, and HF_HUB_OFFLINE is set"),
+        ("no such head", "the hub does not give it (Repo id must use"),
+    ],
+)
+def test_a_name_that_no_hub_can_give(target: Path, name: str, says: str, monkeypatch: pytest.MonkeyPatch):
+    """In one line, before vLLM asks again and again."""
+    monkeypatch.setattr("vllm.config.speculative.ModelConfig", None)
+    assert says in refusal(target, Path(name))
 
 
 @pytest.mark.parametrize(
