@@ -34,6 +34,10 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch  # noqa: E402  (it reads the number of threads)
 
+# vLLM's attention for CPUs with AMX rounds the probabilities to bfloat16, which the reference does not: three times as
+# many bfloat16 drafts are ties as on other CPUs. Its vector form is what both are compared on, on every machine.
+torch.cpu._is_amx_tile_supported = lambda: False
+
 LEFT_OUT: list[str] = []  # tests and reasons
 HAS_GPU = torch.cuda.is_available()
 if ARM == "plugin-v2" and not HAS_GPU:
