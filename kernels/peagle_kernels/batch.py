@@ -33,7 +33,7 @@ class KVGroups(NamedTuple):
 
 
 class DraftBuffers(NamedTuple):
-    """Persistent buffers that ``prepare_inputs`` fills; their addresses never change.
+    """Buffers that ``prepare_inputs`` fills; those that a CUDA graph reads keep their addresses from capture on.
 
     The caller fills ``query_start_loc`` for the ragged layout; else it is filled here. All other fields are outputs.
     """

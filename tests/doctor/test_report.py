@@ -317,7 +317,7 @@ def test_it_says_whose_top_k_a_selector_gets_on_cuda(top_k: object, said: str, m
     assert found.top_k and found.top_k.startswith(said)
     console = Console(width=80, record=True)
     show(console, None, found, decide_runner(found, None))
-    assert re.search(rf"edge's top-k +{said.partition(' ')[0]}", console.export_text())
+    assert re.search(rf"selector's top-k +{said.partition(' ')[0]}", console.export_text())
     assert as_dict(None, found, decide_runner(found, None))["top_k"] == found.top_k
 
     monkeypatch.setattr(torch.version, "cuda", None)

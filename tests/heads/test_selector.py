@@ -163,10 +163,10 @@ def test_convert_refuses_an_unfit_edge(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "out").exists()
 
 
-def test_inspect_shows_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_inspect_shows_the_selector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = sharpened(writers.vllm(), tmp_path / "head")
     words = " ".join(run(monkeypatch, "inspect", folder).out.split())
-    assert f"edge rank {RANK}, {TOP_K} candidates a position, gated by the hidden state, 3.1 kB" in words
+    assert f"selector rank {RANK}, {TOP_K} candidates a position, gated by the hidden state, 3.1 kB" in words
     data = json.loads(run(monkeypatch, "inspect", folder, "--json").out)
     assert data["selector"] == {"rank": RANK, "candidates": TOP_K, "gated": True, "bytes": 3112}
     plain = writers.vllm().save(tmp_path / "plain")
@@ -197,7 +197,7 @@ def test_a_cached_head_without_its_edge_is_not_whole(snapshot: Path):
         download(REPO)
 
 
-def test_the_hubs_patterns_fetch_the_edge(monkeypatch: pytest.MonkeyPatch):
+def test_the_hubs_patterns_fetch_the_selector(monkeypatch: pytest.MonkeyPatch):
     """Ours, and those of a vLLM that finds no index, as the hub's client reads them."""
 
     from peagle_vllm.heads import files as head_files

@@ -6,6 +6,7 @@ And none of them compiles another variant for another K, batch or row count of a
 import importlib
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +27,7 @@ from peagle_kernels import (
     select_candidates_triton,
 )
 from tests.kernels.test_select_candidates import draw_by_its_arguments
-from tests.support.batches import Request, build
+from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter never compiles: run without TRITON_INTERPRET"
@@ -133,11 +134,12 @@ def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
             block_sizes=block_sizes,
             widths=widths,
         )
-        return case.target, case.aux, case.groups, case.layout, case.step, out
+        return case.target, case.aux, case.groups, case.batch, out
 
     steps = product((0, *depths_of(max_k)), REQUEST_COUNTS, (True, False))
     calls = (call(*step) for step in steps)
-    assert num_variants("prepare_inputs_kernel", "_prepare_inputs_kernel", prepare_inputs_triton, calls) == 2
+    launch = partial(prepare_inputs_triton, max_model_len=64, parallel_drafting_token_id=MASK_TOKEN)
+    assert num_variants("prepare_inputs_kernel", "_prepare_inputs_kernel", launch, calls) == 2
 
 
 def test_a_server_compiles_gather_hidden_once():

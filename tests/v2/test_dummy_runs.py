@@ -68,9 +68,9 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
     assert len(rows) == min(seqs, budget // k)
 
     limits = {"max_k": k, "max_num_tokens": budget, "max_model_len": budget}
-    run = NO_GRAPHS.dispatch(np.array(rows, dtype=np.int32), k, is_dummy=True, **limits)
-    assert run.num_rows == run.starts[-1] == budget
-    assert np.diff(run.starts).min() >= k
+    batch, starts, _ = NO_GRAPHS.dispatch(np.array(rows, dtype=np.int32), sum(rows), k, is_dummy=True, **limits)
+    assert batch.num_rows == starts[-1] == budget
+    assert np.diff(starts).min() >= k
 
 
 def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):

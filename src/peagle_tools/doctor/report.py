@@ -250,7 +250,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        release, _, library = report.version.partition("+cpu.over.")  # written by tools/next.py
+        release, _, library = report.install.version.partition("+cpu.over.")  # written by tools/next.py
         over = f", its Python over the compiled library of the CPU build {library}: for tests" if library else ""
         fact("vLLM", f"{release} ({report.install.distribution}){over}")
         fact("looks like", _likeness(report), "" if report.ok else "bold red")
@@ -263,7 +263,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         for name in VARIABLES:
             fact(name, environment.variables.get(name, "not set"))
         if environment.top_k:
-            fact("edge's top-k", environment.top_k)
+            fact("selector's top-k", environment.top_k)
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
         fact("because", runner.why)
     console.print(facts)

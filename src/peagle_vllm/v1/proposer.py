@@ -169,7 +169,7 @@ class ParallelEagleProposer(EagleProposer):
         query_start_loc_cpu = torch.from_numpy(starts)
         buffers = self.buffers
         query_start_loc = buffers.query_start_loc[: num_reqs + 1]
-        query_start_loc.copy_(query_start_loc_cpu, non_blocking=True)
+        async_tensor_h2d(starts, device=self.device, out=query_start_loc)
 
         prepare_inputs(
             TargetBatch(

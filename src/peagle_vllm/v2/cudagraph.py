@@ -167,14 +167,14 @@ def supported(
         has_pieces: the drafter can run in captured pieces.
     """
     if graphs.decode and backends.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
-        logger.warning(
+        logger.warning_once(
             "P-EAGLE drafts without a full CUDA graph: the drafter's attention backend (%s) does not support one.",
             backends.min_cg_attn_backend,
         )
         graphs = replace(graphs, decode=())
     scheduler, max_k = vllm_config.scheduler_config, vllm_config.num_speculative_tokens
     if graphs.decode and graphs.max_num_reqs < scheduler.max_num_seqs:
-        logger.info(
+        logger.info_once(
             "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: of %d rows a request "
             "max_num_batched_tokens (%d) holds no more.",
             graphs.max_num_reqs,

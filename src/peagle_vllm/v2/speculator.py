@@ -2,7 +2,7 @@
 
 It is an ``EagleSpeculator`` whose ``propose`` builds a draft batch of its own instead of reusing
 the target's: see docs/architecture.md for one batch walked through it. The draft step of a decode
-batch is one launch of ``prepare_inputs`` and one CUDA graph, which holds everything in ``_draft``.
+batch that a full graph holds is one launch of ``prepare_inputs`` and that graph, which holds everything in ``_draft``.
 """
 
 from collections.abc import Callable
