@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -277,10 +278,9 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
             with watch:
                 return metadata(*args, **kwargs)
 
-        monkeypatch.setattr(Builder, "build", flashinfers)
-        monkeypatch.setattr(own, "metadata", watched)
-        live.run([Request("reads", prompt(9, 5), 12)])
-        monkeypatch.setattr(Builder, "build", build)  # before emulate restores its own
+        # Undone before emulate restores its own.
+        with patch.object(Builder, "build", flashinfers), patch.object(own, "metadata", watched):
+            live.run([Request("reads", prompt(9, 5), 12)])
     replays = seen.replayed.total()
     assert replays > 2
     assert watch.seen == ["cpu"] * len(built)
