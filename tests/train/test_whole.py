@@ -26,9 +26,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "head": {"layers": 2, "depths": 4, "aux_layers": [2, 5, 7]},
     "step": {"tokens": 256, "dtype": "float32"},
     "optimizer": {"steps": 12, "lr": 0.001},
-    "every": {"checkpoint": 4, "replay": 4, "log": 1, "k": [3]},
+    "every": {"checkpoint": 4, "replay": 4, "k": [3]},
     "engine": {"max_model_len": 512, "max_num_seqs": 16, "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20},
-    "speculators": {"num_workers": 0},
+    "speculators": {"num_workers": 0, "log_freq": 1},
 }
 
 
