@@ -28,7 +28,7 @@ def written(tmp_path: Path, rows: list[Any], **options: Any) -> tuple[list[dict[
     """The lines of prompts.jsonl that are made of ``rows``, and the report."""
     source, out = tmp_path / "source.jsonl", tmp_path / "prompts.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report: Any = write_prompts(Data(prompts=[str(source)], **options), out)
+    report = write_prompts(Data(prompts=[str(source)], **options), out)
     return [json.loads(line) for line in out.read_text().splitlines()], report
 
 
@@ -138,7 +138,7 @@ def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path) -> None:
     own = wrote("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
     own += wrote("Mail jane.doe@example.com a note for me.")
     own += wrote("This goes on", end="length") + wrote("<|user|> of another turn", end="special token")
-    report: Any = write_prompts(Data(), tmp_path / "out.jsonl", own)
+    report = write_prompts(Data(), tmp_path / "out.jsonl", own)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {line["source"] for line in lines} == {"target:1", "target:2", "target:4"}
     counts = {name: count for name, count in report["rows"].items() if count}
@@ -171,7 +171,7 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path) -> None:
     files[1].write_text(json.dumps({"messages": turns}) + "\n")
     own = wrote(*planted, *PROMPTS)
     out = tmp_path / "out.jsonl"
-    report: Any = write_prompts(Data(pii="none", apart_from=[str(file) for file in files]), out, own)
+    report = write_prompts(Data(pii="none", apart_from=[str(file) for file in files]), out, own)
     kept = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
     assert not kept & planted
     assert kept == {text for text in PROMPTS[1:] if 15 <= len(text) <= 600}

@@ -143,14 +143,6 @@ def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str, ste
     assert result(file) == undisturbed[1]
 
 
-def test_killed_before_it_draws(undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All steps are saved: the same command draws."""
-    drawn: list[Path] = []
-    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", drawn.append)
-    train(undisturbed[0])
-    assert drawn == [undisturbed[0].parent / "run"]
-
-
 def test_a_signal_saves_the_step_it_comes_in(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = toy_run(tmp_path / "run")
     at_step(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))

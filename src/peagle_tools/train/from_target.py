@@ -87,7 +87,8 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
     if missing := [each for each in range(number) if each not in rows]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, rows.values())  # without a line that was cut off
-        rows |= _sample(config, tokenizer, kinds, missing, file)
+        _sample(config, tokenizer, kinds, missing, file)
+        rows = {row["number"]: row for row in read_lines(file)}
     for each in range(number):
         system = kinds[each % len(kinds)].system
         messages = [{"role": "system", "content": system}] if system else []
@@ -95,9 +96,7 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
         yield {"messages": messages, "end": rows[each]["end"]}
 
 
-def _sample(
-    config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path
-) -> dict[int, dict[str, Any]]:
+def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path) -> None:
     """Let the target's server complete the openings; each completion is appended to ``file`` at once."""
 
     def ask(number: int) -> dict[str, Any]:
@@ -115,7 +114,6 @@ def _sample(
         end = "special token" if special else choice["finish_reason"]
         return {"number": number, "after": kind.text, "text": choice["text"], "end": end}
 
-    made: dict[int, dict[str, Any]] = {}
     with (
         serve.running(config, config.run / "logs/prompts-server.log") as server,
         file.open("a", encoding="utf-8") as out,
@@ -125,10 +123,8 @@ def _sample(
         asked = [pool.submit(ask, number) for number in numbers]
         try:
             for done in as_completed(asked):
-                row = done.result()
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                out.write(json.dumps(done.result(), ensure_ascii=False) + "\n")
                 out.flush()
-                made[row["number"]] = row
                 progress.update()
         except OSError as error:
             reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
@@ -138,4 +134,3 @@ def _sample(
             raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
         finally:
             pool.shutdown(cancel_futures=True)
-    return made

@@ -52,17 +52,10 @@ def prompts(config: Config) -> str:
             'presidio_analyzer is not installed: pip install "peagle-vllm[pii]", or set `pii: none` in data'
         )
     own = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
-    report = write_prompts(data, out, own, os.cpu_count() or 1)
-    parts = []
-    for what, found in report.items():
-        shown = [f"{count} {name}" for name, count in found.items()] if isinstance(found, dict) else found
-        parts.append(f"{what}: {'; '.join(shown) or 'nothing'}")
-    return "\n".join(parts)
+    return json.dumps(write_prompts(data, out, own, os.cpu_count() or 1), indent=2)
 
 
-def write_prompts(
-    data: Data, out: Path, sampled: Iterable[dict[str, Any]] = (), workers: int = 1
-) -> dict[str, dict[str, int] | list[str]]:
+def write_prompts(data: Data, out: Path, sampled: Iterable[dict[str, Any]] = (), workers: int = 1) -> dict[str, Any]:
     """Write prompts to ``out``, whole or not at all: {id, messages, source, pii: {kind: count}} a line.
 
     Lines are in the order of their ids, which are hashes: the first ones are a random share. Rows that are dropped are
@@ -107,7 +100,7 @@ def write_prompts(
     personal: Counter[str] = Counter()
     for row in searched:
         personal.update(row["pii"])
-    report: dict[str, dict[str, int] | list[str]] = {
+    report = {
         "rows": dict(counts),
         "personal data found": dict(sorted(personal.items())),
         "looked for": list(looked_for.values()),
