@@ -67,6 +67,9 @@ def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> 
     again = Steps(config)
     assert pipeline(file, config, "answers", again) == 0
     assert again.ran == STEPS[1:]
+    (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
+    with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
+        pipeline(file, config, None, Steps(config))
 
 
 def test_a_step_that_wrote_nothing_may_get_other_settings(file: Path) -> None:
@@ -94,14 +97,6 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
         ToolError, match=r":3: engine: dtype is 'auto', which does not say how hidden states are stored"
     ):
         read_config(written(file.parent, 8, "engine: {dtype: auto}\n"))
-
-
-def test_other_prompts_are_refused(file: Path) -> None:
-    config = read_config(file)
-    assert pipeline(file, config, None, Steps(config)) == 0
-    (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
-    with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
-        pipeline(file, config, None, Steps(config))
 
 
 def test_a_target_is_enough(tmp_path: Path) -> None:

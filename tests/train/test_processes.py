@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
-from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train.config import read_config
 from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.trainer import Stopped, Trainer
+from peagle_tools.train.trainer import Trainer
 from tests.train.runs import in_child, toy_run, train
 
 STEPS = 4
@@ -97,7 +97,7 @@ def test_a_signal_to_one_stops_both(tmp_path: Path) -> None:
             original(self)
 
         Trainer._optimizers_step = watched  # type: ignore[method-assign]
-        with pytest.raises(Stopped, match="after step 3"):
+        with pytest.raises(TryAgain, match="after step 3"):
             train(file)
 
     file = toy_run(tmp_path / "run", DOCUMENTS, **SETTINGS)

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
-from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train.config import STAMP, read_config
 from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.trainer import Stopped, Trainer
+from peagle_tools.train.trainer import Trainer
 from tests.train.runs import MASK, finish, in_child, result, toy_run, train
 
 
@@ -85,7 +85,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Stopped):
+        with pytest.raises(TryAgain):
             train(file, measure=measure)
     assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-6", "step-7"}
     train(file, measure=measure)
@@ -172,7 +172,7 @@ def test_what_is_cut_off_does_not_open(
 ) -> None:
     file = toy_run(tmp_path / "run")
     at_step(monkeypatch, 10, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Stopped):
+    with pytest.raises(TryAgain):
         train(file)
     monkeypatch.undo()
     for path in (checkpoints(file) / "step-10/training_state.json", checkpoints(file) / "step-9/optimizer.pt"):

@@ -19,6 +19,8 @@ from peagle_tools.train.config import STAMP, Config
 from peagle_vllm.heads.target import read_target
 
 UNSUPERVISED = 2  # first tokens of a document: the head has no state before the first, which drafts the second
+OF_THE_SERVER = ("vllm_endpoint", "on_missing", "request_timeout", "max_retries")
+OF_THE_SERVER += ("generation_validation_retries", "max_consecutive_generation_failures")
 LISTED = 8  # rows that a message names
 
 
@@ -71,16 +73,11 @@ def loaders(
             datapath=args.data_path,
             max_len=config.step.tokens,
             transfer=transfer,
-            vllm_endpoint=args.vllm_endpoint,
-            on_missing=args.on_missing,
             train_ratio=(len(rows) - config.data.held_out + 0.5) / len(rows),  # which speculators rounds down
             split=split,
             model=args.verifier_name_or_path,
             hidden_states_dtype=dtype,
-            request_timeout=args.request_timeout,
-            max_retries=args.max_retries,
-            generation_validation_retries=args.generation_validation_retries,
-            max_consecutive_generation_failures=args.max_consecutive_generation_failures,
+            **{name: getattr(args, name) for name in OF_THE_SERVER},
         )
         loader = dataloader._setup_dataloader(
             pieces,
@@ -105,10 +102,8 @@ def read_rows(config: Config) -> Dataset:
         reason = str(error).splitlines()[0]
         raise ToolError(f"{folder}: no documents ({reason}); `peagle-vllm train pipeline` makes them") from None
     if len(rows) <= config.data.held_out:
-        all_rows = f"{folder}: has {len(rows)} documents"
-        raise ToolError(
-            f"{all_rows}, and data.held_out keeps {config.data.held_out} of them; add prompts, or keep fewer"
-        )
+        held = f"data.held_out keeps {config.data.held_out} of them"
+        raise ToolError(f"{folder}: has {len(rows)} documents, and {held}; add prompts, or keep fewer")
     config.longer_than_a_step(rows.with_format(None)["seq_len"])
     supervised: list[int] = []
     for number, batch in enumerate(rows.with_format("arrow").select_columns("loss_mask").iter(1000)):

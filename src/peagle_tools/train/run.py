@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from peagle_tools.shared.checked_yaml import nearest
 from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import versions
 from peagle_tools.train import cpu, warm_start
 from peagle_tools.train.config import Config
@@ -56,7 +57,7 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
 
     Raises:
         ToolError, HeadError: one line.
-        Stopped: a signal, or a server that gives no hidden states; the same command goes on.
+        TryAgain: a signal, or a server that gives no hidden states; the same command goes on.
     """
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens
@@ -67,9 +68,9 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
     if measure:
         trainer.measure = measure(config, trainer.val_loader.dataset)
     if trainer.rank == 0:
-        (config.run / "run.yaml").write_text(options.dump_yaml())
+        write_whole(config.run / "run.yaml", options.dump_yaml())
         used = {**versions(), "speculators": version("speculators")}
-        (config.run / "versions.json").write_text(json.dumps(used, indent=2) + "\n")
+        write_whole(config.run / "versions.json", json.dumps(used, indent=2) + "\n")
     setup_metric_logger(options.logging.logger, options.logging.run_name, options.logging.log_dir)
     trainer.run()
     return trainer

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from peagle_tools.shared.errors import ToolError, TryAgain
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.server import Server, ServerFailed
 from peagle_tools.train.config import Config
 from peagle_vllm.heads.target import read_target
@@ -83,7 +84,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     try:
         with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
             process = server.process
-            left.write_text(json.dumps({"pid": process.pid, "began": process.create_time()}))
+            write_whole(left, json.dumps({"pid": process.pid, "began": process.create_time()}))
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True

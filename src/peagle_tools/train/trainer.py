@@ -30,10 +30,6 @@ from peagle_vllm.heads.files import one_line
 Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
 
 
-class Stopped(TryAgain):
-    """The run was stopped, by a signal or for want of hidden states; the same command goes on."""
-
-
 class Trainer(library.Trainer):
     """speculators' ``Trainer`` with seeds of each step, checkpoints between steps, and one process or several.
 
@@ -101,7 +97,7 @@ class Trainer(library.Trainer):
         """Train to the end.
 
         Raises:
-            Stopped: a signal came, and its step is saved; or the server gives no hidden states.
+            TryAgain: a signal came, and its step is saved; or the server gives no hidden states.
             ToolError: a loss that is no number, or a checkpoint that cannot be written.
         """
         with self._signals(), self._log():
@@ -115,7 +111,7 @@ class Trainer(library.Trainer):
                         raise
                     saved = self.checkpointer.steps()
                     begin = f"from step {saved[-1]}" if saved else "from the beginning"
-                    raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
+                    raise TryAgain(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
             if self.rank == 0:
                 write_plots(self.settings.run)  # here, so that a run killed after its last step draws them too
@@ -157,7 +153,7 @@ class Trainer(library.Trainer):
             if measured and not last and self.rank == 0:
                 write_plots(self.settings.run)
         if stopping and not last:
-            raise Stopped(f"stopped after step {self.global_step}, which is saved; the same command goes on")
+            raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command goes on")
 
     def _any_stopping(self) -> bool:
         """Whether a signal came to one of the processes: they reach the same step before they save it."""
