@@ -19,8 +19,10 @@ from peagle_tools.train.config import STAMP, Config
 from peagle_vllm.heads.target import read_target
 
 UNSUPERVISED = 2  # first tokens of a document: the head has no state before the first, which drafts the second
-OF_THE_SERVER = ("vllm_endpoint", "on_missing", "request_timeout", "max_retries")
-OF_THE_SERVER += ("generation_validation_retries", "max_consecutive_generation_failures")
+OF_THE_SERVER = (
+    *("vllm_endpoint", "on_missing", "request_timeout", "max_retries"),
+    *("generation_validation_retries", "max_consecutive_generation_failures"),
+)
 LISTED = 8  # rows that a message names
 
 

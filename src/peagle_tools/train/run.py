@@ -16,7 +16,7 @@ from speculators.train import cli as library
 from speculators.train.config import TrainConfig
 from speculators.train.config.resolution import _BACKEND_DESTS, ConfigError
 from speculators.train.logger import setup_metric_logger
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers.utils.logging import disable_progress_bar
 
 from peagle_tools.shared.checked_yaml import nearest
@@ -95,7 +95,7 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     return Trainer(config, head, library.TrainerConfig(**fields), found, total)
 
 
-def _num_batches(loader: DataLoader, epoch: int) -> int:
+def _num_batches(loader: Any, epoch: int) -> int:
     """Steps of an epoch, which depend on how its order of documents packs."""
     loader.batch_sampler.set_epoch(epoch)
     return len(loader)

@@ -74,7 +74,7 @@ def answers(config: Config) -> str:
     if others := set(done) - set(order):
         which = f"{len(others)} of its prompts are not in {prompts}"
         raise ToolError(f"{file}: {which}; remove it, or put these prompts back")
-    if done:
+    if file.exists():  # without a line that was cut off
         write_lines(file, (row for row in read_lines(file) if row["primary_id"] != done[-1]))
     errors, bare = file.with_suffix(".errors.jsonl"), config.run / "logs/prompts.jsonl"
     errors.unlink(missing_ok=True)
