@@ -5,8 +5,6 @@ Every head begins as its target's last layers.
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +48,7 @@ def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8
         "target": str(target),
         "data": {
             "prompts": ["prompts.jsonl"],
+            "pii": "none",
             "held_out": PROMPTS,
             "max_tokens": 128,
             "endpoint": f"http://127.0.0.1:{port}/v1",
@@ -84,16 +83,15 @@ def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8
 
 def answers(target: Path, folder: Path, prompts: int, port: int) -> dict[str, Any]:
     """Let ``target`` answer ``prompts`` prompts and keep their hidden states, from which all its heads learn."""
-    file, out = write_config(target, folder, Arm(), 1, port), folder / "run/prompts.jsonl"
+    from peagle_tools.train.config import read_config
+    from peagle_tools.train.pipeline import do
+
+    file = write_config(target, folder, Arm(), 1, port)
     found = pieces(held_out=False, seed=SEED)[:prompts]
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": piece.prompt}) + "\n" for piece in found))
-    for words in (
-        ["prompts", folder / "prompts.jsonl", "--pii", "none", "--out", out],
-        ["answers", file],
-        ["data", file],
-        ["states", file],
-    ):
-        subprocess.run([sys.executable, "-m", "peagle_tools.cli", "train", *map(str, words)], check=True)
+    config = read_config(file)
+    for step in ("prompts", "answers", "data", "states"):
+        do(step, config)
     rows = (folder / "run/answers.jsonl").read_text().splitlines()
     return {"prompts": len(rows), "answer_tokens": sum(sum(json.loads(row)["loss_mask"]) for row in rows)}
 

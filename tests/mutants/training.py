@@ -146,15 +146,15 @@ TRAINING = (
     Mutation(
         "hidden states: requests that failed are not sent again",
         STEPS,
-        "if len(missing) == len(before):",
-        "if missing:",
+        "if len(left) == before:",
+        "if left:",
         FAILED,
     ),
     Mutation(
         "hidden states: requests are sent again without an end",
         STEPS,
-        "if len(missing) == len(before):",
-        "if not missing:",
+        "if len(left) == before:",
+        "if not left:",
         FAILED,
     ),
     Mutation(

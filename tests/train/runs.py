@@ -26,9 +26,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "head": {"layers": 2, "depths": 3},
     "step": {"tokens": 64, "chunk_rows": 16, "cod": [0.7, 0.2], "dtype": "float32"},
     "optimizer": {"lr": 0.01, "steps": 12},
-    "every": {"checkpoint": 3, "replay": 6, "log": 1},
+    "every": {"checkpoint": 3, "replay": 6},
     "engine": {"dtype": "float32"},
-    "speculators": {"num_workers": 0},
+    "speculators": {"num_workers": 0, "log_freq": 1},
 }
 
 

@@ -1,7 +1,6 @@
 """The order of the steps, what is skipped, and what is refused; the steps are stand-ins that write a file."""
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -10,10 +9,11 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
-from peagle_tools.train import TrainError, steps
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.train import steps
 from peagle_tools.train.config import Config, read_config
-from peagle_tools.train.pipeline import WRITES, command, pipeline
-from peagle_tools.train.steps import write_lines
+from peagle_tools.train.lines import write_lines
+from peagle_tools.train.pipeline import WRITES, pipeline
 from tests.support.models import TARGET
 
 STEPS = list(WRITES)
@@ -25,8 +25,7 @@ class Steps:
     def __init__(self, config: Config, **fails: int):
         self.config, self.fails, self.ran = config, fails, []
 
-    def __call__(self, command: list[str]) -> int:
-        step = command[command.index("train") + 1]
+    def __call__(self, step: str, file: Path, config: Config) -> int:
         self.ran.append(step)
         for path in (self.config.run / name for name in WRITES[step][:1]):
             path.write_text(step) if path.suffix else path.mkdir(parents=True, exist_ok=True)
@@ -63,11 +62,14 @@ def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> 
     config = read_config(file)
     assert pipeline(file, config, None, Steps(config, answers=75)) == 75
     config = read_config(written(file.parent, 16))
-    with pytest.raises(TrainError, match=r"answers was begun with other settings .* `--from answers`"):
+    with pytest.raises(ToolError, match=r"answers was begun with other settings .* `--from answers`"):
         pipeline(file, config, None, Steps(config))
     again = Steps(config)
     assert pipeline(file, config, "answers", again) == 0
     assert again.ran == STEPS[1:]
+    (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
+    with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
+        pipeline(file, config, None, Steps(config))
 
 
 def test_a_step_that_wrote_nothing_may_get_other_settings(file: Path) -> None:
@@ -89,20 +91,12 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
     assert pipeline(file, config, None, again) == 0
     assert again.ran == ["run", "check"]
     config = read_config(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: float32}\n"))
-    with pytest.raises(TrainError, match="answers was begun with other settings"):
+    with pytest.raises(ToolError, match="answers was begun with other settings"):
         pipeline(file, config, None, Steps(config))
     with pytest.raises(
-        TrainError, match=r":3: engine: dtype is 'auto', which does not say how hidden states are stored"
+        ToolError, match=r":3: engine: dtype is 'auto', which does not say how hidden states are stored"
     ):
         read_config(written(file.parent, 8, "engine: {dtype: auto}\n"))
-
-
-def test_other_prompts_are_refused(file: Path) -> None:
-    config = read_config(file)
-    assert pipeline(file, config, None, Steps(config)) == 0
-    (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
-    with pytest.raises(TrainError, match="prompts was begun with other settings or data"):
-        pipeline(file, config, None, Steps(config))
 
 
 def test_a_target_is_enough(tmp_path: Path) -> None:
@@ -112,23 +106,15 @@ def test_a_target_is_enough(tmp_path: Path) -> None:
     own = {"from_target": 9, "systems": ["Be brief."], "languages": ["Dutch"], "apart_from": ["measured.jsonl"]}
     file.write_text(json.dumps({"target": str(TARGET), "data": own}))
     config = read_config(file)
-    words = shlex.join(command("prompts", file, config))
-    assert words.startswith("train prompts --out ") and f"--from-target 9 --config {file}" in words
-    assert f"--system 'Be brief.' --language Dutch --apart-from {tmp_path}/measured.jsonl" in words
     assert pipeline(file, config, None, Steps(config)) == 0
-    for key, value in (
-        ("from_target", 10),
-        ("systems", []),
-        ("languages", []),
-        ("sampling", {"top_p": 1}),
-        ("apart_from", []),
-    ):
+    others = {"from_target": 10, "systems": [], "languages": [], "sampling": {"top_p": 1}, "apart_from": []}
+    for key, value in others.items():
         file.write_text(json.dumps({"target": str(TARGET), "data": own | {key: value}}))
-        with pytest.raises(TrainError, match="prompts was begun with other settings"):
+        with pytest.raises(ToolError, match="prompts was begun with other settings"):
             pipeline(file, read_config(file), None, Steps(config))
     file.write_text(json.dumps({"target": str(TARGET)}))
-    with pytest.raises(TrainError, match=r"data.prompts: is empty; name files, .* or set from_target"):
-        pipeline(file, read_config(file), None, Steps(config))
+    ended = CliRunner().invoke(app, ["train", "prompts", str(file)])
+    assert ended.exit_code == 2 and "data.prompts: is empty; name files, or data sets of the hub" in ended.stderr
 
 
 def test_doing_a_step_again_removes_what_it_and_later_ones_wrote(file: Path) -> None:
@@ -144,8 +130,8 @@ def test_one_pipeline_at_a_time(file: Path) -> None:
     config = read_config(file)
 
     class Second(Steps):
-        def __call__(self, command: list[str]) -> int:
-            with pytest.raises(TrainError, match="another pipeline is at work"):
+        def __call__(self, step: str, file: Path, config: Config) -> int:
+            with pytest.raises(ToolError, match="another pipeline is at work"):
                 pipeline(file, config, None, Steps(config))
             return 75
 
@@ -157,7 +143,7 @@ def test_answers_to_prompts_that_are_gone_are_refused(file: Path) -> None:
     config.run.mkdir(parents=True)
     write_lines(config.run / "prompts.jsonl", [{"id": key, "messages": []} for key in "ab"])
     write_lines(config.run / "answers.jsonl", [{"primary_id": key} for key in "bc"])
-    with pytest.raises(TrainError, match=r"answers.jsonl: 1 of its prompts are not in .*prompts.jsonl; remove it, or"):
+    with pytest.raises(ToolError, match=r"answers.jsonl: 1 of its prompts are not in .*prompts.jsonl; remove it, or"):
         steps.answers(config)
 
 
@@ -168,4 +154,4 @@ def test_a_tensor_file_that_cannot_be_written_is_one_line(file: Path, monkeypatc
     monkeypatch.setattr(steps, "states", full)
     ended = CliRunner().invoke(app, ["train", "states", str(file)])
     assert ended.exit_code == 2 and "Traceback" not in ended.output
-    assert "No space left on device (os error 28); mend that, and the same command goes on" in ended.stderr
+    assert "No space left on device (os error 28); mend that, and run the command again" in ended.stderr

@@ -12,30 +12,21 @@ import torch
 from safetensors.torch import load_file
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
-from peagle_tools.train import TrainError
+from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train.config import read_config
 from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.trainer import Stopped, Trainer
+from peagle_tools.train.trainer import Trainer
 from tests.train.runs import in_child, toy_run, train
 
 STEPS = 4
-DOCUMENTS = [
-    (30, 4),
-    (28, 6),
-    (31, 31),
-    (29, 3),
-    (27, 5),
-    (32, 32),
-    (30, 2),
-    (26, 4),
-    (30, 4),
-    (30, 4),
-]  # two say nothing
+# Two say nothing.
+DOCUMENTS = [(30, 4), (28, 6), (31, 31), (29, 3), (27, 5), (32, 32), (30, 2), (26, 4), (30, 4), (30, 4)]
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"held_out": 2},
     "step": {"tokens": 32},
-    "optimizer": {"steps": STEPS, "schedule": "none"},
+    "optimizer": {"steps": STEPS},
     "every": {"checkpoint": 2, "replay": 2},
+    "speculators": {"scheduler_type": "none"},
 }
 
 
@@ -92,7 +83,7 @@ def test_two_processes_are_one(by_one: dict[str, torch.Tensor], tmp_path: Path, 
     (last / "training_state.json").unlink()
     assert in_two(file) == [0, 0]
     assert all(torch.equal(tensor, found[name]) for name, tensor in trained(file).items())
-    with pytest.raises(TrainError, match=r"processes was 2 and is 1|one process only"):
+    with pytest.raises(ToolError, match=r"processes was 2 and is 1|one process only"):
         train(file)
 
 
@@ -106,7 +97,7 @@ def test_a_signal_to_one_stops_both(tmp_path: Path) -> None:
             original(self)
 
         Trainer._optimizers_step = watched  # type: ignore[method-assign]
-        with pytest.raises(Stopped, match="after step 3"):
+        with pytest.raises(TryAgain, match="after step 3"):
             train(file)
 
     file = toy_run(tmp_path / "run", DOCUMENTS, **SETTINGS)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from peagle_tools.diagnose.prompts import PROMPTS
-from peagle_tools.train import TrainError
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.train.config import Data
 from peagle_tools.train.from_target import openings
 from peagle_tools.train.prompts import write_prompts
 from tests.support.models import MODELS, TARGET
@@ -27,8 +28,7 @@ def written(tmp_path: Path, rows: list[Any], **options: Any) -> tuple[list[dict[
     """The lines of prompts.jsonl that are made of ``rows``, and the report."""
     source, out = tmp_path / "source.jsonl", tmp_path / "prompts.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    chosen = {"pii": "presidio", "action": "drop", "ner": None, "workers": 1} | options
-    report = write_prompts([str(source)], out, **chosen)
+    report = write_prompts(Data(prompts=[str(source)], **options), out)
     return [json.loads(line) for line in out.read_text().splitlines()], report
 
 
@@ -53,7 +53,7 @@ def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_masked_prompts_hold_no_personal_data(tmp_path: Path) -> None:
-    lines, _ = written(tmp_path, planted(), action="mask")
+    lines, _ = written(tmp_path, planted(), pii_action="mask")
     texts = "\n".join(line["messages"][0]["content"] for line in lines)
     for kind, some in PLANTED.items():
         assert f"<{kind}>" in texts
@@ -87,7 +87,7 @@ def test_a_model_for_token_classification_finds_names_and_places(tmp_path: Path)
         model.classifier.weight[1, words["alice"]] = model.classifier.weight[2, words["paris"]] = 10
     model.save_pretrained(tmp_path)
     rows = [{"prompt": text} for text in ("Where does Alice live?", "Is Paris large?", "What is a hash table?")]
-    lines, report = written(tmp_path, rows, action="mask", ner=str(tmp_path))
+    lines, report = written(tmp_path, rows, pii_action="mask", ner=str(tmp_path))
     texts = {line["messages"][0]["content"]: line["pii"] for line in lines}
     assert texts == {
         "Where does <PERSON> live?": {"PERSON": 1},
@@ -138,7 +138,7 @@ def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path) -> None:
     own = wrote("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
     own += wrote("Mail jane.doe@example.com a note for me.")
     own += wrote("This goes on", end="length") + wrote("<|user|> of another turn", end="special token")
-    report = write_prompts([], tmp_path / "out.jsonl", "presidio", "drop", None, 1, own)
+    report = write_prompts(Data(), tmp_path / "out.jsonl", own)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {line["source"] for line in lines} == {"target:1", "target:2", "target:4"}
     counts = {name: count for name, count in report["rows"].items() if count}
@@ -171,7 +171,7 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path) -> None:
     files[1].write_text(json.dumps({"messages": turns}) + "\n")
     own = wrote(*planted, *PROMPTS)
     out = tmp_path / "out.jsonl"
-    report = write_prompts([], out, "none", "drop", None, 1, own, [str(file) for file in files])
+    report = write_prompts(Data(pii="none", apart_from=[str(file) for file in files]), out, own)
     kept = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
     assert not kept & planted
     assert kept == {text for text in PROMPTS[1:] if 15 <= len(text) <= 600}
@@ -194,12 +194,12 @@ def test_the_opening_of_a_users_turn_is_what_the_chat_template_says() -> None:
     assert openings(tokenizer, [], [])[0].text.endswith("[INST]") and openings(tokenizer, [], [])[0].end == "[/INST]"
     for template in ("{{ raise_exception('no') }}", "{{ messages[0]['content'] }}", "nothing of the user"):
         tokenizer.chat_template = template
-        with pytest.raises(TrainError, match="the target's chat template"):
+        with pytest.raises(ToolError, match="the target's chat template"):
             openings(tokenizer, [], [])
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match=r"none.jsonl cannot be read"):
-        write_prompts([str(tmp_path / "none.jsonl")], tmp_path / "out.jsonl", "none", "drop", None, 1)
-    with pytest.raises(TrainError, match="no prompt is left"):
+    with pytest.raises(ToolError, match=r"none.jsonl cannot be read"):
+        write_prompts(Data(prompts=[str(tmp_path / "none.jsonl")]), tmp_path / "out.jsonl")
+    with pytest.raises(ToolError, match="no prompt is left"):
         written(tmp_path, [{"answer": "x"}])

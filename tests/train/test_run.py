@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hs_connectors.fp8_utils import SCALES_KEY, dequantize_fp8_tensor, quantize_tensor_to_fp8
@@ -18,12 +17,11 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
-from peagle_tools.train import TrainError
+from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train.config import STAMP, read_config
-from peagle_tools.train.documents import mixed, set_epoch
 from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.trainer import Stopped, Trainer
+from peagle_tools.train.trainer import Trainer
 from tests.train.runs import MASK, finish, in_child, result, toy_run, train
 
 
@@ -87,7 +85,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Stopped):
+        with pytest.raises(TryAgain):
             train(file, measure=measure)
     assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-6", "step-7"}
     train(file, measure=measure)
@@ -145,22 +143,11 @@ def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str, ste
     assert result(file) == undisturbed[1]
 
 
-def test_killed_before_it_draws(undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All steps are saved: the same command draws."""
-    drawn: list[Path] = []
-    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", drawn.append)
-    train(undisturbed[0])
-    assert drawn == [undisturbed[0].parent / "run"]
-
-
 def test_a_signal_saves_the_step_it_comes_in(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = toy_run(tmp_path / "run")
     at_step(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = CliRunner().invoke(app, ["train", "run", str(file)])
     assert stopped.exit_code == 75 and "stopped after step 5, which is saved" in stopped.output
-    assert all(
-        default in stopped.output for default in ("num_layers 2 (1)", "optimizer adamw (muon)", "max_anchors all (512)")
-    )
     assert (checkpoints(file) / "step-5").is_dir()
     train(file)
     assert result(file) == undisturbed[1]
@@ -170,7 +157,7 @@ def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkey
     file, (soft, hard) = toy_run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
     at_step(monkeypatch, 5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard)))
     try:
-        with pytest.raises(TrainError, match=r"step-6 cannot be written \(.*make room, .* goes on; step-3 is there$"):
+        with pytest.raises(ToolError, match=r"step-6 cannot be written \(.*make room, .* goes on; step-3 is there$"):
             train(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -185,7 +172,7 @@ def test_what_is_cut_off_does_not_open(
 ) -> None:
     file = toy_run(tmp_path / "run")
     at_step(monkeypatch, 10, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Stopped):
+    with pytest.raises(TryAgain):
         train(file)
     monkeypatch.undo()
     for path in (checkpoints(file) / "step-10/training_state.json", checkpoints(file) / "step-9/optimizer.pt"):
@@ -204,7 +191,7 @@ def test_a_loss_that_is_no_number_names_its_documents(tmp_path: Path) -> None:
     tensors = load_file(states)
     tensors["hidden_states"][5] = torch.nan
     save_file(tensors, states)
-    with pytest.raises(TrainError, match=r"^step \d+: the loss is nan, .*rows (\d+, )*7(, \d+)* of the data; "):
+    with pytest.raises(ToolError, match=r"^step \d+: the loss is nan, .*rows (\d+, )*7(, \d+)* of the data; "):
         train(file)
     left = [load_file(path / "master.safetensors") for path in checkpoints(file).glob("step-*")]
     assert all(tensor.isfinite().all() for tensors in left for tensor in tensors.values())
@@ -221,16 +208,18 @@ def test_a_server_that_is_gone_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_hidden_states_of_another_document_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = toy_run(tmp_path / "run")
-    folder = read_config(file).data_folder / "hidden_states"
+    """Before the first step, and where they become so while it trains."""
+    config = read_config(file := toy_run(tmp_path / "run"))
+    folder = config.data_folder / "hidden_states"
+    trainer = make_trainer(config, to_options(config))
     shutil.copy(folder / "hs_3.safetensors", folder / "hs_5.safetensors")
-    with pytest.raises(TrainError, match=r"^row 5 of the data: ") as refused:
+    with pytest.raises(ToolError, match=r"^row 5 of the data: ") as refused:
+        trainer.run()
+    with pytest.raises(ToolError, match=r"those of 1 of 24 documents .*, rows 5; "):
         train(file)
 
     def in_worker(*_: object) -> None:  # what torch makes of it there
-        raise TrainError(
-            f"Caught TrainError in DataLoader worker process 0.\n  ...\n{refused.typename}: {refused.value}"
-        )
+        raise ToolError(f"Caught ToolError in DataLoader worker process 0.\n  ...\n{refused.typename}: {refused.value}")
 
     monkeypatch.setattr("peagle_tools.train.run.train", in_worker)
     shown = CliRunner().invoke(app, ["train", "run", str(file)])
@@ -283,63 +272,6 @@ def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:
     train(file)
 
 
-LENGTHS = np.array([*range(20, 30)] * 4 + [*range(200, 300, 20)])  # 980 tokens and 1,200
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
-def test_a_mix_has_its_shares_in_every_epoch(share: float) -> None:
-    """Within a document, too few of them repeated; each is used as often as the others of its range, but for once."""
-    used = np.zeros(len(LENGTHS), int)
-    epochs = [mixed(LENGTHS, {29: share, 512: 1 - share}, 3, epoch) for epoch in range(7)]
-    for rows in epochs:
-        np.add.at(used, rows, 1)
-        for is_short, of_tokens in ((True, share), (False, 1 - share)):
-            of_range = LENGTHS[rows[(rows < 40) == is_short]]
-            assert abs(of_range.sum() - of_tokens * LENGTHS.sum()) < (29 if is_short else 280)
-    assert np.ptp(used[:40]) <= 1 and np.ptp(used[40:]) <= 1
-    assert not np.array_equal(np.sort(epochs[0]), np.sort(epochs[1])) and len(np.unique(epochs[0])) < len(LENGTHS)
-
-
-def test_a_mix_of_what_is_there_takes_every_document_once() -> None:
-    epoch = mixed(LENGTHS, {29: 980 / 2180, 512: 1200 / 2180}, 3, 4)
-    assert sorted(epoch) == [*range(len(LENGTHS))]
-
-
-@pytest.mark.parametrize("optimizer", [{"epochs": 3, "steps": None}, {"steps": 11}], ids=["epochs", "steps"])
-def test_a_mixed_run_goes_on_bit_for_bit(optimizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in its second epoch; pieces of a document that is cut count as documents; other shares are refused."""
-    documents = [(150, 10), *[(30, 5)] * 4, *[(20, 4)] * 4, (30, 4), (30, 4)]
-    data = {"held_out": 2, "long": "split", "mix": {25: 0.75, 64: 0.25}}
-    files = [toy_run(tmp_path / name, documents, data=data, optimizer=optimizer) for name in ("undisturbed", "stopped")]
-    loader, epochs = make_trainer(read_config(files[0]), to_options(read_config(files[0]))).train_loader, []
-    for number in range(3):
-        set_epoch(loader, number, read_config(files[0]))
-        epochs.append([batch.tolist() for batch in loader.batch_sampler])
-        pieces = [loader.dataset.pieces[piece] for batch in epochs[-1] for piece in batch]
-        lengths = np.array([stop - start for _, start, stop in pieces])
-        assert abs(lengths[lengths <= 25].sum() - 0.75 * (150 + 4 * 30 + 4 * 20)) < 25
-    finish(files[0])
-    original, trained = Trainer._optimizers_step, []
-
-    def noted(self: Trainer) -> None:
-        trained.append(self.batches[self.local_step].tolist())
-        original(self)
-
-    monkeypatch.setattr(Trainer, "_optimizers_step", noted)
-    at_step(monkeypatch, len(epochs[0]) + 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Stopped):
-        train(files[1])
-    train(files[1])
-    assert trained == [batch for epoch in epochs for batch in epoch][: optimizer["steps"]]
-    assert result(files[1]) == result(files[0])
-    files[1].write_text(files[1].read_text().replace("0.75", "0.5").replace("0.25", "0.5"))
-    with pytest.raises(TrainError, match=r"data.mix was .*0.75.* and is .*0.5"):
-        train(files[1])
-    files[1].write_text(files[1].read_text().replace("0.5", "0.6"))
-    with pytest.raises(TrainError, match=r":\d+: data.mix: the shares sum to 1.2; they must sum to 1$"):
-        train(files[1])
-
-
 def change_stamp(file: Path) -> None:
     stamp = read_config(file).data_folder / STAMP
     stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "aux_layers": [1, 4, 6], "dtype": "bfloat16"}))
@@ -370,23 +302,17 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
         change_stamp,
         r"aux_layers \[1, 4, 6\] where peagle.yaml says \[2, 4, 5\], dtype bfloat16 where",
     ),
-    "lost hidden states": ({}, lose_states, "2 of 24 files of hidden states are missing or cut off, rows 3, 9; "),
+    "lost hidden states": (
+        {},
+        lose_states,
+        "those of 2 of 24 documents are missing, cut off, or of other ones or layers, rows 3, 9; ",
+    ),
     "hidden states of another shape": (
         {},
         other_layers,
-        r"a token's hidden states are \(3, 16\), float32, and the head reads \(4, 16\)",
+        "those of 1 of 24 documents are missing, cut off, or of other ones or layers, rows 0; ",
     ),
     "all held out": ({"data": {"held_out": 24}}, None, "has 24 documents, and data.held_out keeps 24 of them"),
-    "a mix without long documents": (
-        {"data": {"mix": {30: 1.0}}},
-        None,
-        r"data.mix: 3 of 20 documents have more than 30 tokens, the longest 39: add a range",
-    ),
-    "a mix of what is not there": (
-        {"data": {"mix": {10: 0.5, 64: 0.5}}},
-        lose_states,  # it is refused before they are made
-        "data.mix: no document has 1 to 10 tokens: give their share to others",
-    ),
     "an option of speculators": (
         {"speculators": {"draft_arc": "llama"}},
         None,
@@ -414,13 +340,13 @@ def test_refused_in_one_line(tmp_path: Path, what: str) -> None:
     done = CliRunner().invoke(app, ["train", "run", str(file)])
     assert done.exit_code == 2, done.output
     assert done.stderr.count("peagle-vllm: ") == 1 and "Traceback" not in done.output
-    with pytest.raises(TrainError, match=line):
+    with pytest.raises(ToolError, match=line):
         train(file)
 
 
 def test_documents_that_begin_supervised_are_refused(tmp_path: Path) -> None:
     file = toy_run(tmp_path / "run", [(20, 4)] * 5 + [(20, 1), (20, 0)])
-    with pytest.raises(TrainError, match="2 of 7 documents are supervised in their first 2 tokens, rows 5, 6: "):
+    with pytest.raises(ToolError, match="2 of 7 documents are supervised in their first 2 tokens, rows 5, 6: "):
         train(file)
 
 
@@ -429,7 +355,7 @@ def test_another_config_does_not_go_on(undisturbed: Any) -> None:
     text = file.read_text()
     file.write_text(text.replace("lr: 0.01", "lr: 0.02"))
     try:
-        with pytest.raises(TrainError, match=r"step-12 is of another run: optimizer.lr was 0.01 and is 0.02; "):
+        with pytest.raises(ToolError, match=r"step-12 is of another run: optimizer.lr was 0.01 and is 0.02; "):
             train(file)
     finally:
         file.write_text(text)

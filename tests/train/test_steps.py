@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import load_from_disk
 from safetensors.torch import load_file, save, save_file
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
+from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.server import Server
-from peagle_tools.train import TrainError, TryAgain, serve, steps
+from peagle_tools.train import serve, steps
 from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step, read_config
+from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.replay import by_replay
 from peagle_tools.train.run import train
 from tests.support.models import MODELS, TARGET
@@ -40,7 +43,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     ]
     rows[1]["messages"].append({"role": "user", "content": texts[PROMPTS]})
     rows.append({"id": "99", "messages": [{"role": "user", "content": TOO_LONG}]})
-    steps.write_lines(folder / "prompts.jsonl", rows)
+    write_lines(folder / "prompts.jsonl", rows)
     return Config(
         target=str(TARGET),
         folder=str(folder),
@@ -95,7 +98,7 @@ def answers_of(config: Config) -> Path:
 
 
 def rows(config: Config) -> list[dict[str, Any]]:
-    return list(steps.read_lines(answers_of(config)))
+    return list(read_lines(answers_of(config)))
 
 
 def changed(config: Config, part: str, **fields: Any) -> Config:
@@ -116,7 +119,7 @@ def test_answers_are_the_targets_own(config: Config, server: Server, target: Any
     line: only the first one is kept.
     """
     left = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "text": "", "finish_reason": "stop", "temperature": 0}
-    steps.write_lines(answers_of(config), [{"id": f"{key}_gen0", "primary_id": key, **left} for key in ("00", "01")])
+    write_lines(answers_of(config), [{"id": f"{key}_gen0", "primary_id": key, **left} for key in ("00", "01")])
     with answers_of(config).open("a") as file:
         file.write('{"id": "02_gen0", "primary')
     assert "1 prompts refused" in steps.answers(config)
@@ -130,42 +133,43 @@ def test_answers_are_the_targets_own(config: Config, server: Server, target: Any
 
 
 def test_the_target_writes_prompts_itself(config: Config, server: Server, tmp_path: Path) -> None:
-    """By the command, in its own folder; killed meanwhile it goes on, and what is near to a measured prompt is dropped.
+    """By the command; killed meanwhile it goes on, and what is near to a measured prompt is dropped.
 
     The measured one is planted: a prompt that the target writes, with its last word changed.
     """
-    asked = {"target": str(TARGET), "data": {"endpoint": config.data.endpoint, "serve": False}}
-    (tmp_path / "peagle.yaml").write_text(json.dumps(asked))
-    out, sampled = tmp_path / "own.jsonl", tmp_path / "own.sampled.jsonl"
-    words = ["train", "prompts", "--config", str(tmp_path / "peagle.yaml"), "--out", str(out), "--pii", "none"]
+    file, run = tmp_path / "peagle.yaml", tmp_path / "run"
+    out, sampled = run / "prompts.jsonl", run / "prompts.sampled.jsonl"
 
-    def write(number: int, *more: str) -> list[dict[str, Any]]:
-        ended = CliRunner().invoke(app, [*words, "--from-target", str(number), *more])
+    def write(number: int, target: str = str(TARGET), **more: Any) -> Any:
+        data = {"endpoint": config.data.endpoint, "serve": False, "pii": "none", "from_target": number, **more}
+        file.write_text(json.dumps({"target": target, "data": data}))
+        return CliRunner().invoke(app, ["train", "prompts", str(file)])
+
+    def wrote(number: int, **more: Any) -> list[dict[str, Any]]:
+        ended = write(number, **more)
         assert ended.exit_code == 0, ended.output
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        return list(read_lines(out))
 
-    few = write(12)
-    first = {row["number"]: row for row in steps.read_lines(sampled)}
+    few = wrote(12)
+    first = {row["number"]: row for row in read_lines(sampled)}
     assert sorted(first) == list(range(12)) and {row["after"] for row in first.values()} == {"<|bos|><|user|>"}
     assert len({row["text"] for row in first.values()}) > 6
-    with sampled.open("a") as file:
-        file.write('{"number": 12, "af')
-    many = write(20)
-    rows = {row["number"]: row for row in steps.read_lines(sampled)}
+    with sampled.open("a") as lines:
+        lines.write('{"number": 12, "af')
+    many = wrote(20)
+    rows = {row["number"]: row for row in read_lines(sampled)}
     assert sorted(rows) == list(range(20)) and {n: rows[n] for n in first} == first
     assert {line["id"] for line in few} <= {line["id"] for line in many}
-    measured = tmp_path / "measured.jsonl"
     near = max(many, key=lambda line: len(line["messages"][0]["content"].split()))
     reworded = " ".join([*near["messages"][0]["content"].split()[:-1], "else"])
-    measured.write_text(json.dumps({"prompt": reworded}) + "\n")
-    assert near["id"] not in {line["id"] for line in write(20, "--apart-from", str(measured))}
+    (tmp_path / "measured.jsonl").write_text(json.dumps({"prompt": reworded}) + "\n")
+    assert near["id"] not in {line["id"] for line in wrote(20, apart_from=["measured.jsonl"])}
     report = json.loads(out.with_suffix(".report.json").read_text())["rows"]
     assert report["near to a measured prompt"] >= 1 and report["written by the target"] == 20
-    ended = CliRunner().invoke(app, [*words, "--from-target", "20", "--system", "Be brief."])
+    ended = write(20, systems=["Be brief."])
     assert ended.exit_code == 2 and "was sampled after other system prompts" in ended.stderr
     sampled.unlink()
-    (tmp_path / "peagle.yaml").write_text(json.dumps(asked | {"target": "no/such-target"}))
-    ended = CliRunner().invoke(app, [*words, "--from-target", "20"])
+    ended = write(20, target="no/such-target")
     assert ended.exit_code == 2 and "no/such-target has no tokenizer" in ended.stderr
 
 
@@ -180,20 +184,20 @@ def test_a_prompt_answered_with_nothing_is_left_out(
     errors = [{"id": "99", "metadata": {"error": "ValueError('empty assistant generation (sample 0)')"}}]
 
     def answer(*_: object) -> None:
-        steps.write_lines(answers_of(own), [row | {"id": f"{key}_gen0", "primary_id": key} for key in keys[:-1]])
-        steps.write_lines(tmp_path / "answers.errors.jsonl", errors)
-        with pytest.raises(TrainError, match="is not finished; `peagle-vllm train answers`"):
+        write_lines(answers_of(own), [row | {"id": f"{key}_gen0", "primary_id": key} for key in keys[:-1]])
+        write_lines(tmp_path / "answers.errors.jsonl", errors)
+        with pytest.raises(ToolError, match="is not finished; `peagle-vllm train answers`"):
             steps.data(own)
 
     keys = [f"{number:02}" for number in range(HELD_OUT + 1)] + ["99"]
-    steps.write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": []} for key in keys))
+    write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": []} for key in keys))
     monkeypatch.setattr(steps, "speculators", answer)
     assert "1 prompts refused or answered with nothing, see answers.errors.jsonl" in steps.answers(own)
-    with pytest.raises(TrainError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
+    with pytest.raises(ToolError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
         steps.states(own)
 
 
-def test_an_answer_that_loops_is_no_document(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_loops_is_no_document(config: Config, tmp_path: Path) -> None:
     """A run of 4 tokens five times; four times is an answer, and a prompt may loop."""
     own = changed(config, "data", held_out=1).model_copy(update={"folder": str(tmp_path)})
     run, other = [5, 6, 7, 8], list(range(10, 30))
@@ -209,27 +213,17 @@ def test_an_answer_that_loops_is_no_document(config: Config, tmp_path: Path, mon
         | {"loss_mask": [0] * len(asked) + [1] * len(said), "temperature": 0}
         for key, (asked, said) in texts.items()
     ]
-    steps.write_lines(answers_of(own), rows)
-    made: list[list[int]] = []
-
-    def prepare(words: list[str], *_: object) -> None:
-        made.extend(row["input_ids"] for row in steps.read_lines(Path(words[words.index("--data") + 1])))
-        raise TrainError("stopped here")
-
-    monkeypatch.setattr(steps, "speculators", prepare)
-    with pytest.raises(TrainError, match="stopped here"):
-        steps.data(own)
-    assert made == [rows[number]["input_ids"] for number in (0, 1, 2)]
+    write_lines(answers_of(own), rows)
+    steps.data(own)
+    made = load_from_disk(str(own.data_folder)).with_format(None)["input_ids"]
+    assert list(made) == [rows[number]["input_ids"] for number in (1, 2, 0)]  # the held-out one is last
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
-    """The last documents are those of the first prompts, answered greedily; speculators shuffles the others."""
-    from datasets import load_from_disk
-
+    """The last documents are those of the first prompts, answered greedily."""
     longest = max(len(row["input_ids"]) for row in rows(config))
     short = changed(config, "step", tokens=longest - 1)
-    with pytest.raises(TrainError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step"):
+    with pytest.raises(ToolError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step"):
         steps.data(short)
     assert not config.data_folder.exists()
     assert "1 are longer than a step and split" in steps.data(changed(short, "data", long="split"))
@@ -245,8 +239,6 @@ def test_hidden_states_are_the_targets(config: Config, server: Server, target: A
 
     Of the files that are there a whole one is kept; one that is cut off, and one of another document, are not.
     """
-    from datasets import load_from_disk
-
     folder = config.data_folder / "hidden_states"
     folder.mkdir()
     ids = load_from_disk(str(config.data_folder))["input_ids"]
@@ -279,7 +271,7 @@ def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
 def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     free = shutil._ntuple_diskusage(10, 10, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    with pytest.raises(TrainError, match="not enough room"):
+    with pytest.raises(ToolError, match="not enough room"):
         steps.states(config)
 
 
@@ -288,14 +280,14 @@ def test_online_it_trains_the_same_head(config: Config, server: Server, tmp_path
     """From the server's hidden states as from files: loss of every step, AL by replay, and weights."""
     steps.states(config)  # a test before this one took a file away
     short = {"head": Head(layers=2, depths=3, aux_layers=LAYERS), "optimizer": Optimizer(steps=4, lr=0.01)}
-    short |= {"every": Every(checkpoint=4, replay=4, log=1), "speculators": {"num_workers": 0}}
+    short |= {"every": Every(checkpoint=4, replay=4), "speculators": {"num_workers": 0, "log_freq": 1}}
     from_files = config.model_copy(update=short)
     online = changed(from_files, "data", online=True).model_copy(update={"folder": str(tmp_path)})
     shutil.copytree(config.data_folder, online.data_folder, ignore=shutil.ignore_patterns("hidden_states"))
     found = []
     for each in (from_files, online):
         train(each, by_replay)
-        log = list(steps.read_lines(each.run / "log.jsonl"))
+        log = list(read_lines(each.run / "log.jsonl"))
         losses = [(line["loss"], line["accuracy"]) for line in log if "loss" in line]
         weights = (each.run / "checkpoints/step-4/master.safetensors").read_bytes()
         found.append((losses, log[-1]["held_out"], (each.run / "al.jsonl").read_text(), weights))
@@ -303,32 +295,6 @@ def test_online_it_trains_the_same_head(config: Config, server: Server, tmp_path
     assert found[1] == found[0]
     assert not (online.data_folder / "hidden_states").exists()
     assert "K=3" in (online.run / "plots/acceptance_length.svg").read_text()
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_documents_of_a_spoiled_shard_are_made_again(
-    config: Config,
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """From the server, and only these; the shard is the same."""
-    from peagle_tools.train import shards
-
-    monkeypatch.setattr(shards, "SHARD_BYTES", 400_000)
-    packed = changed(config, "data", backend="shards").model_copy(update={"folder": str(tmp_path)})
-    shutil.copytree(config.data_folder, packed.data_folder, ignore=shutil.ignore_patterns(STAMP))
-    folder = packed.data_folder / "hidden_states"
-    steps.states(packed)
-    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert len(whole) > 2 and all(name.startswith("rows-") for name in whole)
-    spoiled = folder / sorted(whole)[1]
-    lost = int(spoiled.stem.split("-")[2]) - int(spoiled.stem.split("-")[1]) + 1
-    spoiled.write_bytes(whole[spoiled.name][:-7])
-    assert f"those of {PROMPTS - lost} were there" in steps.states(packed)
-    assert f"Processing {lost} samples" in caplog.text
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
 
 
 def test_requests_that_failed_are_sent_again_while_that_helps(

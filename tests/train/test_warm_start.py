@@ -10,7 +10,7 @@ from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from transformers import LlamaForCausalLM
 
-from peagle_tools.train import TrainError
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.config import read_config
 from peagle_tools.train.run import make_trainer, to_options
 from tests.train.runs import VOCAB, toy_run
@@ -37,9 +37,9 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     head, _ = made(toy_run(tmp_path / "more", head={"layers": 4, "init": init}))
     assert len(head.layers) == 4
     assert loss_of(head, batch, num_depths=3) == pytest.approx(loss_of(first, batch, num_depths=3), rel=1e-6)
-    with pytest.raises(TrainError, match=r"head.layers: is 1, and head.init has 2; set it to that or more"):
+    with pytest.raises(ToolError, match=r"head.layers: is 1, and head.init has 2; set it to that or more"):
         made(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
-    with pytest.raises(TrainError, match=r"head.aux_layers: is \[1, 2, 3\], and that of head.init is \[2, 4, 5\]; "):
+    with pytest.raises(ToolError, match=r"head.aux_layers: is \[1, 2, 3\], and that of head.init is \[2, 4, 5\]; "):
         made(toy_run(tmp_path / "other", head={"aux_layers": [1, 2, 3], "init": init}))
 
 
@@ -48,7 +48,7 @@ def test_a_smaller_draft_vocabulary_keeps_the_rows_of_its_tokens(tmp_path: Path)
     first.lm_head.weight.data.add_(1)  # no longer its target's
     first.save_pretrained(tmp_path / "head")
     file = toy_run(tmp_path / "fewer", head={"init": str(tmp_path / "head"), "draft_vocab": 8})
-    with pytest.raises(TrainError, match=r"head.draft_vocab: .*token_freq.pt is not there"):
+    with pytest.raises(ToolError, match=r"head.draft_vocab: .*token_freq.pt is not there"):
         made(file)
     counts = {token: token for token in range(VOCAB)}
     torch.save(counts, read_config(file).data_folder / "token_freq.pt")
@@ -59,7 +59,7 @@ def test_a_smaller_draft_vocabulary_keeps_the_rows_of_its_tokens(tmp_path: Path)
         torch.testing.assert_close(head.state_dict()[name], wanted[name], msg=name)
     head.save_pretrained(tmp_path / "reduced")
     file = toy_run(tmp_path / "again", head={"init": str(tmp_path / "reduced"), "draft_vocab": 6})
-    with pytest.raises(TrainError, match=r"head.draft_vocab: is 6, and that of head.init is 8; set it to that"):
+    with pytest.raises(ToolError, match=r"head.draft_vocab: is 6, and that of head.init is 8; set it to that"):
         made(file)
 
 
@@ -83,7 +83,7 @@ def test_an_eagle3_head_is_the_first_depth(tmp_path: Path) -> None:
 
 def test_it_begins_as_the_last_layers_of_its_target(tmp_path: Path) -> None:
     file = toy_run(tmp_path / "run", head={"layers": 4, "init": "target"})
-    with pytest.raises(TrainError, match=r"head.init: target: its layers are not of the head's kind \(layers.5"):
+    with pytest.raises(ToolError, match=r"head.init: target: its layers are not of the head's kind \(layers.5"):
         made(file)
     config = LlamaForCausalLM.config_class.from_pretrained(tmp_path / "run/target")
     target = LlamaForCausalLM(config)

@@ -22,11 +22,11 @@ RevisionOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
 
 
-def fail(message: str) -> NoReturn:
-    """Every line of ``message`` on stderr, and exit status 2."""
+def fail(message: str, status: int = 2) -> NoReturn:
+    """Every line of ``message`` on stderr, and this exit status."""
     for line in message.splitlines():
         print(f"peagle-vllm: {line}", file=sys.stderr)
-    raise typer.Exit(2)
+    raise typer.Exit(status)
 
 
 def check_extra(*more: str) -> None:
@@ -38,14 +38,34 @@ def check_extra(*more: str) -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """A head or target that cannot be read ends the command with its line."""
-    from peagle_vllm.heads.files import HeadError
+def one_line_errors(extra: str = "") -> Iterator[None]:
+    """What cannot go on ends the command with its line: exit status 2, or 75 where a second try may mend it.
 
+    Args:
+        extra: of this package, which brings a module that is not installed.
+    """
+    from safetensors import SafetensorError
+
+    from peagle_tools.shared.errors import ToolError
+    from peagle_vllm.heads.files import HeadError, one_line
+
+    mend = "mend that, and run the command again"
     try:
         yield
-    except HeadError as error:
-        fail(str(error))
+    except (HeadError, ToolError) as error:
+        # torch puts its traceback before an error of a loader's process.
+        fail(str(error).rpartition("ToolError: ")[2], getattr(error, "status", 2))
+    except SafetensorError as error:  # such as that of a full disk
+        fail(f"a file of tensors: {one_line(error)}; {mend}")
+    except BrokenPipeError:  # who reads the output has ended
+        raise
+    except OSError as error:
+        fail(f"{f'{error.filename}: {error.strerror}' if error.filename else one_line(error)}; {mend}")
+    except ModuleNotFoundError as error:
+        if not extra:
+            raise
+        beside = " (beside vLLM: requirements/train.txt)" if extra == "train" else ""
+        fail(f'{error.name} is not installed: pip install "peagle-vllm[{extra}]"{beside}')
 
 
 def exit_if_unfit(problems: "Iterable[Problem]") -> None:

@@ -4,11 +4,3 @@
 (peagle.yaml) -> ``documents`` (with their hidden states) -> ``trainer`` (steps, checkpoints, resume) -> ``cli``.
 Serving never imports this package; it needs ``peagle-vllm[train]``.
 """
-
-
-class TrainError(Exception):
-    """Unusable input or surroundings, one line. The user reads the message."""
-
-
-class TryAgain(TrainError):
-    """What a second try may mend, such as a server that ended; the command's exit status is 75."""

@@ -1,11 +1,10 @@
 """The trained head against vLLM: sound, and accepted there as replay says."""
 
-import json
-
 from peagle_tools.shared.acceptance import sum_of
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import engines
-from peagle_tools.train import TrainError
 from peagle_tools.train.config import Config
+from peagle_tools.train.lines import read_lines
 from peagle_tools.train.replay import note_al
 from peagle_vllm.heads.checks import check as problems_of
 from peagle_vllm.heads.head import read_head
@@ -20,22 +19,22 @@ def check(config: Config) -> str:
     vLLM's own counts go to al.jsonl.
 
     Raises:
-        TrainError: the head is not sound, or the two differ by more than APART.
+        ToolError: the head is not sound, or the two differ by more than APART.
         HeadError: vLLM cannot run the pair.
     """
     from datasets import load_from_disk
 
     head, al = config.run / "checkpoints/best", config.run / "al.jsonl"
     if not head.exists():
-        raise TrainError(f"{head}: no head is there; `peagle-vllm train run` trains one")
+        raise ToolError(f"{head}: no head is there; `peagle-vllm train run` trains one")
     step = int(head.resolve().name.removeprefix("step-"))
     problems = problems_of(read_head(head), read_target(config.target), numbers=True)
     if errors := [problem.line for problem in problems if problem.severity == "error"]:
-        raise TrainError("\n".join(errors))
-    lines = [json.loads(line) for line in al.read_text().splitlines()] if al.exists() else []
+        raise ToolError("\n".join(errors))
+    lines = read_lines(al, must_exist=False)
     replayed = {line["K"]: line["al"] for line in lines if line["step"] == step and line["how"] == "replay"}
     if missing := [k for k in config.ks if k not in replayed]:
-        raise TrainError(f"{al}: no AL of step {step} at K = {missing[0]} by replay; train again (--from run)")
+        raise ToolError(f"{al}: no AL of step {step} at K = {missing[0]} by replay; train again (--from run)")
     rows = load_from_disk(str(config.data_folder)).with_format(None)
     held = rows.select(range(len(rows) - config.data.held_out, len(rows)))
     prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in held]
@@ -48,5 +47,5 @@ def check(config: Config) -> str:
     both = [f"K = {num_k}: AL {one.length:.3f} in vLLM, {replayed[num_k]:.3f} by replay" for num_k, one in found]
     if any(abs(one.length / replayed[num_k] - 1) > APART for num_k, one in found):
         why = "training and serving differ, in the target, its layers, the chat template or the head's files"
-        raise TrainError(f"step {step}: more than {APART:.0%} apart: {why}. {'; '.join(both)}")
+        raise ToolError(f"step {step}: more than {APART:.0%} apart: {why}. {'; '.join(both)}")
     return f"step {step} is sound. {'; '.join(both)}"

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from speculators.train.checkpointer import DistributedCheckpointer, SingleGPUCheckpointer
 from speculators.train.distributed import get_rank
 
-from peagle_tools.train import TrainError
-from peagle_vllm.heads.convert import sync
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import sync
 from peagle_vllm.heads.files import one_line
 
 KEPT = 3
@@ -78,7 +78,7 @@ class Checkpoints:
         """Save a step; every process calls this.
 
         Raises:
-            TrainError: it cannot be written; nothing of it is left, and the checkpoints before it are.
+            ToolError: it cannot be written; nothing of it is left, and the checkpoints before it are.
         """
         begun = self.folder(f"step-{state['step']}.tmp")
         try:
@@ -90,10 +90,8 @@ class Checkpoints:
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(begun, ignore_errors=True)
             kept = f"; step-{self.steps()[-1]} is there" if self.steps() else ""
-            mend = "make room, and the same command goes on"
-            raise TrainError(
-                f"{self.folder(state['step'])} cannot be written ({one_line(error)}): {mend}{kept}"
-            ) from None
+            why = f"cannot be written ({one_line(error)}): make room, and the same command goes on{kept}"
+            raise ToolError(f"{self.folder(state['step'])} {why}") from None
 
     def _finish(self, begun: Path, state: dict[str, Any]) -> None:
         (begun / MODEL).rename(begun / MASTER)

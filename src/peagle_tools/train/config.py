@@ -1,6 +1,6 @@
 """peagle.yaml: what ``peagle-vllm train`` reads. Importing this takes neither torch nor speculators.
 
-``options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
+``run.to_options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from peagle_tools.shared.checked_yaml import Strict, read_yaml
-from peagle_tools.train import TrainError
+from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.target import read_target
 
 Positive = Annotated[int, Field(ge=1)]
@@ -35,12 +35,10 @@ class Data(Strict):
         temperature: of the answers; those of the ``held_out`` prompts are always greedy.
         held_out: documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
         long: what to do with a document of more than ``step.tokens`` tokens.
-        mix: the share of an epoch's tokens that documents of a range of lengths give, by the most tokens of the range:
-            {512: 0.5, 8192: 0.5}. Pieces of a split document count as documents. null is as the data are.
         endpoint: of the vLLM server that gives answers and hidden states.
         serve: start that server where a step needs it; false: it is there.
         online: take hidden states from the server while training, in place of files.
-        backend: how speculators reads hidden states: file, fp8, mooncake, or our shards, of about a gigabyte each.
+        backend: how speculators reads hidden states: file, fp8 or mooncake.
     """
 
     prompts: list[str] = Field(default_factory=list)
@@ -56,18 +54,16 @@ class Data(Strict):
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
     held_out: Positive = 48
     long: Literal["refuse", "split"] = "refuse"
-    mix: dict[Positive, Share] | None = None
     endpoint: str = "http://localhost:8000/v1"
     serve: bool = True
     online: bool = False
     backend: str = "file"
 
-    @field_validator("mix")
+    @field_validator("prompts", "apart_from")
     @classmethod
-    def _all_of_an_epoch(cls, value: dict[int, float] | None) -> dict[int, float] | None:
-        if value is not None and abs(sum(value.values()) - 1) > 1e-6:
-            raise ValueError(f"the shares sum to {sum(value.values()):g}; they must sum to 1")
-        return value
+    def _beside_the_file(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        files = [(Path(info.context or ".") / name).resolve() for name in value]
+        return [str(file) if file.is_file() else name for file, name in zip(files, value, strict=True)]
 
 
 class Head(Strict):
@@ -76,7 +72,6 @@ class Head(Strict):
     Attributes:
         depths: drafts that it is trained to make at once, K at most when served.
         draft_vocab: tokens that it can draft, those the target says most; null is all.
-        window: tokens that every layer attends to; null is all.
         aux_layers: the layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
         mask_token: id of the mask token; null is an id that the target's tokenizer does not use.
         init: what it begins as: null, a head's folder, or ``target`` for the target's last layers.
@@ -85,7 +80,6 @@ class Head(Strict):
     layers: Positive = 4
     depths: Annotated[int, Field(ge=2)] = 8
     draft_vocab: Positive | None = None
-    window: Positive | None = None
     aux_layers: list[int] | None = None
     mask_token: Annotated[int, Field(ge=0)] | None = None
     init: str | None = None
@@ -98,35 +92,25 @@ class Step(Strict):
         tokens: of documents packed in one sequence of each process.
         chunk_rows: mask rows computed at once: memory grows with it, fewer are slower.
         cod: of depth d the share max(r^d, m) of the rows is kept: [r, m]; [1, 1] keeps all.
-        anchors: at most so many of a sequence, sampled; null is all.
         dtype: of arithmetic, whatever the hidden states were stored in; weights and optimizer are float32.
     """
 
     tokens: Positive = 8192
     chunk_rows: Positive = 1024
-    cod: tuple[Share, Share] = (1.0, 1.0)
-    anchors: Positive | None = None
+    cod: Annotated[tuple[Share, Share], Field(strict=False)] = (1.0, 1.0)
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-
-    @field_validator("cod", mode="before")
-    @classmethod
-    def _from_a_list(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class Optimizer(Strict):
     """How the weights move.
 
     Attributes:
-        warmup: share of the steps in which the learning rate rises.
         epochs, steps: how long; one of them, and without either 10 epochs.
         shard: split weights and optimizer over the processes (FSDP2 of the whole head).
     """
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)] = 1e-4
-    schedule: Literal["cosine", "linear", "none"] = "cosine"
-    warmup: Share = 0.01
     epochs: Positive | None = None
     steps: Positive | None = None
     seed: Annotated[int, Field(ge=0)] = 0
@@ -145,13 +129,11 @@ class Every(Strict):
     Attributes:
         checkpoint: weights and optimizer are saved.
         replay: loss and AL of the held-out documents are measured; a multiple of ``checkpoint``.
-        log: a line goes to log.jsonl.
         k: the K that AL is measured for; null is those of 3, 5 and 7 that the head drafts.
     """
 
     checkpoint: Positive = 500
     replay: Positive = 500
-    log: Positive = 10
     k: list[Positive] | None = None
 
     @model_validator(mode="after")
@@ -238,13 +220,13 @@ class Config(Strict):
         """Those of ``lengths``, of documents, that ``step.tokens`` is too small for.
 
         Raises:
-            TrainError: there are some, and ``data.long`` does not say that they be split.
+            ToolError: there are some, and ``data.long`` does not say that they be split.
         """
         lengths, tokens = list(lengths), self.step.tokens
         longer = [length for length in lengths if length > tokens]
         if longer and self.data.long == "refuse":
             which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({tokens}) tokens"
-            raise TrainError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
+            raise ToolError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
         return longer
 
     @property
@@ -257,6 +239,6 @@ def read_config(file: Path) -> Config:
     """Read and check a peagle.yaml.
 
     Raises:
-        TrainError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+        ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
-    return read_yaml(file, Config, TrainError, "peagle.yaml")
+    return read_yaml(file, Config, ToolError, "peagle.yaml")

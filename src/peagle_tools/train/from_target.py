@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from peagle_tools.train import TrainError, TryAgain, serve
+from peagle_tools.shared.errors import ToolError, TryAgain
+from peagle_tools.train import serve
 from peagle_tools.train.config import Config
-from peagle_tools.train.steps import read_lines, write_lines
+from peagle_tools.train.lines import read_lines, write_lines
 from peagle_vllm.heads.files import one_line
 
 SENTINEL = "whattheusersays"
@@ -43,7 +44,7 @@ def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[O
     """One for each system prompt and language; without either the template's own.
 
     Raises:
-        TrainError: the template is missing, or does not render a user's words as they are.
+        ToolError: the template is missing, or does not render a user's words as they are.
     """
     found = []
     for system, language in product(systems or ("",), languages or ("",)):
@@ -53,10 +54,10 @@ def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[O
         try:
             rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is code of its own
-            raise TrainError(f"the target's chat template fails ({one_line(error)})") from None
+            raise ToolError(f"the target's chat template fails ({one_line(error)})") from None
         before, _, after = rendered.partition(SENTINEL)
         if not before or not after.strip():
-            raise TrainError("the target's chat template puts nothing before or after a user's words: give data sets")
+            raise ToolError("the target's chat template puts nothing before or after a user's words: give data sets")
         first = tokenizer(after.strip(), add_special_tokens=False)["input_ids"][0]
         is_token = first in tokenizer.added_tokens_decoder
         end = tokenizer.decode([first]) if is_token else after.strip().splitlines()[0]
@@ -64,13 +65,13 @@ def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[O
     return found
 
 
-def sampled(config: Config, number: int, systems: list[str], languages: list[str], file: Path) -> Iterator[dict]:
-    """``number`` prompts of the target's own, {messages, end}: end is "stop", or "length" or "special token".
+def sampled(config: Config, file: Path) -> Iterator[dict]:
+    """``data.from_target`` prompts, {messages, end}: end is "stop", or "length" or "special token".
 
     They are kept in ``file``, one a line, and what is there is not sampled again.
 
     Raises:
-        TrainError: ``file`` is of another target, or of other system prompts.
+        ToolError: ``file`` is of another target, or of other system prompts.
         TryAgain: the server is gone; what was sampled is kept.
     """
     from transformers import AutoTokenizer
@@ -78,15 +79,16 @@ def sampled(config: Config, number: int, systems: list[str], languages: list[str
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.target)
     except (OSError, ValueError) as error:
-        raise TrainError(f"target: {config.target} has no tokenizer that can be read ({one_line(error)})") from None
-    kinds = openings(tokenizer, systems, languages)
-    rows = {row["number"]: row for row in read_lines(file)} if file.exists() else {}
+        raise ToolError(f"target: {config.target} has no tokenizer that can be read ({one_line(error)})") from None
+    number, kinds = config.data.from_target, openings(tokenizer, config.data.systems, config.data.languages)
+    rows = {row["number"]: row for row in read_lines(file, must_exist=False)}
     if any(row["after"] != kinds[each % len(kinds)].text for each, row in rows.items()):
-        raise TrainError(f"{file}: was sampled after other system prompts, or from another target; remove it")
+        raise ToolError(f"{file}: was sampled after other system prompts, or from another target; remove it")
     if missing := [each for each in range(number) if each not in rows]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, rows.values())  # without a line that was cut off
-        rows |= _sample(config, tokenizer, kinds, missing, file)
+        _sample(config, tokenizer, kinds, missing, file)
+        rows = {row["number"]: row for row in read_lines(file)}
     for each in range(number):
         system = kinds[each % len(kinds)].system
         messages = [{"role": "system", "content": system}] if system else []
@@ -94,9 +96,7 @@ def sampled(config: Config, number: int, systems: list[str], languages: list[str
         yield {"messages": messages, "end": rows[each]["end"]}
 
 
-def _sample(
-    config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path
-) -> dict[int, dict[str, Any]]:
+def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path) -> None:
     """Let the target's server complete the openings; each completion is appended to ``file`` at once."""
 
     def ask(number: int) -> dict[str, Any]:
@@ -114,7 +114,6 @@ def _sample(
         end = "special token" if special else choice["finish_reason"]
         return {"number": number, "after": kind.text, "text": choice["text"], "end": end}
 
-    made: dict[int, dict[str, Any]] = {}
     with (
         serve.running(config, config.run / "logs/prompts-server.log") as server,
         file.open("a", encoding="utf-8") as out,
@@ -124,17 +123,14 @@ def _sample(
         asked = [pool.submit(ask, number) for number in numbers]
         try:
             for done in as_completed(asked):
-                row = done.result()
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                out.write(json.dumps(done.result(), ensure_ascii=False) + "\n")
                 out.flush()
-                made[row["number"]] = row
                 progress.update()
         except OSError as error:
             reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
             if server:
                 server.check_well()
-            kind = TrainError if isinstance(error, urllib.error.HTTPError) else TryAgain
+            kind = ToolError if isinstance(error, urllib.error.HTTPError) else TryAgain
             raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
         finally:
             pool.shutdown(cancel_futures=True)
-    return made

@@ -6,16 +6,22 @@ would not say. So only what systems and users said is kept; the target answers e
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from importlib.util import find_spec
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
-from peagle_tools.train import TrainError
+from peagle_tools.train.config import Config, Data
+from peagle_tools.train.from_target import sampled
+from peagle_tools.train.lines import write_lines
 from peagle_vllm.heads.files import one_line
 
 LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
@@ -36,62 +42,59 @@ SHORTEST, LONGEST = 15, 600  # characters of a prompt that the target writes
 GRAM, NEAR = 4, 0.5  # words, and the share of them that two near texts have in common
 
 
-def write_prompts(
-    data: list[str],
-    out: Path,
-    pii: str,
-    action: str,
-    ner: str | None,
-    workers: int,
-    sampled: Iterable[dict[str, Any]] = (),
-    apart_from: Iterable[str] = (),
-) -> dict[str, Any]:
-    """Write the prompts of ``data`` to ``out``, whole or not at all: {id, messages, source, pii: {kind: count}} a line.
+def prompts(config: Config) -> str:
+    """Write ``prompts.jsonl``: of the data sets, and of the target's own where ``from_target`` says so."""
+    data, out = config.data, config.run / "prompts.jsonl"
+    if not data.prompts and not data.from_target:
+        raise ToolError("data.prompts: is empty; name files, or data sets of the hub, or set from_target")
+    if data.pii == "presidio" and not find_spec("presidio_analyzer"):
+        raise ToolError(
+            'presidio_analyzer is not installed: pip install "peagle-vllm[pii]", or set `pii: none` in data'
+        )
+    own = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
+    return json.dumps(write_prompts(data, out, own, os.cpu_count() or 1), indent=2)
+
+
+def write_prompts(data: Data, out: Path, sampled: Iterable[dict[str, Any]] = (), workers: int = 1) -> dict[str, Any]:
+    """Write prompts to ``out``, whole or not at all: {id, messages, source, pii: {kind: count}} a line.
 
     Lines are in the order of their ids, which are hashes: the first ones are a random share. Rows that are dropped are
     listed beside it in ``.dropped.jsonl`` without their text, and the report is ``.report.json``.
 
     Args:
-        data: files, presets of speculators, or data sets of the hub as ``NAME[:SPLIT]``.
-        pii: ``presidio``, or ``none``.
-        action: ``drop`` a prompt with personal data, or ``mask`` what was found.
-        ner: model for token classification that finds names and places too.
-        workers: processes that search.
+        data: files, presets of speculators, or data sets of the hub as ``NAME[:SPLIT]``; and what is dropped.
         sampled: prompts that the target wrote, as ``from_target.sampled`` gives them.
-        apart_from: files of prompts, or data sets, that are measured with: what is near to one of them is dropped.
+        workers: processes that search for personal data.
 
     Returns:
         The report: counts of rows, of personal data by kind, what was looked for, and what was not.
 
     Raises:
-        TrainError: a data set that cannot be read, or from which nothing is left.
+        ToolError: a data set that cannot be read, or from which nothing is left.
     """
     counts: Counter[str] = Counter(dict.fromkeys(("rows", "without a prompt in text", "duplicates"), 0))
     rows: dict[str, dict[str, Any]] = {}
-    for source in data:
-        for row in _prompts(source, counts):
-            counts["duplicates"] += row["id"] in rows
-            rows.setdefault(row["id"], row)
-    for row in _usable(sampled, counts):
+    sources = [_prompts(source, counts) for source in data.prompts]
+    for row in chain(*sources, _usable(sampled, counts)):
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
     ordered = [rows[key] for key in sorted(rows)]
     near: list[dict[str, Any]] = []
-    if measured := [row for source in apart_from for row in _prompts(source, Counter())]:
+    if measured := [row for source in data.apart_from for row in _prompts(source, Counter())]:
         is_near = near_to(measured)
         near = [{**row, "messages": None, "near": found} for row in ordered if (found := is_near(row))]
         names = {row["id"] for row in near}
         ordered = [row for row in ordered if row["id"] not in names]
         counts["near to a measured prompt"] = len(near)
-    looked_for = {} if pii == "none" else KINDS | (NAMES if ner else {})
-    searching = partial(search, kinds=list(looked_for), action=action, ner=ner)
+    looked_for = {} if data.pii == "none" else KINDS | (NAMES if data.ner else {})
+    searching = partial(search, kinds=list(looked_for), action=data.pii_action, ner=data.ner)
     if workers == 1 or not looked_for:
         searched = [searching(row) for row in ordered]
     else:
         with get_context("spawn").Pool(workers) as pool:
             searched = pool.map(searching, ordered, CHUNK)
-    dropped = [{**row, "messages": None} for row in searched if row["pii"] and action == "drop"]
-    kept = [row for row in searched if not row["pii"] or action == "mask"]
+    dropped = [{**row, "messages": None} for row in searched if row["pii"] and data.pii_action == "drop"]
+    kept = [row for row in searched if not row["pii"] or data.pii_action == "mask"]
     counts["dropped for personal data"], counts["kept"] = len(dropped), len(kept)
     counts["kept with personal data masked"] = sum(bool(row["pii"]) for row in kept)
     personal: Counter[str] = Counter()
@@ -104,10 +107,10 @@ def write_prompts(
         "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in looked_for],
     }
     if not kept:
-        raise TrainError(f"no prompt is left of {', '.join(data) or 'the target'}: {json.dumps(report['rows'])}")
+        raise ToolError(f"no prompt is left of {', '.join(data.prompts) or 'the target'}: {json.dumps(report['rows'])}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    for file, some in ((out.with_suffix(".dropped.jsonl"), [*near, *dropped]), (out, kept)):
-        write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))
+    write_lines(out.with_suffix(".dropped.jsonl"), [*near, *dropped])
+    write_lines(out, kept)
     write_whole(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
     return report
 
@@ -199,7 +202,7 @@ def _rows(source: str) -> Iterator[dict[str, Any]]:
             yield from load_dataset(name, split=split or "train", streaming=True)
     except Exception as error:  # the library has many kinds
         mend = f"name a file ({' '.join(LOADERS)}) or a data set of the hub, ORG/NAME[:SPLIT]"
-        raise TrainError(f"{source} cannot be read ({one_line(error)}); {mend}") from None
+        raise ToolError(f"{source} cannot be read ({one_line(error)}); {mend}") from None
 
 
 @cache

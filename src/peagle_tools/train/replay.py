@@ -4,11 +4,9 @@ A greedy target accepts a draft as far as it is the text. So one forward over al
 tells every draft that a server could make of it, and the rounds for each K follow from those.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from speculators.models.eagle3.data import shift_batch
@@ -19,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Dataset
 
 from peagle_tools.shared.acceptance import Acceptance, sum_of
-from peagle_tools.shared.files import write_whole
 from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.partition import Documents, Rows
 
 
@@ -109,15 +107,14 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, dict[int
     Args:
         how: ``replay`` or ``vllm``.
     """
-    lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    lines = [line for line in lines if line["how"] != how or line["step"] < step]
+    lines = [line for line in read_lines(file, must_exist=False) if line["how"] != how or line["step"] < step]
     for num_k, by_context in found:
         one = sum_of([*by_context.values()])
         shares = [round(share, 4) for share in one.shares]
         lines.append({"step": step, "K": num_k, "al": round(one.length, 4), "acceptance": shares, "how": how})
         if any(by_context):
             lines[-1]["by_context"] = {context: round(part.length, 3) for context, part in by_context.items()}
-    write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(file, lines)
 
 
 def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, int], float]:

@@ -16,15 +16,18 @@ from speculators.train import cli as library
 from speculators.train.config import TrainConfig
 from speculators.train.config.resolution import _BACKEND_DESTS, ConfigError
 from speculators.train.logger import setup_metric_logger
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers.utils.logging import disable_progress_bar
 
 from peagle_tools.shared.checked_yaml import nearest
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import versions
-from peagle_tools.train import TrainError, cpu, warm_start
+from peagle_tools.train import cpu, warm_start
 from peagle_tools.train.config import Config
-from peagle_tools.train.documents import loaders, set_epoch
+from peagle_tools.train.documents import loaders
 from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.replay import by_replay
 from peagle_tools.train.trainer import Measure, Trainer
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
@@ -33,19 +36,17 @@ REFUSED = {
     "fsdp_shard": "splits layer by layer, and a process with more chunks of mask rows than others would wait for ever; "
     "set optimizer.shard, which splits the head as a whole",
     "gradient_checkpointing": "remove it: the head does that itself",
-    **dict.fromkeys(("checkpoint_freq", "max_anchors", "max_steps", "save_best", "train_data_ratio"), SET_ELSEWHERE),
+    **dict.fromkeys(("checkpoint_freq", "max_steps", "save_best", "train_data_ratio"), SET_ELSEWHERE),
 }
-# Options of which a default that is not speculators' need not be shown.
-NOT_SHOWN = {
-    "data_path",
-    "save_path",
-    "log_dir",
-    "verifier_name_or_path",
-    "target_layer_ids",
-    "speculator_type",
-    "seed",
-}
-NOT_SHOWN |= {"draft_attn_impl", "on_missing", "num_workers", "muon_lr", "mask_token_id", "loss_implementation"}
+
+
+def run(config: Config) -> str:
+    """Train a head with acceptance by replay; what it was, in the first process."""
+    trainer = train(config, by_replay)
+    if trainer.rank:
+        return ""
+    best, last = trainer.checkpointer.path / "best", trainer.checkpointer.steps()[-1]
+    return f"trained for {last} steps. The best head: {best}, {best.readlink()}; `peagle-vllm inspect {best}`"
 
 
 def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None = None) -> Trainer:
@@ -55,8 +56,8 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
         measure: from the held-out documents, what measures AL on them.
 
     Raises:
-        TrainError, HeadError: one line.
-        Stopped: a signal, or a server that gives no hidden states; the same command goes on.
+        ToolError, HeadError: one line.
+        TryAgain: a signal, or a server that gives no hidden states; the same command goes on.
     """
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens
@@ -67,10 +68,9 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
     if measure:
         trainer.measure = measure(config, trainer.val_loader.dataset)
     if trainer.rank == 0:
-        print(changed_defaults(options, config))
-        (config.run / "run.yaml").write_text(options.dump_yaml())
+        write_whole(config.run / "run.yaml", options.dump_yaml())
         used = {**versions(), "speculators": version("speculators")}
-        (config.run / "versions.json").write_text(json.dumps(used, indent=2) + "\n")
+        write_whole(config.run / "versions.json", json.dumps(used, indent=2) + "\n")
     setup_metric_logger(options.logging.logger, options.logging.run_name, options.logging.log_dir)
     trainer.run()
     return trainer
@@ -81,23 +81,23 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     args = Namespace(**options.flatten())
     library.set_seed(config.optimizer.seed, args.deterministic_cuda)
     if config.optimizer.shard and not library.is_distributed():
-        raise TrainError("optimizer.shard: there is one process only; start it with torchrun, or leave shard out")
+        raise ToolError("optimizer.shard: there is one process only; start it with torchrun, or leave shard out")
     dtype = getattr(torch, config.step.dtype)
     head = make_head(config, args)
     num_aux, hidden_size = len(head.target_layer_ids), head.config.transformer_layer_config.hidden_size
     found = loaders(config, args, num_aux, hidden_size, dtype)
-    total = config.optimizer.steps or sum(batches(found[0], epoch, config) for epoch in range(args.epochs))
+    total = config.optimizer.steps or sum(_num_batches(found[0], epoch) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
-    call |= {"max_anchors": config.step.anchors, "chunk_rows": config.step.chunk_rows}
+    call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype, "fsdp_shard": config.optimizer.shard}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
     return Trainer(config, head, library.TrainerConfig(**fields), found, total)
 
 
-def batches(loader: DataLoader, epoch: int, config: Config) -> int:
+def _num_batches(loader: Any, epoch: int) -> int:
     """Steps of an epoch, which depend on how its order of documents packs."""
-    set_epoch(loader, epoch, config)
+    loader.batch_sampler.set_epoch(epoch)
     return len(loader)
 
 
@@ -105,7 +105,7 @@ def to_options(config: Config) -> TrainConfig:
     """peagle.yaml as speculators' options.
 
     Raises:
-        TrainError: ``speculators`` has a name or a value that speculators has not.
+        ToolError: ``speculators`` has a name or a value that speculators has not.
     """
     head, step, optimizer = config.head, config.step, config.optimizer
     ours: dict[str, Any] = {
@@ -113,8 +113,6 @@ def to_options(config: Config) -> TrainConfig:
         "seed": optimizer.seed,
         "verifier_name_or_path": config.target,
         "num_layers": head.layers,
-        "full_attention_indices": [] if head.window else list(range(head.layers)),
-        "sliding_window": head.window or TrainConfig().draft.sliding_window,
         "target_layer_ids": config.aux_layers,
         "draft_vocab_size": head.draft_vocab,
         "mask_token_id": mask_token(config),
@@ -127,10 +125,7 @@ def to_options(config: Config) -> TrainConfig:
         "on_missing": "generate" if config.data.online else "raise",
         "optimizer": optimizer.name,
         "lr": optimizer.lr,
-        "scheduler_type": optimizer.schedule,
-        "scheduler_warmup_ratio": optimizer.warmup,
         "epochs": optimizer.steps or optimizer.epochs or 10,
-        "log_freq": config.every.log,
         "save_path": str(config.run / "checkpoints"),
         "log_dir": str(config.run / "logs"),
         "num_depths": head.depths,
@@ -139,43 +134,37 @@ def to_options(config: Config) -> TrainConfig:
     }
     defaults = {
         "draft_arch": "qwen3" if "qwen3" in str(read_target(config.target).config.get("model_type")) else "llama",
+        "full_attention_indices": list(range(head.layers)),
         "norm_before_residual": False,
         "loss_implementation": "fused" if torch.accelerator.is_available() else "eager",  # the fused one is Triton's
+        "scheduler_type": "cosine",
+        "log_freq": 10,
         "num_workers": min(12, (os.cpu_count() or 1) // 2),
     }
     known = [*TrainConfig().flatten(), *_BACKEND_DESTS]
     for name in config.speculators:
         if name in ours:
-            raise TrainError(f"speculators.{name}: {SET_ELSEWHERE}")
+            raise ToolError(f"speculators.{name}: {SET_ELSEWHERE}")
         if name in REFUSED:
-            raise TrainError(f"speculators.{name}: {REFUSED[name]}")
+            raise ToolError(f"speculators.{name}: {REFUSED[name]}")
         if name not in known:
-            raise TrainError(f"speculators.{name}: is no option of speculators{nearest(name, known)}")
+            raise ToolError(f"speculators.{name}: is no option of speculators{nearest(name, known)}")
     flat = {**defaults, **ours, **config.speculators}
     backend = {name: flat.pop(name) for name in list(flat) if name in _BACKEND_DESTS}
     try:
         return TrainConfig.from_sources(cli=flat, argv=[], backend_cli=backend)
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise TrainError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
+        raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
     except ConfigError as error:
-        raise TrainError(f"speculators: {error}") from None
-
-
-def changed_defaults(options: TrainConfig, config: Config) -> str:
-    """Which options are not speculators' own defaults for P-EAGLE, as two lines."""
-    theirs, now = TrainConfig(speculator_type="peagle").flatten(), options.flatten()
-    changed = {name: now[name] for name in theirs if now[name] != theirs[name] and name not in NOT_SHOWN}
-    shown = [f"{name} {value} ({theirs[name]})" for name, value in changed.items()]
-    shown.append(f"max_anchors {config.step.anchors or 'all'} ({theirs['max_anchors']})")
-    return f"Set here, with speculators' default in brackets:\n  {', '.join(shown)}"
+        raise ToolError(f"speculators: {error}") from None
 
 
 def mask_token(config: Config) -> int:
     """The id of the mask token, which no text of the target has.
 
     Raises:
-        TrainError: the tokenizer uses it, or has no id to spare.
+        ToolError: the tokenizer uses it, or has no id to spare.
     """
     given, tokens, size = config.head.mask_token, read_tokens(config.target), read_target(config.target).vocab_size
     free = [token.id for token in special_tokens(tokens)] + [i for i in range(size) if tokens and i not in tokens]
@@ -183,13 +172,13 @@ def mask_token(config: Config) -> int:
     if given is None:
         if not free:
             what = "has no token to spare" if tokens else "has no tokenizer.json that can be read"
-            raise TrainError(f"head.mask_token: {config.target} {what}; name the id of a token that is in no text")
+            raise ToolError(f"head.mask_token: {config.target} {what}; name the id of a token that is in no text")
         return free[0]
     token = find_token(tokens, given)
     if given >= size:
-        raise TrainError(f"head.mask_token: the target has {size} tokens, and {given} is none of them; {advice}")
+        raise ToolError(f"head.mask_token: the target has {size} tokens, and {given} is none of them; {advice}")
     if token and token.kind in ("ordinary", "in use"):
-        raise TrainError(f"head.mask_token: the target's tokenizer uses {given} for {token.text!r}; {advice}")
+        raise ToolError(f"head.mask_token: the target's tokenizer uses {given} for {token.text!r}; {advice}")
     return given
 
 
@@ -197,7 +186,7 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     """A head in float32 with the target's embeddings and output matrix, begun as ``head.init`` says.
 
     Raises:
-        TrainError: ``draft_vocab`` without counts of the tokens; ``init`` does not fit.
+        ToolError: ``draft_vocab`` without counts of the tokens; ``init`` does not fit.
     """
     assert SpeculatorModel.registry is not None
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
@@ -209,7 +198,7 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     try:
         head = library.build_draft_model(args, PEagleDraftModel, t2d, d2t, size).float()
     except ValueError as error:
-        raise TrainError(f"head: {error}") from None
+        raise ToolError(f"head: {error}") from None
     if config.head.init:
         warm_start.begin_as_target(head, config.target)
     return head

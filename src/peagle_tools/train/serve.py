@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from peagle_tools.shared.errors import ToolError, TryAgain
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.server import Server, ServerFailed
-from peagle_tools.train import TrainError, TryAgain
 from peagle_tools.train.config import Config
 from peagle_vllm.heads.target import read_target
 
@@ -29,16 +30,15 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
     """
     words: dict[str, Any] = {"model": config.target, "dtype": config.target_dtype, **config.engine}
     if hidden_states:
+        from hs_connectors import HiddenStatesBackend
         from vllm.platforms import current_platform
-
-        from peagle_tools.train.shards import HiddenStatesBackend  # which has ours, too
 
         layers = [*config.aux_layers, read_target(config.target).num_layers]
         backend = HiddenStatesBackend.registry[config.data.backend]
         transfer = backend.build_kv_transfer_config(Namespace(hidden_states_path=str(hidden_states)))
         if current_platform.is_cpu():
-            if config.data.backend not in ("file", "shards"):
-                raise TrainError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file` or `shards`")
+            if config.data.backend != "file":
+                raise ToolError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file`")
             transfer |= {"kv_connector": "CpuHiddenStates", "kv_connector_module_path": "peagle_tools.train.cpu_states"}
         words["speculative_config"] = {
             "method": "extract_hidden_states",
@@ -66,7 +66,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
         hidden_states: it writes those of each prompt, into ``states.partial``: on one disk with where they belong.
 
     Raises:
-        TrainError: it does not start; one line with its reason.
+        ToolError: it does not start; one line with its reason.
         TryAgain: it ended.
     """
     if not config.data.serve:
@@ -74,7 +74,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
         return
     address, partial = urlsplit(config.data.endpoint), config.run / "states.partial"
     if address.hostname not in ("localhost", "127.0.0.1"):
-        raise TrainError(f"data.endpoint: {address.hostname} is not this machine; set `serve: false` in data")
+        raise ToolError(f"data.endpoint: {address.hostname} is not this machine; set `serve: false` in data")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # the reason of an earlier failure must not be found in it
     shutil.rmtree(partial, ignore_errors=True)
@@ -84,14 +84,14 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     try:
         with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
             process = server.process
-            left.write_text(json.dumps({"pid": process.pid, "began": process.create_time()}))
+            write_whole(left, json.dumps({"pid": process.pid, "began": process.create_time()}))
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True
             yield server
     except ServerFailed as error:
         if not is_ready:
-            raise TrainError(f"{error}; its log: {log}") from None
+            raise ToolError(f"{error}; its log: {log}") from None
         raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command goes on") from None
     shutil.rmtree(partial, ignore_errors=True)
     left.unlink(missing_ok=True)

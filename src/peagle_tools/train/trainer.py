@@ -18,20 +18,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from peagle_tools.shared.files import write_whole
-from peagle_tools.train import TrainError, TryAgain
+from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
 from peagle_tools.train.config import Config
-from peagle_tools.train.documents import listed, set_epoch
+from peagle_tools.train.documents import listed
 from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.plots import write_plots
 from peagle_vllm.heads.files import one_line
 
 Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
-
-
-class Stopped(TryAgain):
-    """The run was stopped, by a signal or for want of hidden states; the same command goes on."""
 
 
 class Trainer(library.Trainer):
@@ -84,7 +80,7 @@ class Trainer(library.Trainer):
         if changed is not None:
             what = f"{changed} was {then.get(changed)!r} and is {now[changed]!r}"
             mend = "put it back, or begin another run with another `folder`"
-            raise TrainError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {mend}")
+            raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {mend}")
 
     def _setup_model_fsdp(self, load_checkpoint: bool) -> None:
         """Split the whole head at once, in float32.
@@ -101,8 +97,8 @@ class Trainer(library.Trainer):
         """Train to the end.
 
         Raises:
-            Stopped: a signal came, and its step is saved; or the server gives no hidden states.
-            TrainError: a loss that is no number, or a checkpoint that cannot be written.
+            TryAgain: a signal came, and its step is saved; or the server gives no hidden states.
+            ToolError: a loss that is no number, or a checkpoint that cannot be written.
         """
         with self._signals(), self._log():
             for epoch in range(self.current_epoch, self.config.num_epochs):
@@ -113,19 +109,16 @@ class Trainer(library.Trainer):
                 except RuntimeError as error:
                     if "circuit breaker" not in str(error):
                         raise
-                    begin = (
-                        f"from step {self.checkpointer.steps()[-1]}"
-                        if self.checkpointer.steps()
-                        else "from the beginning"
-                    )
-                    raise Stopped(f"{one_line(error, 300)}; the same command goes on {begin}") from None
+                    saved = self.checkpointer.steps()
+                    begin = f"from step {saved[-1]}" if saved else "from the beginning"
+                    raise TryAgain(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
             if self.rank == 0:
                 write_plots(self.settings.run)  # here, so that a run killed after its last step draws them too
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         self.epoch = epoch
-        set_epoch(self.train_loader, epoch, self.settings)
+        self.train_loader.batch_sampler.set_epoch(epoch)
         self.batches = list(self.train_loader.batch_sampler)
         super().train_epoch(epoch, step_callback=step_callback)
 
@@ -146,7 +139,7 @@ class Trainer(library.Trainer):
             rows = listed(sorted({self.train_loader.dataset.pieces[i][0] for i in self.batches[self.local_step]}))
             found = f"step {step}: the loss is {float(self.loss)}, the norm of its gradient {float(norm)}, with {rows}"
             kept = f"step-{self.checkpointer.steps()[-1]} is kept" if self.checkpointer.steps() else "nothing was saved"
-            raise TrainError(f"{found} of the data; {kept}. Look at their hidden states, or lower optimizer.lr")
+            raise ToolError(f"{found} of the data; {kept}. Look at their hidden states, or lower optimizer.lr")
         super()._optimizers_step()
 
     def _after_step(self) -> None:
@@ -160,7 +153,7 @@ class Trainer(library.Trainer):
             if measured and not last and self.rank == 0:
                 write_plots(self.settings.run)
         if stopping and not last:
-            raise Stopped(f"stopped after step {self.global_step}, which is saved; the same command goes on")
+            raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command goes on")
 
     def _any_stopping(self) -> bool:
         """Whether a signal came to one of the processes: they reach the same step before they save it."""
@@ -188,7 +181,7 @@ class Trainer(library.Trainer):
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run, by its key in peagle.yaml."""
         parts = self.settings.model_dump(
-            mode="json", include={"data": {"held_out", "mix"}, "head": True, "step": True, "optimizer": True}
+            mode="json", include={"data": {"held_out"}, "head": True, "step": True, "optimizer": True}
         )
         found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
         found |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
@@ -217,7 +210,8 @@ class Trainer(library.Trainer):
         self.bar = tqdm(total=self.total, initial=begun, unit="step", mininterval=1, disable=not shown)
         handler, logger = _Log(self), getLogger("speculators.metrics")
         if shown:
-            cut_after(self.log_file, begun)
+            # Later steps are run again.
+            write_lines(self.log_file, [r for r in read_lines(self.log_file, must_exist=False) if r["step"] <= begun])
             logger.addHandler(handler)
         try:
             yield
@@ -264,10 +258,3 @@ def peak_memory() -> int:
 def add_line(file: Path, row: dict[str, Any]) -> None:
     with file.open("a") as lines:
         lines.write(json.dumps(row) + "\n")
-
-
-def cut_after(file: Path, step: int) -> None:
-    """Take the lines of later steps, which will be run again, out of a log, and one that was cut off."""
-    if file.exists():
-        whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        write_whole(file, "".join(line for line in whole if json.loads(line)["step"] <= step))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from speculators.train import cli
 from speculators.utils.loading import load_model_layers
 
-from peagle_tools.train import TrainError
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_vllm.heads.files import download
@@ -16,12 +16,8 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import read_target
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-NOT_IN_A_HEAD = (
-    "verifier_",
-    "mask_hidden",
-    "lm_head.",
-    "embed_tokens.",
-)  # an EAGLE-3 head takes the last two from its target
+# An EAGLE-3 head takes the last two from its target.
+NOT_IN_A_HEAD = ("verifier_", "mask_hidden", "lm_head.", "embed_tokens.")
 SMALL = 0.1  # of what is left beside the identity where the head begins as the target's last layers
 
 
@@ -32,7 +28,7 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     keeps the tokens that the target says most.
 
     Raises:
-        TrainError: that head cannot become the one of peagle.yaml.
+        ToolError: that head cannot become the one of peagle.yaml.
         HeadError: it cannot be read.
     """
     init, wanted = str(config.head.init), config.head
@@ -40,7 +36,7 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     head = read_head(folder)
     if head.kind == "target" or not head.is_speculators:
         mend = "" if head.kind == "target" else "; `peagle-vllm convert` writes one so"
-        raise TrainError(f"head.init: {init} is no head as speculators writes it{mend}")
+        raise ToolError(f"head.init: {init} is no head as speculators writes it{mend}")
     other = {
         "aux_layers": (list(head.aux_layer_ids or ()), config.aux_layers),
         "mask_token": (head.mask_token_id, head.mask_token_id if wanted.mask_token is None else wanted.mask_token),
@@ -49,21 +45,17 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
         del other["mask_token"]
     for key, (theirs, ours) in other.items():
         if theirs != ours:
-            raise TrainError(f"head.{key}: is {ours}, and that of head.init is {theirs}; set it to that")
+            raise ToolError(f"head.{key}: is {ours}, and that of head.init is {theirs}; set it to that")
     vocab_size, draft_vocab = read_target(config.target).vocab_size, wanted.draft_vocab or head.draft_vocab_size
     if draft_vocab != head.draft_vocab_size and not draft_vocab < head.draft_vocab_size == vocab_size:
         theirs = f"that of head.init is {head.draft_vocab_size}"
-        raise TrainError(f"head.draft_vocab: is {draft_vocab}, and {theirs}; set it to that")
+        raise ToolError(f"head.draft_vocab: is {draft_vocab}, and {theirs}; set it to that")
     if head.num_layers > wanted.layers:
-        raise TrainError(
-            f"head.layers: is {wanted.layers}, and head.init has {head.num_layers}; set it to that or more"
-        )
+        raise ToolError(f"head.layers: is {wanted.layers}, and head.init has {head.num_layers}; set it to that or more")
     layer = cli.load_draft_transformer_layer_config(init, config.target)
     kinds = (getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers)[: head.num_layers]
     layer.num_hidden_layers, further = wanted.layers, wanted.layers - head.num_layers
     layer.layer_types = kinds + ["full_attention"] * further
-    if wanted.window:
-        layer.layer_types, layer.sliding_window = ["sliding_attention"] * wanted.layers, wanted.window
     weights = load_file(folder / "model.safetensors")
     if draft_vocab < head.draft_vocab_size:
         weights["d2t"], weights["t2d"], _ = likeliest_tokens(config, args)
@@ -77,7 +69,7 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     missing, unknown = made.load_state_dict(weights, strict=False)
     fresh = tuple(f"layers.{head.num_layers + number}." for number in range(further))
     if wrong := [*unknown, *(name for name in missing if not name.startswith((*fresh, *NOT_IN_A_HEAD)))]:
-        raise TrainError(f"head.init: {init}: {wrong[0]} is in one of the two heads only")
+        raise ToolError(f"head.init: {init}: {wrong[0]} is in one of the two heads only")
     for number in range(head.num_layers, wanted.layers):
         _scale_output(made.layers[number], 0)
     return made
@@ -87,11 +79,11 @@ def likeliest_tokens(config: Config, args: Namespace) -> tuple[torch.Tensor, tor
     """d2t [draft_vocab] and t2d [vocabulary] of the tokens that the target says most, and how many they are.
 
     Raises:
-        TrainError: they are not counted.
+        ToolError: they are not counted.
     """
     counts = config.data_folder / "token_freq.pt"
     if not counts.exists():
-        raise TrainError(f"head.draft_vocab: {counts} is not there; `peagle-vllm train pipeline` counts tokens")
+        raise ToolError(f"head.draft_vocab: {counts} is not there; `peagle-vllm train pipeline` counts tokens")
     return cli.parse_vocab_mappings(args)
 
 
@@ -103,7 +95,7 @@ def begin_as_target(head: PEagleDraftModel, target: str) -> None:
     aux state that enters target layer L - n + 1, or the nearest one before it; layer 0 changes it little.
 
     Raises:
-        TrainError: its layers are not of the head's kind or size.
+        ToolError: its layers are not of the head's kind or size.
     """
     num_layers = read_target(target).num_layers
     first = num_layers - len(head.layers) + 1
@@ -118,13 +110,13 @@ def begin_as_target(head: PEagleDraftModel, target: str) -> None:
     found = load_model_layers(names, target)
     if missing := [name for name in names if name not in found]:
         what = f"{missing[0]} is not in {target}"
-        raise TrainError(f"head.init: target: its layers are not of the head's kind ({what}); leave init out")
+        raise ToolError(f"head.init: target: its layers are not of the head's kind ({what}); leave init out")
     for module, name in taken:
         try:
             module.load_state_dict({weight: found[f"{name}.{weight}"] for weight in module.state_dict()})
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
-            raise TrainError(f"head.init: target: its layers have other sizes ({reason}); leave init out") from None
+            raise ToolError(f"head.init: target: its layers have other sizes ({reason}); leave init out") from None
 
 
 @torch.no_grad()

@@ -1,0 +1,25 @@
+"""Files with JSON in each line."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import write_whole
+
+
+def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows of a file, none of one that need not exist; a last line that was cut off is left out."""
+    if not must_exist and not file.exists():
+        return
+    try:
+        with file.open("rb") as lines:
+            yield from (json.loads(line) for line in lines if line.endswith(b"\n"))
+    except OSError as error:
+        raise ToolError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
+
+
+def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write ``rows`` whole or not at all; they may come from ``file`` itself."""
+    write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
