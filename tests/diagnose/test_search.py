@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
-from peagle_tools.diagnose.prompts import read_prompts
 from peagle_tools.diagnose.report import show
 from peagle_tools.diagnose.search import LEAST_GAIN, Measured, diagnose, oddities
 from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.prompts import read_prompts
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
 from tests.support.models import PEAGLE, TARGET
@@ -171,7 +172,7 @@ def test_the_likely_mask_token_comes_first():
 def test_a_bad_prompt_is_named_by_its_line(line: str, error: str, tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"what is it?\n{line}\n")
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises(ToolError, match=error):
         read_prompts(path)
 
 
@@ -183,8 +184,8 @@ def test_prompts_of_every_form(tmp_path: Path):
     path.write_text('{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}\n')
     assert [[message["content"] for message in chat] for chat in read_prompts(path, answered=True)] == [["u", "a"]]
     path.write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
-    with pytest.raises(ValueError, match=r":1 needs .messages. with a prompt"):
+    with pytest.raises(ToolError, match=r":1 needs .messages. with a prompt"):
         read_prompts(path, answered=True)
     path.write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompt"):
+    with pytest.raises(ToolError, match="holds no prompt"):
         read_prompts(path)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import new_folder
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
-from peagle_vllm.heads.convert import new_folder
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from tests.heads import published, writers
 from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed
@@ -190,14 +190,14 @@ def test_a_broken_weight_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_error_while_writing_leaves_nothing(tmp_path: Path):
-    with pytest.raises(HeadError, match="cannot be written"), new_folder(tmp_path / "out") as work:
+    with pytest.raises(ToolError, match="cannot be written"), new_folder(tmp_path / "out") as work:
         (work / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_quicker_of_two_converts_wins(tmp_path: Path):
-    with pytest.raises(HeadError, match="has appeared meanwhile"), new_folder(tmp_path / "out") as slow:
+    with pytest.raises(ToolError, match="has appeared meanwhile"), new_folder(tmp_path / "out") as slow:
         (slow / "file").write_text("slow")
         with new_folder(tmp_path / "out") as quick:
             assert (slow / "file").exists(), "a living process's work was taken for a leftover"

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from peagle_tools.sharpen import engines, record
+from peagle_tools.shared import engines
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.sharpen import record
 from peagle_tools.sharpen.rewrite import rewrite
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.conftest import ARM
@@ -128,7 +129,7 @@ class Live(engines.Pair):
         return nullcontext(engine(GIVEN).llm)
 
 
-GIVEN = Settings(TARGET, PEAGLE_REDUCED, k=K, llm=(("long_prefill_token_threshold", engines.STEP),))
+GIVEN = Settings(TARGET, PEAGLE_REDUCED, k=K, llm=(("long_prefill_token_threshold", record.STEP),))
 
 
 def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -138,7 +139,7 @@ def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatc
         finished = live.run(requests)
     prompts, answers = [list(r.prompt) for r in requests], [finished[r.id].output[:length] for r in requests]
     with recorder.record(live) as given:
-        engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path, K, M, length)
+        record.record_all(Live("target", "head", {}), prompts, answers, tmp_path, K, M, length)
     unhook(live.drafter)
     names = dict(zip(sorted({row.req for row in given.rows}, key=int), (r.id for r in requests), strict=True))
     drafts = {(names[row.req], row.p_last): row.draft for row in given.rows}
@@ -157,8 +158,8 @@ def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(live.llm, "get_tokenizer", lambda: SimpleNamespace(decode=lambda ids: "It is"), raising=False)
     answers[1] = [(token + 1) % 512 for token in answers[1]]
-    with pytest.raises(HeadError, match=r"that begins with 'It is' is not this target's, .* of its 14 \(up to 20%"):
-        engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path / "other", K, M, 14)
+    with pytest.raises(ToolError, match=r"that begins with 'It is' is not this target's, .* of its 14 \(up to 20%"):
+        record.record_all(Live("target", "head", {}), prompts, answers, tmp_path / "other", K, M, 14)
     unhook(live.drafter)
 
 

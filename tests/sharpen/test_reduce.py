@@ -30,15 +30,15 @@ def served(monkeypatch):
 
     def measured(pair, folder, prompts, plan, progress):
         calls["measured"].append((pair.head, read_head(folder)))
-        return [run.Measured(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1), [0.5], [0.5])]
+        return [run.Comparison(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1), [0.5], [0.5])]
 
     def sharpen(head, target, vocab_size, prompts, out, plan, progress):
         calls["sharpened"].append(target_ids(head).tolist())
         gain = 0.5 if calls.get("better") else -0.1
         if gain > 0:
             out.mkdir()
-        one = run.Measured(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1), [0.5], [0.5])
-        return run.Report({}, "gated", {}, 10, {3: (one.before, one.after)}, [one])
+        one = run.Comparison(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1), [0.5], [0.5])
+        return run.Sharpened({}, "gated", {}, 10, {3: (one.before, one.after)}, [one])
 
     for name, stand_in in (("recorded", recorded), ("served", measured), ("sharpen", sharpen)):
         monkeypatch.setattr(run, name, stand_in)

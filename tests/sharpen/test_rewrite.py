@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import rewrite as rewriting
 from peagle_tools.sharpen.rewrite import faults, rewrite, step_bytes
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.support import models
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_a_broken_head(tmp_path, name):
     tensors = load_file(folder / "model.safetensors")
     tensors[name][7, 3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(HeadError, match=f"{name} holds NaN or Inf"):
+    with pytest.raises(ToolError, match=f"{name} holds NaN or Inf"):
         rewrite(read_head(folder), read_target(str(target)), tmp_path / "out", torch.arange(9), "int8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_nothing(pair, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(rewriting, "_raw", full)
-    with pytest.raises(HeadError, match="cannot be written"):
+    with pytest.raises(ToolError, match="cannot be written"):
         rewrite(head, target, tmp_path / "out", torch.arange(9), None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import vocabulary
 from peagle_tools.sharpen.trace import CandidateTrace
-from peagle_vllm.heads.files import HeadError
 from tests.support import models
 from tests.support.random_heads import EXPERTS, EXPERTS_PER_TOKEN, write_target
 
@@ -107,5 +107,5 @@ def test_targets_read_the_experts_that_are_chosen(tmp_path):
 def test_pickled_targets_have_no_sizes(tmp_path):
     folder = write_target(tmp_path / "target")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(HeadError, match=r"no \*\.safetensors.*give a number"):
+    with pytest.raises(ToolError, match=r"no \*\.safetensors.*give a number"):
         vocabulary.target_bytes(str(folder), 4)

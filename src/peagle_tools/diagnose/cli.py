@@ -65,9 +65,9 @@ def diagnose(
 
     from peagle_tools.diagnose.engine import VllmMeasure
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
-    from peagle_tools.diagnose.prompts import PROMPTS
     from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
+    from peagle_tools.shared.prompts import PROMPTS
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download, one_line
     from peagle_vllm.heads.head import read_head

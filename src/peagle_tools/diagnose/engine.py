@@ -11,9 +11,9 @@ import os
 from typing import Any, Self
 
 from peagle_tools.diagnose.interventions import Setup
-from peagle_tools.diagnose.prompts import Messages
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.prompts import Messages
 from peagle_vllm.observer import drafter_of
 
 KV_CACHE_BYTES = 2 << 30

@@ -250,7 +250,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        release, _, library = report.version.partition("+cpu.over.")  # written by tools/next.py
+        release, _, library = report.install.version.partition("+cpu.over.")  # written by tools/next.py
         over = f", its Python over the compiled library of the CPU build {library}: for tests" if library else ""
         fact("vLLM", f"{release} ({report.install.distribution}){over}")
         fact("looks like", _likeness(report), "" if report.ok else "bold red")

@@ -1,17 +1,82 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
+import fcntl
+import glob
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from peagle_tools.shared.errors import ToolError
+from peagle_vllm.heads.files import one_line
+
+PARTIAL = ".partial"
 
 
-def write_whole(file: Path, text: str, partial: Path | None = None) -> None:
+def write_whole(file: Path, content: str | bytes, partial: Path | None = None) -> None:
     """Write whole or not at all: into ``partial`` (without it into a file beside ``file``), which is then renamed."""
     partial = partial or file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with partial.open("w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(partial)
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes ``out`` at the end; on any error nothing is left.
+
+    A process that is killed meanwhile leaves a hidden sibling of ``out``, which the next call for ``out`` removes.
+
+    Raises:
+        ToolError: ``out`` exists, or cannot be written.
+    """
+    out = Path(os.path.normpath(out))
+    if os.path.lexists(out):
+        raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
+    if not out.parent.is_dir():
+        raise ToolError(f"{out.parent} is not a folder; make it first")
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
+        with suppress(OSError), _locked(left):  # a process that still writes there holds the lock
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        with (
+            TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent, ignore_cleanup_errors=True) as private,
+            _locked(Path(private)),
+        ):
+            work = Path(private) / "head"  # TemporaryDirectory itself is closed to other users
+            work.mkdir()
+            yield work
+            for path in (*work.rglob("*"), work):
+                sync(path)
+            if os.path.lexists(out):
+                raise ToolError(f"{out} has appeared meanwhile; nothing is overwritten")
+            work.rename(out)
+            sync(out.parent)
+    except OSError as error:
+        reason = one_line(error.strerror or error)
+        raise ToolError(f"{out} cannot be written ({reason}); nothing is left of it") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process at the latest. OSError where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

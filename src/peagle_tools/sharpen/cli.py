@@ -13,7 +13,7 @@ from peagle_tools.shared.terminal import JsonOption, conversations, exit_if_unfi
 
 if TYPE_CHECKING:
     from peagle_tools.sharpen.reduce import Reduction
-    from peagle_tools.sharpen.run import Measured, Report
+    from peagle_tools.sharpen.run import Comparison, Sharpened
 
 
 class Quantization(StrEnum):
@@ -90,7 +90,7 @@ def sharpen(
         (ids, answers), (held, _) = (token_ids(target, each, max_tokens) for each in (learn, aside))
         asked_of = Prompts(ids, held, answers if answered else None)
         reduction: Reduction | None = None
-        report: Report | None
+        report: Sharpened | None
         if asked.is_smaller:
             reduction, report = reduce.reduce(found, model, asked_of, out, asked, plan, progress)
         else:
@@ -121,7 +121,7 @@ def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
     return int(text)
 
 
-def show(report: "Report") -> None:
+def show(report: "Sharpened") -> None:
     """Forms and numbers of prompts on the development share, and AL as served."""
     from rich.console import Console
     from rich.table import Table
@@ -155,7 +155,7 @@ def show_reduction(reduction: "Reduction") -> None:
     Console().print(served)
 
 
-def lengths(one: "Measured") -> list[str]:
+def lengths(one: "Comparison") -> list[str]:
     before, after = one.before, one.after
     lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (before, after)]
     return [str(one.num_speculative_tokens), *lengths, f"{after.length / before.length - 1:+.1%}"]

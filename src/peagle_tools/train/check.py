@@ -2,8 +2,8 @@
 
 import json
 
+from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
-from peagle_tools.sharpen import engines
 from peagle_tools.train import TrainError
 from peagle_tools.train.config import Config
 from peagle_tools.train.replay import note_al
@@ -21,7 +21,7 @@ def check(config: Config) -> str:
 
     Raises:
         TrainError: the head is not sound, or the two differ by more than APART.
-        HeadError: vLLM cannot run the pair.
+        ToolError: vLLM cannot run the pair.
     """
     from datasets import load_from_disk
 

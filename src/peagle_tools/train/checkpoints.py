@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from speculators.train.checkpointer import DistributedCheckpointer, SingleGPUCheckpointer
 from speculators.train.distributed import get_rank
 
+from peagle_tools.shared.files import sync
 from peagle_tools.train import TrainError
-from peagle_vllm.heads.convert import sync
 from peagle_vllm.heads.files import one_line
 
 KEPT = 3

@@ -29,6 +29,7 @@ def one_line_errors() -> Iterator[None]:
     """What cannot go on ends the command with its line: exit status 2, or 75 where a second try may mend it."""
     from safetensors import SafetensorError
 
+    from peagle_tools.shared.errors import ToolError
     from peagle_tools.train import TrainError, TryAgain
     from peagle_vllm.heads.files import HeadError, one_line
 
@@ -39,7 +40,7 @@ def one_line_errors() -> Iterator[None]:
     except TryAgain as error:
         print(f"peagle-vllm: {error}", file=sys.stderr)
         raise typer.Exit(TRY_AGAIN) from None
-    except (TrainError, HeadError) as error:
+    except (TrainError, ToolError, HeadError) as error:
         fail(str(error).rpartition("TrainError: ")[2])  # torch puts its traceback before one of a loader's process
     except KeyboardInterrupt:
         print("\npeagle-vllm: interrupted; the same command goes on", file=sys.stderr)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from peagle_vllm.heads.convert import sync
+from peagle_tools.shared.files import sync
 
 SHARD_BYTES = 10**9
 open_shard = lru_cache(maxsize=32)(lambda file: safe_open(file, "pt"))

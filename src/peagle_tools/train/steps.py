@@ -15,11 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from peagle_tools.shared import processes
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.server import Server
 from peagle_tools.train import TrainError, TryAgain, serve, shards
 from peagle_tools.train.config import STAMP, Config
-from peagle_vllm.heads.convert import new_folder
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import read_target
 
