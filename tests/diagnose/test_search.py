@@ -102,10 +102,6 @@ def test_a_part_of_the_cause_is_told_as_a_part():
         assert found.causes and ("mends a part only" in console.export_text()) is is_part
 
 
-def test_what_helps_too_little_is_not_named():
-    assert causes(replace(RIGHT, mask_token_id=40), Pair(cost=0.01)) == []
-
-
 @pytest.mark.parametrize(("scatter", "prompts", "named"), [(2.0, 24, []), (0.2, 24, ["mask token"]), (0.2, 2, [])])
 def test_noise_is_not_named(scatter: float, prompts: int, named: list[str]):
     """The same gain, when answers differ more or less in how much they gain, or are too few."""
@@ -130,10 +126,6 @@ def test_the_first_low_position_gives_the_meaning():
     assert "position 1 is fine, the rest decays: look at the mask inputs" in oddities(counted(100, 80, 20, 2))[-1]
     assert "the last positions decay" in oddities(counted(100, 80, 60, 10))[-1]
     assert oddities(counted(100, 80, 60, 50)) == []
-
-
-def test_a_head_that_is_just_poor_has_no_cause():
-    assert causes(RIGHT, Pair(share=0.4)) == []
 
 
 def test_prompts_that_are_too_long():

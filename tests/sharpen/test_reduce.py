@@ -87,11 +87,6 @@ def test_a_useless_edge_leaves_the_smaller_head(sharpen, served, tmp_path):
     assert ran.err == "a selector is no better on held-out prompts: the smaller head is written without one\n"
 
 
-def test_quantizing_alone_records_nothing(sharpen, served, tmp_path):
-    ran = sharpen("--quantize", "fp8", "--no-selector", num_prompts=3)
-    assert ran.code == 0 and served["recorded"] == 0 and read_head(tmp_path / "out").is_quantized
-
-
 def test_auto_takes_what_pays(sharpen, tmp_path):
     """40 tokens are all that is said, so the fewest that are tried, with the special ones, lose nothing."""
     reduction = json.loads(sharpen("--draft-vocab", "auto", "--no-selector", "--json").out)["reduction"]
@@ -118,12 +113,3 @@ def test_auto_may_find_nothing_to_leave_out(sharpen, monkeypatch, tmp_path):
 def test_bad_options(sharpen, options, line, served, tmp_path):
     assert line in only_line(sharpen(*options))
     assert served["recorded"] == 0 and not (tmp_path / "out").exists()
-
-
-def test_too_few_prompts(sharpen, served):
-    assert "at least 100 are needed" in only_line(sharpen("--draft-vocab", 40, "--no-selector", num_prompts=120))
-
-
-def test_nothing_is_overwritten(sharpen, served, tmp_path):
-    (tmp_path / "out").mkdir()
-    assert "exists" in only_line(sharpen("--quantize", "int8", "--no-selector"))

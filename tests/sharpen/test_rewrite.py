@@ -47,16 +47,6 @@ def test_a_trimmed_head_keeps_its_rows(pair, tmp_path):
         assert torch.equal(after[name], before[name]), name
 
 
-def test_trimming_twice_is_trimming_once(pair, tmp_path):
-    head, target = pair
-    first = torch.arange(1, head.draft_vocab_size, 2)
-    again = torch.arange(0, len(first), 5)
-    rewrite(rewrite(head, target, tmp_path / "half", first, None), target, tmp_path / "twice", again, None)
-    rewrite(head, target, tmp_path / "once", first[again], None)
-    for file in ("config.json", "model.safetensors"):
-        assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "once" / file).read_bytes()
-
-
 def test_rows_are_read_in_blocks(pair, tmp_path, monkeypatch):
     head, target = pair
     kept = torch.arange(0, head.draft_vocab_size, 3)
@@ -83,14 +73,6 @@ def test_quantized_weights_are_near(pair, tmp_path, quantize, error):
         away = (after[name].float() * scale - before[name]).abs()
         assert (away <= 1.001 * error * scale).all() and away.mean() > 0, name
     assert step_bytes(head, head.draft_vocab_size, quantize) == step_bytes(quantized, head.draft_vocab_size, None)
-
-
-def test_what_a_step_reads():
-    head = read_head(models.PEAGLE)
-    full, half = (step_bytes(head, rows, None) for rows in (512, 256))
-    assert full - half == 256 * 128 * 2  # rows, hidden size, bfloat16
-    embedding = head.tensors["embed_tokens.weight"].num_bytes
-    assert full < sum(info.num_bytes for info in head.tensors.values()) - embedding
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,6 @@ def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fak
     assert left(tmp_path) == []
 
 
-def test_the_largest_k_is_measured(tmp_path: Path, sharpen: Callable, fakes: Engines):
-    assert sharpen("-k", 4).code == 0
-    assert sorted({k for _, k in fakes.measured}) == [3, 4]
-
-
 def interrupted(at: str, after: int) -> Callable[[str], None]:
     """Stop where the ``after``-th thing of this kind begins, as a killed process does."""
     count = 0

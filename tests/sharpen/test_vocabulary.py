@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import vocabulary
 from peagle_tools.sharpen.trace import CandidateTrace
 from tests.support import models
@@ -36,12 +35,6 @@ def test_each_token_of_a_given_answer_counts_once():
         [[5, 6, 7, 8], [7, 8, 9, -1], [9, -1, -1, -1]],
     )
     assert vocabulary.count_tokens(seen, torch.arange(10), 10, 2).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-
-
-def test_reduced_heads_count_in_target_ids():
-    ids = torch.tensor([1, 5, 9])  # draft id 1 is token 5
-    seen = trace([[[1], [0]]], [[7, 5, 8]])
-    assert vocabulary.count_tokens(seen, ids, 10).nonzero().flatten().tolist() == [5, 7]
 
 
 def test_special_tokens_come_first_then_the_most_said():
@@ -76,11 +69,6 @@ def test_the_size_that_pays(costly, rest, size):
     assert vocabulary.best_size(ids, ids, costly, 0, lambda num: rest + num) == size
 
 
-def test_special_tokens_bound_the_size(costly):
-    ids = torch.arange(256)
-    assert vocabulary.best_size(ids, ids, costly, 200, lambda num: num) == 256
-
-
 def test_a_dropped_candidate_gives_way_to_the_next():
     """64 tokens drop the wrong best one, so the right second is drafted; 128 keep it."""
     ids = torch.arange(128)
@@ -102,10 +90,3 @@ def test_targets_read_the_experts_that_are_chosen(tmp_path):
     for rows in (1, 4):
         share = 1 - (1 - EXPERTS_PER_TOKEN / EXPERTS) ** rows
         assert vocabulary.target_bytes(str(folder), rows) == pytest.approx(others + experts * share)
-
-
-def test_pickled_targets_have_no_sizes(tmp_path):
-    folder = write_target(tmp_path / "target")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ToolError, match=r"no \*\.safetensors.*give a number"):
-        vocabulary.target_bytes(str(folder), 4)
