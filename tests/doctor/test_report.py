@@ -37,7 +37,7 @@ CPU = replace(GPU, device=None, top_k=None, cpu_build=True, no_triton="it has no
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
-    patch = Patch(name="gate", runner="V2", why="x", waits_for="x", delete_when="x")
+    patch = Patch(name="gate", runner="V2", why="x", delete_when="x")
     return Report(VllmInstall(Path(), version, "vllm"), "0.33", (PatchReport(patch, status, 1),))
 
 

@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from peagle_tools.inspect import report
 from peagle_vllm.heads import config as configs
@@ -177,6 +178,20 @@ def test_reading_imports_neither_torch_nor_vllm(tmp_path: Path):
         "assert not {'torch', 'vllm'} & set(sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_a_name_that_stands_there_twice(tmp_path: Path):
+    """safetensors itself takes the last one: another shape of as many numbers."""
+    file = speculators().save(tmp_path) / "model.safetensors"
+    raw = file.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    entry = json.loads(raw[8:end])["fc.weight"]
+    first = json.dumps({"fc.weight": entry | {"shape": entry["shape"][::-1]}}).encode()
+    header = first[:-1] + b"," + raw[9:end]
+    file.write_bytes(len(header).to_bytes(8, "little") + header + raw[end:])
+    assert torch.equal(load_file(file)["fc.weight"], torch.ones(16, 48))
+    with pytest.raises(HeadError, match="its header names something twice"):
+        read_head(tmp_path)
 
 
 def test_every_dialect_has_a_name_for_the_report():

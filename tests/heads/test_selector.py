@@ -136,7 +136,7 @@ def test_target_ids_that_convert_mends_keep_the_hash(tmp_path: Path, monkeypatch
 def test_inspect_shows_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = sharpened(writers.vllm(), tmp_path / "head")
     words = " ".join(run(monkeypatch, "inspect", folder).out.split())
-    assert f"edge rank {RANK}, {TOP_K} candidates a position, gated by the hidden state, 3.1 kB" in words
+    assert f"selector rank {RANK}, {TOP_K} candidates a position, gated by the hidden state, 3.1 kB" in words
     data = json.loads(run(monkeypatch, "inspect", folder, "--json").out)
     assert data["selector"] == {"rank": RANK, "candidates": TOP_K, "gated": True, "bytes": 3112}
     plain = writers.vllm().save(tmp_path / "plain")

@@ -29,7 +29,6 @@ PATCH = Patch(
     name="gate",
     runner="V2",
     why="it refuses",
-    waits_for="support",
     delete_when="supported",
     obsolete_if_missing="parallel drafting",
     depends_on={"vllm.config": ("Config.unsupported",)},
@@ -85,7 +84,7 @@ def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepte
         text = "\n".join(f"def {f}():\n    return {word!r}" for f, word in zip("ab", words, strict=True))
         return fake(tmp_path / name, {"mod.py": text}, version)
 
-    same = {"runner": "V2", "why": "x", "waits_for": "x", "delete_when": "x"}
+    same = {"runner": "V2", "why": "x", "delete_when": "x"}
     patches = [Patch(name=f, depends_on={"vllm.mod": (f,)}, **same) for f in "ab"]
 
     def digests(word: str) -> dict[str, str]:

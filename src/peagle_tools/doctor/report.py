@@ -263,7 +263,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         for name in VARIABLES:
             fact(name, environment.variables.get(name, "not set"))
         if environment.top_k:
-            fact("edge's top-k", environment.top_k)
+            fact("selector's top-k", environment.top_k)
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
         fact("because", runner.why)
     console.print(facts)
