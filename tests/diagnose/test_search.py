@@ -114,13 +114,6 @@ def test_noise_is_not_named(scatter: float, prompts: int, named: list[str]):
     assert causes(replace(RIGHT, mask_token_id=40), measure) == named
 
 
-def test_progress_tells_what_is_left_and_what_is_found_so_far():
-    seen: list[tuple[int, int, bool]] = []
-    diagnose(RIGHT, Pair(), proposed, lambda found, left: seen.append((len(found.trials), left, found.complete)))
-    count = len(proposed(RIGHT))
-    assert seen == [(done, count - done, False) for done in range(count + 1)]
-
-
 def test_the_first_low_position_gives_the_meaning():
     assert "look at the prompts" in oddities(counted(100, 40, 10, 2))[-1]
     assert "position 1 is fine, the rest decays: look at the mask inputs" in oddities(counted(100, 80, 20, 2))[-1]

@@ -189,17 +189,6 @@ def run_sharpen(out: Path, seed: int = 0, answers: Any = None, **changes: Any) -
     return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, prompts, out, plan, lambda *_: None)
 
 
-def test_a_truncated_shard_is_recorded_again(tmp_path: Path, fakes: Engines):
-    fakes.fault = interrupted("measure", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run_sharpen(tmp_path / "out")
-    shard = tmp_path / ".out.sharpen" / "00001.safetensors"
-    shard.write_bytes(shard.read_bytes()[:100])
-    fakes.fault = lambda what: None
-    run_sharpen(tmp_path / "out")
-    assert fakes.recorded[4:] == ["00001.safetensors"]
-
-
 @pytest.mark.parametrize(
     "change",
     [{"seed": 1}, {"answers": [[1]] * NUM_PROMPTS}, {"rank": 16}, {"num_candidates": 3}, {"arguments": {"seed": 1}}],

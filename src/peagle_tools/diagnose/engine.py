@@ -14,7 +14,7 @@ from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import read_engine
 from peagle_tools.shared.engines import Pair
-from peagle_tools.shared.prompts import Messages
+from peagle_tools.shared.prompts import Messages, token_ids
 from peagle_vllm.observer import drafter_of
 
 KV_CACHE_BYTES = 2 << 30
@@ -70,10 +70,7 @@ class VllmMeasure:
         """Token ids of every prompt under this setup."""
         prompts = []
         for messages in self.conversations:
-            if setup.chat_template:
-                ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            else:
-                ids = self.tokenizer.encode("\n".join(message["content"] for message in messages))
+            ids = token_ids(self.tokenizer, messages, setup.chat_template)
             prompts.append(ids[-setup.prompt_tokens :] if setup.prompt_tokens else ids)
         return prompts
 

@@ -70,6 +70,13 @@ def read_prompts(path: Path, answered: bool = False) -> list[Messages]:
     return conversations
 
 
+def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[int]:
+    """Of a prompt, through the tokenizer's chat template or raw."""
+    if chat_template:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return tokenizer.encode("\n".join(message["content"] for message in messages))
+
+
 def _messages(line: str, place: str) -> Messages:
     if not line.lstrip().startswith("{"):
         return [{"role": "user", "content": line}]

@@ -63,7 +63,7 @@ def sharpen(
     from rich.progress import Progress
 
     from peagle_tools.sharpen import reduce, run
-    from peagle_tools.sharpen.prompts import Prompts, divided, token_ids
+    from peagle_tools.sharpen.prompts import Prompts, divided, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -87,7 +87,7 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        (ids, answers), (held, _) = (token_ids(target, each, max_tokens) for each in (learn, aside))
+        (ids, answers), (held, _) = (read_tokens(target, each, max_tokens) for each in (learn, aside))
         asked_of = Prompts(ids, held, answers if answered else None)
         reduction: Reduction | None = None
         report: Sharpened | None
