@@ -38,7 +38,7 @@ def served(monkeypatch):
         if gain > 0:
             out.mkdir()
         one = run.Comparison(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1), [0.5], [0.5])
-        return run.Sharpened({}, "gated", {}, 10, {3: (one.before, one.after)}, [one])
+        return run.Sharpened({}, "gated", 10, {3: (one.before, one.after)}, [one])
 
     for name, stand_in in (("recorded", recorded), ("served", measured), ("sharpen", sharpen)):
         monkeypatch.setattr(run, name, stand_in)

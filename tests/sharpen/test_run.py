@@ -128,14 +128,11 @@ def loaded_selector(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / SELECTOR_FOLDER / "model.safetensors")
 
 
-def test_json(sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "LEAST_PROMPTS", 30)
+def test_json(sharpen: Callable):
     data = json.loads(sharpen("--json", "--rank", 8, "--candidates", 4).out)
     assert set(data["forms"]) == {form.name for form in fit.FORMS}
     assert data["chosen"] in data["forms"] and data["drafts"] == 4_000
     assert list(data["offline"]) == ["3"]
-    *fewer, most = (int(count) for count in data["by_prompts"])
-    assert fewer == [most // 4] and data["by_prompts"][str(most)] == data["forms"][data["chosen"]]
     assert len(data["served"][0]["shares_after"]) == 3
 
 

@@ -122,21 +122,18 @@ def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
 
 
 def show(report: "Sharpened") -> None:
-    """Forms and numbers of prompts on the development share, and AL as served."""
+    """Forms on the development share, and AL as served."""
     from rich.console import Console
     from rich.table import Table
 
     forms = Table("form", "AL on the development share", title=f"{report.drafts:,} drafts recorded")
     for name, gain in report.forms.items():
         forms.add_row(f"{name} (chosen)" if name == report.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
-    prompts = Table("prompts", "AL on the development share", title=f"{report.chosen}, by prompts to learn from")
-    for count, gain in report.by_prompts.items():
-        prompts.add_row(f"{count:,}", f"{gain.length:.3f} ± {gain.error:.3f}")
     served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
     for one in report.served:
         plain, selected = report.offline[one.num_speculative_tokens]
         served.add_row(*lengths(one), f"{selected.length / plain.length - 1:+.1%}")
-    Console().print(forms, prompts, served)
+    Console().print(forms, served)
 
 
 def show_reduction(reduction: "Reduction") -> None:

@@ -1,6 +1,7 @@
 """The whole of ``peagle-vllm sharpen``: record, fit, measure, write. Every step that is finished stays."""
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -61,13 +62,11 @@ class Sharpened:
     """What ``sharpen`` found on the development share, and served.
 
     Attributes:
-        by_prompts: AL of the chosen form at the largest K, fitted to so many prompts.
         offline: AL by K, without the selector and with it.
     """
 
     forms: dict[str, Gain]
     chosen: str
-    by_prompts: dict[int, Gain]
     drafts: int
     offline: dict[int, tuple[Gain, Gain]]
     served: list[Comparison]
@@ -102,13 +101,13 @@ def sharpen(
     with work_folder(out, head, target, prompts, plan) as work:
         trace = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted, forms, by_prompts, offline = _fitted(trace, sizes, offsets, plan, progress)
+        fitted, forms, offline = _fitted(trace, sizes, offsets, plan, progress)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         _write(sharpened, head, fitted.selector)
         measured = served(pair, sharpened, prompts, plan, progress)
-        report = Sharpened(forms, fitted.form.name, by_prompts, len(trace.ids), offline, measured)
+        report = Sharpened(forms, fitted.form.name, len(trace.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
                 for path in sharpened.iterdir():
@@ -172,40 +171,25 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
 
 def _fitted(
     trace: CandidateTrace, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
-) -> tuple[fit.Fitted, dict[str, Gain], dict[int, Gain], dict[int, tuple[Gain, Gain]]]:
-    """The best form's selector, what each form reached, what the best one did by prompts, and its AL by K."""
+) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
+    """The best form's selector, what each form reached, and the best one's AL by K."""
     learned, held = trace.divided()
     if not len(learned.ids) or not len(held.ids):
         raise ToolError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
-    first, last = int(learned.prompt.min()), int(learned.prompt.max()) + 1
-    shares = {n: learned.rows(learned.prompt < first + n) for n in _fewer(last - first)}
-    total = len(fit.FORMS) * fit.num_batches(len(learned.ids)) + sum(
-        fit.num_batches(len(s.ids)) for s in shares.values()
-    )
-    done = 0
+    batches = itertools.count(1)
+    total = len(fit.FORMS) * fit.num_batches(len(learned.ids))
 
     def on_batch() -> None:
-        nonlocal done
-        done += 1
-        progress("fit", done, total)
+        progress("fit", next(batches), total)
 
-    def fitted_to(form: fit.Form, some: CandidateTrace) -> fit.Fitted:
-        return fit.fit(form, some, held, sizes, plan.rank, offsets, on_batch)
-
-    fitted = [fitted_to(form, learned) for form in fit.FORMS]
+    fitted = [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
     best = max(fitted, key=lambda one: one.gain.length)
-    by_prompts = {n: fitted_to(best.form, share).gain for n, share in shares.items()} | {last - first: best.gain}
 
     def reached(selector: CandidateSelector | None, k: int) -> Gain:
         return Gain.of(held.accepted(selector, offsets, k), held.prompt)
 
     offline = {k: (reached(None, k), reached(best.selector, k)) for k in _depths(plan)}
-    return best, {one.form.name: one.gain for one in fitted}, by_prompts, offline
-
-
-def _fewer(prompts: int) -> list[int]:
-    """A quarter of the prompts, a quarter of those and so on, the fewest first."""
-    return [*_fewer(prompts // 4), prompts // 4] if prompts // 4 >= LEAST_PROMPTS else []
+    return best, {one.form.name: one.gain for one in fitted}, offline
 
 
 def _depths(plan: Plan) -> list[int]:
