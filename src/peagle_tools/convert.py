@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from peagle_tools.shared.files import new_folder
 from peagle_tools.shared.terminal import HeadArgument, RevisionOption, exit_if_unfit, one_line_errors
 
 
@@ -53,9 +54,11 @@ def convert(
         exit_if_unfit(converting.obstacles(source, to.value, model))
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        with bars as progress, new_folder(out) as folder:
             bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
-            written = converting.convert(source, out, to.value, model, lambda count: progress.advance(bar, count))
+            converting.convert(source, folder, to.value, model, lambda count: progress.advance(bar, count))
+        written = read_head(out)
     print(f"wrote {out}: {source.dialect} to {to.value}, {len(written.tensors)} tensors")
     verifier = written.config.get("speculators_config", {}).get("verifier")
     if to is Format.speculators and not (isinstance(verifier, dict) and verifier.get("name_or_path")):

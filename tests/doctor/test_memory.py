@@ -58,8 +58,8 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_what_would_not_be_served_is_one_line(speculative: Any, line: str):
-    from peagle_tools.doctor.memory import DraftingError
+    from peagle_tools.shared.errors import ToolError
 
-    with pytest.raises(DraftingError, match=line) as caught:
+    with pytest.raises(ToolError, match=line) as caught:
         drafts(speculative)
     assert "\n" not in str(caught.value)

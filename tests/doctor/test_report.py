@@ -20,7 +20,7 @@ from peagle_tools.doctor.report import Environment, as_dict, decide_runner, read
 from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.version import VllmInstall, read
-from tests.patches.trees import change, copy_of_used, installed, next_path, next_release
+from tests.patches.trees import change, copy_of_used, installed
 
 GPU = Environment(
     torch="2.11.0",
@@ -37,7 +37,7 @@ CPU = replace(GPU, device=None, top_k=None, cpu_build=True, no_triton="it has no
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
-    patch = Patch(name="gate", runner="V2", why="x", waits_for="x", delete_when="x")
+    patch = Patch(name="gate", runner="V2", why="x", delete_when="x")
     return Report(VllmInstall(Path(), version, "vllm"), "0.33", (PatchReport(patch, status, 1),))
 
 
@@ -51,16 +51,13 @@ def under(environment: Environment, **variables: str) -> Environment:
         (GPU, report(), "V2", "default"),
         (CPU, report(), "V1", "no CPU backend"),
         (replace(CPU, no_triton=""), report(), "V2", "default"),
-        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="0"), report(), "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
         (under(replace(CPU, no_triton=""), VLLM_USE_V2_MODEL_RUNNER="1"), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
         (under(CPU, VLLM_USE_V2_MODEL_RUNNER="1"), report(), "none", "needs Triton"),
         (under(GPU, VLLM_USE_V2_MODEL_RUNNER="yes"), report(), "none", "yes"),
         (replace(GPU, device=None), report(), "none", "accelerator"),
         (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
         (under(GPU, PEAGLE_VLLM_DISABLE="1"), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report("0.99.0", "moved"), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
         (under(GPU, VLLM_PLUGINS="other"), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (under(GPU, VLLM_PLUGINS=""), report(), "stock vLLM", "VLLM_PLUGINS"),
         (under(GPU, VLLM_PLUGINS="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
         (under(GPU, VLLM_PLUGINS="other,peagle"), report(), "V2", "default"),
         (under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"), report(), "refused", "forces V2"),
@@ -71,11 +68,7 @@ def under(environment: Environment, **variables: str) -> Environment:
             "PEAGLE_VLLM_DISABLE",
         ),
         (GPU, report(status="moved"), "refused", "gate"),
-        (GPU, report(status="not needed"), "V2", "default"),
-        (GPU, report("0.99.0"), "V2", "default"),
-        (GPU, report(status="accepted"), "V2", "default"),
         (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(), "out-of-tree", "vllm_ascend"),
-        (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(status="moved"), "out-of-tree", "workers"),
         (GPU, None, "none", "not installed"),
     ],
 )
@@ -151,19 +144,6 @@ def test_its_runner_is_the_one_vllm_takes() -> None:
     assert decide_runner(read_environment(installed()), report()).name == ("V2" if HAS_TRITON else "V1")
 
 
-@pytest.mark.parametrize("entry_point", [True, False])
-def test_it_sees_whether_the_plugin_is_registered(entry_point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ["peagle"] if entry_point else [])
-    assert read_environment(None).registered is entry_point
-
-
-def test_the_next_release_holds() -> None:
-    ran = doctor("--vllm", next_path())
-    assert ran.exit_code == 0, ran.output
-    assert next_release().version in ran.output
-    assert "P-EAGLE gets" not in ran.output  # a path says nothing of this machine
-
-
 def test_a_moved_patch_is_named_with_its_definitions_and_exits_1(tmp_path: Path) -> None:
     root = copy_of_used(tmp_path)
     assert doctor("--vllm", root).exit_code == 0
@@ -179,21 +159,6 @@ def test_a_moved_patch_is_named_with_its_definitions_and_exits_1(tmp_path: Path)
     moved = {each["name"]: [one["definition"] for one in each["moved"]] for each in data["patches"] if each["moved"]}
     definition = "vllm.v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._copy_request_inputs"
     assert moved == {"speculator": [definition]}
-
-
-def test_comments_in_vllm_change_nothing(tmp_path: Path) -> None:
-    root = copy_of_used(tmp_path)
-    old = "self.idx_mapping.fill_(-1)\n"
-    change(root, "vllm.v1.worker.gpu.spec_decode.speculator", old, old.rstrip() + "  # every row\n")
-    assert doctor("--vllm", root).exit_code == 0
-
-
-def test_a_gate_that_is_gone_is_not_needed(tmp_path: Path) -> None:
-    root = copy_of_used(tmp_path)
-    change(root, "vllm.config.vllm", "parallel drafting for EAGLE speculative decoding", "something else")
-    ran = doctor("--vllm", root)
-    assert ran.exit_code == 0
-    assert re.search(r"gate +V2 +\d+ +not needed", ran.output)
 
 
 def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ BAD_VALUES: tuple[Any, ...] = (
     *(True, False, [], [1], ["x"], {}, {"a": 1}, "\ud800\n"),
 )
 SIZES = ("head_dim", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+# Fields that transformers and vLLM refuse, by their names.
+LEFT_TO_VLLM = (
+    *("attention_dropout", "bos_token_id", "dtype", "eos_token_id", "hidden_act", "initializer_range", "mlp_bias"),
+    *("max_position_embeddings", "model_type", "pad_token_id", "pretraining_tp", "rope_parameters", "rope_scaling"),
+    *("tie_word_embeddings", "torch_dtype", "use_cache"),
+)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _INDEX = "model.safetensors.index.json"
 
@@ -61,6 +67,8 @@ def _of_fields(config: dict[str, Any]) -> Iterator[Mutation]:
         words = (key, *old) if isinstance(old, dict) else (key,)
         words += ("no mask token id",) if key in ("mask_token_id", "ptd_token_id") else ()
         words += ("correct the sizes in config.json",) if key in SIZES else ()  # only the weights tell that it is wrong
+        if {*LEFT_TO_VLLM} & {*path}:
+            continue
         if not isinstance(old, bool):
             yield Mutation(f"{label} deleted", words, partial(_edit, path=path, edit=operator.delitem))
         for value in BAD_VALUES:
@@ -103,7 +111,7 @@ def _is_valid_too(old: Any, new: Any, key: str) -> bool:
         return new in (0, 1) and not isinstance(new, bool)
     if key == "eagle_aux_hidden_state_layer_ids" and isinstance(old, int):  # one of the list
         return new in (0, 1) and not isinstance(new, bool)
-    return key == "max_position_embeddings" and new == 1 and not isinstance(new, bool)
+    return False
 
 
 # ------------------------------------------------------------------------------------------- tensors

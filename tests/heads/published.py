@@ -38,11 +38,6 @@ CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB,
 }
 BYTES = {"BF16": 2, "I64": 8, "BOOL": 1}  # of one number
-TARGET_CONFIG = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 24, "eos_token_id": 200002}
-TOKENIZER = {
-    "added_tokens": [{"id": 201020, "content": "<|reserved_201020|>", "special": True}],
-    "model": {"vocab": {"a": 0}},
-}
 
 
 def shapes() -> dict[str, tuple[str, list[int]]]:
@@ -89,11 +84,4 @@ def write_head(folder: Path) -> Path:
         begin, mask_end = header["mask_hidden"]["data_offsets"]
         file.seek(start + begin)
         file.write(b"\x80\x3f" * ((mask_end - begin) // 2))  # bf16 ones
-    return folder
-
-
-def write_target(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(TARGET_CONFIG))
-    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     return folder

@@ -76,26 +76,18 @@ def small(head: Written) -> None:
 REFUSED = {
     "no mask_hidden": (drop(MASK), "mask_hidden is missing: {}/model.safetensors", AGAIN),
     "NaN": (holed(float("nan")), "mask_hidden holds NaN or Inf: {}/model.safetensors", AGAIN),
-    "Inf": (holed(float("inf")), "mask_hidden holds NaN or Inf", AGAIN),
     "zeros": (put(MASK, torch.zeros_like), "mask_hidden is all zeros", AGAIN),
     "narrow": (
         put(MASK, lambda t: t[..., 1:].contiguous()),
         "mask_hidden is 47 wide, needs 3 x 16 = 48 (aux layers x target hidden size): {}/model.safetensors",
         "use the head that was trained for this target",
     ),
-    "empty": (put(MASK, lambda t: t[..., :0].contiguous()), "mask_hidden is 0 wide, needs 3 x 16 = 48", "use the head"),
-    "one element": (put(MASK, lambda t: t[..., 0].contiguous()), "mask_hidden is 1 wide", "use the head"),
     "fp8": (put(MASK, lambda t: t.to(torch.float8_e4m3fn)), "mask_hidden is stored as F8_E4M3", "save it as F32"),
     "no id": (drop("mask_token_id"), "no mask token id: {}/config.json", 'add "mask_token_id"'),
-    "null id": (setting(mask_token_id=None), "no mask token id", 'add "mask_token_id"'),
     "true id": (setting(mask_token_id=True), "mask_token_id is true, needs a whole number", "set it to the id"),
-    "text id": (setting(mask_token_id="60"), 'mask_token_id is "60", needs a whole number', "set it to the id"),
-    "float id": (setting(mask_token_id=60.0), "mask_token_id is 60.0, needs a whole number", "set it to the id"),
     "negative id": (setting(mask_token_id=-1), "mask_token_id is -1, outside the vocabulary of 64", "set it to the id"),
-    "id too large": (setting(mask_token_id=VOCAB), "mask_token_id is 64, outside the vocabulary", "set it to the id"),
     "aux repeated": (setting(**{AUX_KEY: [2, 4, 4]}), AUX_KEY + " names layer 4 twice", "name 3 different layers"),
     "aux too deep": (setting(**{AUX_KEY: [2, 4, 9]}), "names layer 9, some/target has 8 layers", "use the head that"),
-    "aux negative": (setting(**{AUX_KEY: [-1, 4, 5]}), "names layer -1", "use the head that"),
     "fewer aux": (setting(**{AUX_KEY: [2, 4]}), "names 2 layers, fc takes 3 aux hidden states", "name the layers"),
     "5 llama aux": (
         five_llama_aux,
@@ -114,9 +106,7 @@ REFUSED = {
         AGAIN,
     ),
     "a layer less": (layer_setting(num_hidden_layers=3), "num_hidden_layers is 3, the weights hold 2", "correct it"),
-    "a layer more": (layer_setting(num_hidden_layers=1), "num_hidden_layers is 1, the weights hold 2", "correct it"),
     "lost norm": (add_input_norm, 'input_norm is in the weights, but vLLM finds no "norm_before_fc"', "true there"),
-    "norm without weights": (setting(norm_before_fc=True), "norm_before_fc is set, the weights hold no", AGAIN),
     "fc_norm nowhere named": (
         lambda head: (fc_norm(head), head.layer_config.pop("fc_norm")),
         'fc_norm is in the weights, but vLLM finds no "fc_norm": transformer_layer_config of {}/config.json',
@@ -127,19 +117,9 @@ REFUSED = {
         "lm_head.weight has 50 rows, draft_vocab_size is 64: {}/model.safetensors",
         'correct "draft_vocab_size" in config.json',
     ),
-    "embedding rows": (
-        put("embed_tokens.weight", lambda t: torch.ones(50, HIDDEN)),
-        "embed_tokens.weight has 50 rows, vocab_size is 64",
-        'correct "vocab_size" in config.json',
-    ),
     "draft vocabulary too large": (setting(draft_vocab_size=65), "draft_vocab_size is 65, more than the 64", "correct"),
     "no d2t": (reduced(drop("d2t")), "d2t is missing, and draft_vocab_size 48 is below vocab_size 64", AGAIN),
     "no lm_head": (reduced(no_lm_head), "lm_head is missing, and the target's 64 rows do not fit", AGAIN),
-    "short d2t": (
-        reduced(put("d2t", lambda t: t[1:].contiguous())),
-        "d2t is I64 [47], needs whole numbers [48]",
-        'correct "draft_vocab_size" in config.json',
-    ),
     "d2t of floats": (reduced(put("d2t", lambda t: t.float())), "d2t is F32 [48], needs whole numbers", "correct"),
     "d2t of target ids": (reduced(as_target_ids), "d2t holds target ids, and vLLM adds it", "store it as offsets"),
     "d2t outside": (
@@ -147,7 +127,6 @@ REFUSED = {
         "d2t sends 1 draft ids outside the vocabulary of 64 tokens: {}/model.safetensors",
         "store it as offsets",
     ),
-    "d2t against t2d": (reduced(put("d2t", lambda t: t - 1)), "d2t leads to other target ids than t2d", "offsets"),
     "d2t not one to one": (
         reduced(lambda head: (put("d2t", lambda t: -torch.arange(len(t)))(head), drop("t2d")(head))),
         "d2t sends two draft ids to one target id",
@@ -170,21 +149,9 @@ REFUSED = {
         "d2t could be offsets or target ids, and no t2d shows which",
         "store it as offsets",
     ),
-    "t2d of another size": (
-        reduced(put("t2d", lambda t: torch.ones_like(t))),
-        "d2t has 48 entries where t2d marks 64 target ids",
-        "offsets",
-    ),
     "a turned projection": (
         put("layers.1.mlp.up_proj.weight", lambda t: t.T.contiguous()),
         "layers.1.mlp.up_proj.weight is [16, 24], needs [24, 16]: {}/model.safetensors",
-        "correct the sizes in config.json",
-    ),
-    "swapped norms": (
-        lambda head: head.tensors.update(
-            {"norm.weight": torch.ones(16, 48), "layers.0.hidden_norm.weight": torch.ones(3)}
-        ),
-        "layers.0.hidden_norm.weight is [3], needs [16] (and 1 more)",
         "correct the sizes in config.json",
     ),
     "whole numbers for weights": (
@@ -202,18 +169,7 @@ REFUSED = {
         "layers.0.self_attn.k_proj.bias is missing, and config.json promises biases (and 7 more)",
         "correct attention_bias",
     ),
-    "heads of text": (
-        layer_setting(num_attention_heads="2"),
-        'num_attention_heads is "2", needs a whole number',
-        "cor",
-    ),
     "odd heads": (layer_setting(num_attention_heads=3), "num_attention_heads is 3, not a multiple of", "correct them"),
-    "another activation": (layer_setting(hidden_act="gelu"), 'hidden_act is "gelu", needs one of silu', "correct it"),
-    "no epsilon": (
-        lambda head: head.layer_config.pop("rms_norm_eps"),
-        "rms_norm_eps is missing: transformer_layer_config of {}/config.json",
-        "add it",
-    ),
     "few layer types": (
         layer_setting(layer_types=["full_attention"]),
         "layer_types names 1 layers, num_hidden_layers is 2",
@@ -223,11 +179,6 @@ REFUSED = {
         layer_setting(layer_types=["full_attention", "sliding_attention"]),
         'layer_types names sliding layers, and no "sliding_window"',
         "add it",
-    ),
-    "half a rope": (
-        layer_setting(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
-        "rope_scaling.high_freq_factor is null, needs a number above 0",
-        "correct it",
     ),
     "another method": (
         setting(speculators_model_type="dflash"),
@@ -254,5 +205,5 @@ def test_a_bad_head_is_refused_in_one_line(name: str, tmp_path: Path):
     assert found[0].severity == "error"
     places = (f"{tmp_path}/config.json", f"{tmp_path}/model.safetensors")
     assert any(place in line for place in places), "the line names no file"
-    several = ("another method", "half a rope", "odd heads")  # each breaks more than one thing
+    several = ("another method", "odd heads")  # each breaks more than one thing
     assert (len(found) == 1) is (name not in several), found

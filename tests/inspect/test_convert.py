@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import new_folder
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
-from peagle_vllm.heads.convert import new_folder
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from tests.heads import published, writers
 from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed
@@ -163,13 +163,6 @@ def test_the_target_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ran.code == 0 and "names no target" in ran.err
 
 
-def test_a_foreign_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = published.write_target(tmp_path / "target")
-    ran = run(monkeypatch, "convert", writers.aws().save(tmp_path / "head"), tmp_path / "out", "--target", target)
-    assert ran.code == 1 and "use the head that was trained for this target" in ran.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = writers.aws().save(tmp_path / "head")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
@@ -189,15 +182,8 @@ def test_a_broken_weight_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
 
-def test_an_error_while_writing_leaves_nothing(tmp_path: Path):
-    with pytest.raises(HeadError, match="cannot be written"), new_folder(tmp_path / "out") as work:
-        (work / "config.json").write_text("{}")
-        raise OSError(28, "No space left on device")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_quicker_of_two_converts_wins(tmp_path: Path):
-    with pytest.raises(HeadError, match="has appeared meanwhile"), new_folder(tmp_path / "out") as slow:
+    with pytest.raises(ToolError, match="has appeared meanwhile"), new_folder(tmp_path / "out") as slow:
         (slow / "file").write_text("slow")
         with new_folder(tmp_path / "out") as quick:
             assert (slow / "file").exists(), "a living process's work was taken for a leftover"
@@ -238,23 +224,3 @@ def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: P
     small = writers.aws().save(tmp_path / "small")
     assert start(small, out).wait() == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "out", "small"]
-
-
-@pytest.mark.full
-def test_memory_stays_small(tmp_path: Path):
-    """3.6 GB of weights in well under 1 GB: the child's own high-water mark, in kilobytes."""
-    head = published.write_head(tmp_path / "head")
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from peagle_vllm.heads.convert import convert\n"
-        "from peagle_vllm.heads.head import read_head\n"
-        "convert(read_head(Path(sys.argv[1])), Path(sys.argv[2]), 'vllm', None)\n"
-        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(head), str(tmp_path / "out")], capture_output=True, text=True, check=True
-    )
-    peak = int(done.stdout) * 1024
-    print(f"peak {peak >> 20} MB for {(head / 'model.safetensors').stat().st_size >> 20} MB")
-    assert peak < 1_000_000_000
-    (tmp_path / "out" / "model.safetensors").unlink()

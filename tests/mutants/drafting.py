@@ -86,12 +86,7 @@ DRAFTING = (
         "slot = (position ^ 1) + (block",
     ),
     Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN, "kernels"),
-    Mutation(
-        "mask token is 0",
-        V1,
-        "parallel_drafting_token_id=self.parallel_drafting_token_id,",
-        "parallel_drafting_token_id=0,",
-    ),
+    Mutation("mask token is 0", V1, "=self.parallel_drafting_token_id,", "=0,"),
     Mutation(
         "bonus token of another request",
         EXPAND,

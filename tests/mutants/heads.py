@@ -146,7 +146,7 @@ HEADS = (
         FILES,
         "object_pairs_hook=_once_each",
         "object_pairs_hook=dict",
-        "tests/heads/test_headers.py::test_a_name_that_stands_there_twice",
+        "tests/heads/test_reader.py::test_a_name_that_stands_there_twice",
     ),
     Mutation(
         "a head gets its target's trust",

@@ -166,7 +166,7 @@ TRAINING = (
     ),
     Mutation(
         "sharpen: a CPU's KV cache for one request",
-        "src/peagle_tools/sharpen/engines.py",
+        "src/peagle_tools/shared/engines.py",
         "(num_reqs * blocks + 1)",
         "(blocks + 1)",
         "tests/sharpen/test_record.py::test_a_cpus_memory_is_taken_for_these_requests_only",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peagle_vllm.patches.fingerprint import load_recorded
-from peagle_vllm.patches.version import NotVllmError, VllmInstall, read
+from peagle_vllm.patches.version import NotVllmError, read
 from tests.patches.trees import fake, installed, next_release
 
 
@@ -40,13 +40,6 @@ def test_a_plugin_beside_vllm_is_not_taken_for_it(tmp_path: Path, name: str) -> 
     assert read(folder).distribution == "vllm-mmm"
 
 
-def test_a_checkout_without_a_version_is_unknown(tmp_path: Path) -> None:
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").touch()
-    install = read(tmp_path)
-    assert (install.version, install.distribution, install.minor) == ("unknown", "unknown", "unknown")
-
-
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "folder named vllm", "text", "other wheel"])
 def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ("vllm" if kind == "folder named vllm" else "thing")
@@ -62,20 +55,6 @@ def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -
         read(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("version", "minor"),
-    [
-        ("0.33.0", "0.33"),
-        ("0.33.1rc1.dev3+gabc", "0.33"),
-        ("1.10.2+cpu", "1.10"),
-        ("unknown", "unknown"),
-        ("dev", "dev"),
-    ],
-)
-def test_minor_version(version: str, minor: str) -> None:
-    assert VllmInstall(Path(), version, "vllm").minor == minor
 
 
 def test_the_installed_vllm_is_found_as_it_names_itself() -> None:

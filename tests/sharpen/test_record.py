@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from peagle_tools.sharpen import engines, record
+from peagle_tools.shared import engines
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.sharpen import record
 from peagle_tools.sharpen.rewrite import rewrite
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.conftest import ARM
@@ -100,6 +101,8 @@ def test_a_smaller_head_with_a_selector_walks_over_its_candidates(
     kept: int | None, quantize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Each draft is the reference's choice, row by row, among the candidates that this very head was recorded with."""
+    # On a CPU with AMX vLLM takes an int8 kernel that has no float32.
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     if quantize and ARM == "plugin-v2":  # which compares lm_head with the target's; a CPU's int8 kernel keeps no weight
         monkeypatch.setattr("vllm.v1.worker.gpu.spec_decode.eagle.utils._should_share", lambda *args: False)
     ids = None if kept is None else torch.arange(512 - kept, 512)
@@ -128,7 +131,7 @@ class Live(engines.Pair):
         return nullcontext(engine(GIVEN).llm)
 
 
-GIVEN = Settings(TARGET, PEAGLE_REDUCED, k=K, llm=(("long_prefill_token_threshold", engines.STEP),))
+GIVEN = Settings(TARGET, PEAGLE_REDUCED, k=K, llm=(("long_prefill_token_threshold", record.STEP),))
 
 
 def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -138,7 +141,7 @@ def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatc
         finished = live.run(requests)
     prompts, answers = [list(r.prompt) for r in requests], [finished[r.id].output[:length] for r in requests]
     with recorder.record(live) as given:
-        engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path, K, M, length)
+        record.record_all(Live("target", "head", {}), prompts, answers, tmp_path, K, M, length)
     unhook(live.drafter)
     names = dict(zip(sorted({row.req for row in given.rows}, key=int), (r.id for r in requests), strict=True))
     drafts = {(names[row.req], row.p_last): row.draft for row in given.rows}
@@ -157,8 +160,8 @@ def test_given_answers_record_what_the_targets_own_do(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(live.llm, "get_tokenizer", lambda: SimpleNamespace(decode=lambda ids: "It is"), raising=False)
     answers[1] = [(token + 1) % 512 for token in answers[1]]
-    with pytest.raises(HeadError, match=r"that begins with 'It is' is not this target's, .* of its 14 \(up to 20%"):
-        engines.record_all(Live("target", "head", {}), prompts, answers, tmp_path / "other", K, M, 14)
+    with pytest.raises(ToolError, match=r"that begins with 'It is' is not this target's, .* of its 14 \(up to 20%"):
+        record.record_all(Live("target", "head", {}), prompts, answers, tmp_path / "other", K, M, 14)
     unhook(live.drafter)
 
 

@@ -30,15 +30,15 @@ def served(monkeypatch):
 
     def measured(pair, folder, prompts, plan, progress):
         calls["measured"].append((pair.head, read_head(folder)))
-        return [run.Measured(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1), [0.5], [0.5])]
+        return [run.Comparison(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1), [0.5], [0.5])]
 
     def sharpen(head, target, vocab_size, prompts, out, plan, progress):
         calls["sharpened"].append(target_ids(head).tolist())
         gain = 0.5 if calls.get("better") else -0.1
         if gain > 0:
             out.mkdir()
-        one = run.Measured(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1), [0.5], [0.5])
-        return run.Report({}, "gated", {}, 10, {3: (one.before, one.after)}, [one])
+        one = run.Comparison(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1), [0.5], [0.5])
+        return run.Sharpened({}, "gated", 10, {3: (one.before, one.after)}, [one])
 
     for name, stand_in in (("recorded", recorded), ("served", measured), ("sharpen", sharpen)):
         monkeypatch.setattr(run, name, stand_in)
@@ -87,11 +87,6 @@ def test_a_useless_edge_leaves_the_smaller_head(sharpen, served, tmp_path):
     assert ran.err == "a selector is no better on held-out prompts: the smaller head is written without one\n"
 
 
-def test_quantizing_alone_records_nothing(sharpen, served, tmp_path):
-    ran = sharpen("--quantize", "fp8", "--no-selector", num_prompts=3)
-    assert ran.code == 0 and served["recorded"] == 0 and read_head(tmp_path / "out").is_quantized
-
-
 def test_auto_takes_what_pays(sharpen, tmp_path):
     """40 tokens are all that is said, so the fewest that are tried, with the special ones, lose nothing."""
     reduction = json.loads(sharpen("--draft-vocab", "auto", "--no-selector", "--json").out)["reduction"]
@@ -118,12 +113,3 @@ def test_auto_may_find_nothing_to_leave_out(sharpen, monkeypatch, tmp_path):
 def test_bad_options(sharpen, options, line, served, tmp_path):
     assert line in only_line(sharpen(*options))
     assert served["recorded"] == 0 and not (tmp_path / "out").exists()
-
-
-def test_too_few_prompts(sharpen, served):
-    assert "at least 100 are needed" in only_line(sharpen("--draft-vocab", 40, "--no-selector", num_prompts=120))
-
-
-def test_nothing_is_overwritten(sharpen, served, tmp_path):
-    (tmp_path / "out").mkdir()
-    assert "exists" in only_line(sharpen("--quantize", "int8", "--no-selector"))

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import rewrite as rewriting
 from peagle_tools.sharpen.rewrite import faults, rewrite, step_bytes
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.support import models
@@ -47,16 +47,6 @@ def test_a_trimmed_head_keeps_its_rows(pair, tmp_path):
         assert torch.equal(after[name], before[name]), name
 
 
-def test_trimming_twice_is_trimming_once(pair, tmp_path):
-    head, target = pair
-    first = torch.arange(1, head.draft_vocab_size, 2)
-    again = torch.arange(0, len(first), 5)
-    rewrite(rewrite(head, target, tmp_path / "half", first, None), target, tmp_path / "twice", again, None)
-    rewrite(head, target, tmp_path / "once", first[again], None)
-    for file in ("config.json", "model.safetensors"):
-        assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "once" / file).read_bytes()
-
-
 def test_rows_are_read_in_blocks(pair, tmp_path, monkeypatch):
     head, target = pair
     kept = torch.arange(0, head.draft_vocab_size, 3)
@@ -85,14 +75,6 @@ def test_quantized_weights_are_near(pair, tmp_path, quantize, error):
     assert step_bytes(head, head.draft_vocab_size, quantize) == step_bytes(quantized, head.draft_vocab_size, None)
 
 
-def test_what_a_step_reads():
-    head = read_head(models.PEAGLE)
-    full, half = (step_bytes(head, rows, None) for rows in (512, 256))
-    assert full - half == 256 * 128 * 2  # rows, hidden size, bfloat16
-    embedding = head.tensors["embed_tokens.weight"].num_bytes
-    assert full < sum(info.num_bytes for info in head.tensors.values()) - embedding
-
-
 @pytest.mark.parametrize(
     ("spec", "asked", "line"),
     [
@@ -118,7 +100,7 @@ def test_nothing_is_left_of_a_broken_head(tmp_path, name):
     tensors = load_file(folder / "model.safetensors")
     tensors[name][7, 3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(HeadError, match=f"{name} holds NaN or Inf"):
+    with pytest.raises(ToolError, match=f"{name} holds NaN or Inf"):
         rewrite(read_head(folder), read_target(str(target)), tmp_path / "out", torch.arange(9), "int8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 
@@ -130,7 +112,7 @@ def test_a_full_disk_leaves_nothing(pair, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(rewriting, "_raw", full)
-    with pytest.raises(HeadError, match="cannot be written"):
+    with pytest.raises(ToolError, match="cannot be written"):
         rewrite(head, target, tmp_path / "out", torch.arange(9), None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 
@@ -161,6 +143,8 @@ def test_vllm_serves_it(tmp_path, monkeypatch, quantize):
     from peagle_tools.shared.acceptance import read_engine
     from tests.support.engines import Request, Settings, engine, shut_down
 
+    # On a CPU with AMX vLLM takes an int8 kernel that has no float32.
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(fp8, "init_fp8_linear_kernel", stand_in())
     monkeypatch.setattr(fp8, "expose_input_quant_key", lambda *args: None)
     kept = torch.arange(412)  # of 512

@@ -1,14 +1,10 @@
 """Which tokens are kept: counted once, special ones always, and as many as pay."""
 
-import json
-
 import pytest
 import torch
 
 from peagle_tools.sharpen import vocabulary
 from peagle_tools.sharpen.trace import CandidateTrace
-from peagle_vllm.heads.files import HeadError
-from tests.support import models
 from tests.support.random_heads import EXPERTS, EXPERTS_PER_TOKEN, write_target
 
 
@@ -38,22 +34,11 @@ def test_each_token_of_a_given_answer_counts_once():
     assert vocabulary.count_tokens(seen, torch.arange(10), 10, 2).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_reduced_heads_count_in_target_ids():
-    ids = torch.tensor([1, 5, 9])  # draft id 1 is token 5
-    seen = trace([[[1], [0]]], [[7, 5, 8]])
-    assert vocabulary.count_tokens(seen, ids, 10).nonzero().flatten().tolist() == [5, 7]
-
-
 def test_special_tokens_come_first_then_the_most_said():
     counts = torch.tensor([0, 9, 4, 4, 7, 0])
     ids = torch.tensor([1, 2, 3, 4, 5])  # what a reduced head drafts: not token 0
     order = vocabulary.ranked(counts, ids, {0, 5})
     assert ids[order].tolist() == [5, 1, 4, 2, 3]
-
-
-def test_special_tokens_are_the_tokenizers():
-    added = json.loads((models.TARGET / "tokenizer.json").read_text())["added_tokens"]
-    assert vocabulary.special_ids(str(models.TARGET)) == {entry["id"] for entry in added} != set()
 
 
 @pytest.fixture
@@ -74,11 +59,6 @@ def costly():
 def test_the_size_that_pays(costly, rest, size):
     ids = torch.arange(256)
     assert vocabulary.best_size(ids, ids, costly, 0, lambda num: rest + num) == size
-
-
-def test_special_tokens_bound_the_size(costly):
-    ids = torch.arange(256)
-    assert vocabulary.best_size(ids, ids, costly, 200, lambda num: num) == 256
 
 
 def test_a_dropped_candidate_gives_way_to_the_next():
@@ -102,10 +82,3 @@ def test_targets_read_the_experts_that_are_chosen(tmp_path):
     for rows in (1, 4):
         share = 1 - (1 - EXPERTS_PER_TOKEN / EXPERTS) ** rows
         assert vocabulary.target_bytes(str(folder), rows) == pytest.approx(others + experts * share)
-
-
-def test_pickled_targets_have_no_sizes(tmp_path):
-    folder = write_target(tmp_path / "target")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(HeadError, match=r"no \*\.safetensors.*give a number"):
-        vocabulary.target_bytes(str(folder), 4)

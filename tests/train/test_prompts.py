@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from peagle_tools.diagnose.prompts import PROMPTS
 from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.prompts import PROMPTS
 from peagle_tools.train.config import Data
 from peagle_tools.train.from_target import openings
 from peagle_tools.train.prompts import write_prompts

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,9 +66,9 @@ def diagnose(
 
     from peagle_tools.diagnose.engine import VllmMeasure
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
-    from peagle_tools.diagnose.prompts import PROMPTS
     from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
+    from peagle_tools.shared.prompts import PROMPTS
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download, one_line
     from peagle_vllm.heads.head import read_head
@@ -139,20 +140,25 @@ def _say(found: "Diagnosis", left: int, seconds: float) -> None:
 
 
 def _live(url: str, as_json: bool) -> None:
+    """What a running server's counters mean: vLLM's acceptance by position."""
     from rich.console import Console
 
-    from peagle_tools.diagnose import live
     from peagle_tools.diagnose.report import SCHEMA, curve_of, lines, show_curve
+    from peagle_tools.diagnose.search import FEW, oddities
+    from peagle_tools.shared.acceptance import read_metrics
 
     try:
-        read = live.read(live.fetch(url))
+        with urllib.request.urlopen(f"{url.rstrip('/').removesuffix('/metrics')}/metrics", timeout=10) as answer:
+            seen = read_metrics(answer.read().decode())
     except (OSError, ValueError) as error:
         fail(f"{url}/metrics cannot be read ({error}); is the server up, and is this its root?")
     except ModuleNotFoundError as error:
         fail(f"{error.name} is missing, which comes with vLLM; run this where vLLM is installed")
-    if read is None:
+    if seen is None:
         fail(f"{url}/metrics has no vllm:spec_decode counters: it does not speculate, or has --disable-log-stats")
-    seen, meaning = read
+    meaning = oddities(seen)
+    if seen.num_drafts < FEW:
+        meaning.append(f"{seen.num_drafts} drafts so far, too few to judge: send it some requests")
     if as_json:
         print(json.dumps({"schema": SCHEMA, "url": url, **curve_of(seen), "meaning": meaning}, indent=2))
     else:

@@ -6,14 +6,15 @@ each answer took show how sure a difference is.
 
 import dataclasses
 import functools
-import gc
 import os
+from contextlib import ExitStack
 from typing import Any, Self
 
 from peagle_tools.diagnose.interventions import Setup
-from peagle_tools.diagnose.prompts import Messages
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.engines import Pair
+from peagle_tools.shared.prompts import Messages, token_ids
 from peagle_vllm.observer import drafter_of
 
 KV_CACHE_BYTES = 2 << 30
@@ -30,8 +31,10 @@ class VllmMeasure:
     """
 
     def __init__(self, target: str, head: str, conversations: list[Messages], max_tokens: int, llm: dict[str, Any]):
-        self.target, self.head, self.conversations, self.max_tokens = target, head, conversations, max_tokens
-        self.llm_arguments = llm
+        self.target, self.conversations, self.max_tokens = target, conversations, max_tokens
+        # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
+        memory = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05}
+        self.pair, self._engine = Pair(target, head, memory | llm), ExitStack()
         self._llm: Any = None
 
     def __enter__(self) -> Self:
@@ -43,9 +46,7 @@ class VllmMeasure:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._llm is not None:
-            self._llm.llm_engine.engine_core.shutdown()
-            self._llm = None
+        self._engine.close()
 
     def __call__(self, setup: Setup) -> Measured:
         from vllm import SamplingParams
@@ -69,10 +70,7 @@ class VllmMeasure:
         """Token ids of every prompt under this setup."""
         prompts = []
         for messages in self.conversations:
-            if setup.chat_template:
-                ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            else:
-                ids = self.tokenizer.encode("\n".join(message["content"] for message in messages))
+            ids = token_ids(self.tokenizer, messages, setup.chat_template)
             prompts.append(ids[-setup.prompt_tokens :] if setup.prompt_tokens else ids)
         return prompts
 
@@ -87,26 +85,9 @@ class VllmMeasure:
         return AutoTokenizer.from_pretrained(self.target)
 
     def _start(self, setup: Setup) -> Any:
-        from vllm import LLM
-
-        gc.freeze()  # vLLM collects garbage seven times a start; its modules' million objects need not be scanned
         forms = [dataclasses.replace(setup, prompt_tokens=None, chat_template=c) for c in (False, self.has_template)]
-        longest = max(len(ids) for form in forms for ids in self.prompt_ids(form))
-        arguments: dict[str, Any] = {
-            "model": self.target,
-            "enforce_eager": True,  # a graph or compiled code would keep what ``apply`` changes
-            "max_model_len": longest + self.max_tokens + 2 * setup.k + 64,
-            "max_num_seqs": len(self.conversations),
-            # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
-            "kv_cache_memory_bytes": KV_CACHE_BYTES,
-            "gpu_memory_utilization": 0.05,
-            "enable_prefix_caching": False,
-            "disable_log_stats": False,  # they are what is read
-            "seed": 0,
-            "use_tqdm_on_load": False,
-        }
-        speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": setup.k}
-        return LLM(**arguments | self.llm_arguments, speculative_config=speculative | {"parallel_drafting": True})
+        longest = max(len(ids) for form in forms for ids in self.prompt_ids(form)) + self.max_tokens
+        return self._engine.enter_context(self.pair.engine(setup.k, longest, len(self.conversations)))
 
 
 def apply(worker: Any, setup: Setup) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import fail
+from peagle_tools.shared.terminal import fail, one_line_errors
 
 
 def doctor(
@@ -49,17 +49,15 @@ def doctor(
     if speculative_config is not None or target is not None:
         if speculative_config is None or target is None or vllm is not None:
             fail("--target and --speculative-config go together, without --vllm; give both, or neither")
-        from peagle_tools.doctor.memory import DraftingError, drafting, lines
+        from peagle_tools.doctor.memory import drafting, lines
 
         flags = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_cudagraph_capture_size": max_cudagraph_capture_size,
         }
-        try:
+        with one_line_errors():
             drafts = drafting(target, speculative_config, flags)
-        except DraftingError as error:
-            fail(str(error))
     if as_json:
         more = {} if drafts is None else {"drafting": drafts}
         print(json.dumps(as_dict(report, environment, runner) | more, indent=2))

@@ -4,11 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from peagle_tools.shared.errors import ToolError
+
 MEGA = 1_000_000
-
-
-class DraftingError(ValueError):
-    """vLLM would not serve this configuration with P-EAGLE. One line."""
 
 
 def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,12 +20,12 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         The settings that decide it, and ``v2.memory.DraftMemory.sizes``.
 
     Raises:
-        DraftingError: invalid JSON, a configuration that vLLM refuses, or one that is not P-EAGLE.
+        ToolError: invalid JSON, a configuration that vLLM refuses, or one that is not P-EAGLE.
     """
     try:
         speculative = json.loads(speculative_config)
     except json.JSONDecodeError as error:
-        raise DraftingError(f"--speculative-config is not JSON ({error})") from None
+        raise ToolError(f"--speculative-config is not JSON ({error})") from None
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -42,9 +40,9 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         arguments = EngineArgs(model=target, speculative_config=speculative, **given)
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM's errors are of many kinds; each says what it refuses
-        raise DraftingError(one_line(error)) from error
+        raise ToolError(one_line(error)) from error
     if not is_peagle(config):
-        raise DraftingError('not P-EAGLE: the speculative config needs "parallel_drafting": true and an EAGLE-3 head')
+        raise ToolError('not P-EAGLE: the speculative config needs "parallel_drafting": true and an EAGLE-3 head')
     scheduler = config.scheduler_config
     return {
         "runner": "V2" if config.use_v2_model_runner else "V1 (what follows is V2's)",

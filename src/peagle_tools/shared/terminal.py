@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from peagle_tools.diagnose.prompts import Messages
+    from peagle_tools.shared.prompts import Messages
     from peagle_vllm.heads.checks import Problem
 
 HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
@@ -79,13 +79,12 @@ def exit_if_unfit(problems: "Iterable[Problem]") -> None:
 
 def conversations(prompts: Path, answered: bool = False) -> "list[Messages]":
     """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
-    from peagle_tools.diagnose.prompts import read_prompts
+    from peagle_tools.shared.errors import ToolError
+    from peagle_tools.shared.prompts import read_prompts
 
     try:
         return read_prompts(prompts, answered)
-    except OSError as error:
-        fail(f"{prompts} cannot be read ({error.strerror})")
-    except ValueError as error:
+    except ToolError as error:
         fail(str(error))
 
 

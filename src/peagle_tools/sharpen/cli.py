@@ -13,7 +13,7 @@ from peagle_tools.shared.terminal import JsonOption, conversations, exit_if_unfi
 
 if TYPE_CHECKING:
     from peagle_tools.sharpen.reduce import Reduction
-    from peagle_tools.sharpen.run import Measured, Report
+    from peagle_tools.sharpen.run import Comparison, Sharpened
 
 
 class Quantization(StrEnum):
@@ -63,7 +63,7 @@ def sharpen(
     from rich.progress import Progress
 
     from peagle_tools.sharpen import reduce, run
-    from peagle_tools.sharpen.prompts import Prompts, divided, token_ids
+    from peagle_tools.sharpen.prompts import Prompts, divided, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -87,10 +87,10 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        (ids, answers), (held, _) = (token_ids(target, each, max_tokens) for each in (learn, aside))
+        (ids, answers), (held, _) = (read_tokens(target, each, max_tokens) for each in (learn, aside))
         asked_of = Prompts(ids, held, answers if answered else None)
         reduction: Reduction | None = None
-        report: Report | None
+        report: Sharpened | None
         if asked.is_smaller:
             reduction, report = reduce.reduce(found, model, asked_of, out, asked, plan, progress)
         else:
@@ -121,22 +121,19 @@ def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
     return int(text)
 
 
-def show(report: "Report") -> None:
-    """Forms and numbers of prompts on the development share, and AL as served."""
+def show(report: "Sharpened") -> None:
+    """Forms on the development share, and AL as served."""
     from rich.console import Console
     from rich.table import Table
 
     forms = Table("form", "AL on the development share", title=f"{report.drafts:,} drafts recorded")
     for name, gain in report.forms.items():
         forms.add_row(f"{name} (chosen)" if name == report.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
-    prompts = Table("prompts", "AL on the development share", title=f"{report.chosen}, by prompts to learn from")
-    for count, gain in report.by_prompts.items():
-        prompts.add_row(f"{count:,}", f"{gain.length:.3f} ± {gain.error:.3f}")
     served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
     for one in report.served:
         plain, selected = report.offline[one.num_speculative_tokens]
         served.add_row(*lengths(one), f"{selected.length / plain.length - 1:+.1%}")
-    Console().print(forms, prompts, served)
+    Console().print(forms, served)
 
 
 def show_reduction(reduction: "Reduction") -> None:
@@ -155,7 +152,7 @@ def show_reduction(reduction: "Reduction") -> None:
     Console().print(served)
 
 
-def lengths(one: "Measured") -> list[str]:
+def lengths(one: "Comparison") -> list[str]:
     before, after = one.before, one.after
     lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (before, after)]
     return [str(one.num_speculative_tokens), *lengths, f"{after.length / before.length - 1:+.1%}"]

@@ -3,8 +3,9 @@
 import random
 from typing import Any, NamedTuple
 
-from peagle_tools.diagnose.prompts import Messages
-from peagle_vllm.heads.files import HeadError, one_line
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.prompts import Messages, token_ids
+from peagle_vllm.heads.files import one_line
 
 HELD_OUT = 64  # prompts
 
@@ -29,19 +30,17 @@ def _question(prompt: Messages) -> Messages:
     return prompt[:-1] if prompt[-1]["role"] == "assistant" else prompt
 
 
-def token_ids(target: str, prompts: list[Messages], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+def read_tokens(target: str, prompts: list[Messages], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of each prompt, in the target's chat template where it has one, and of at most ``max_tokens`` of its
-    answer, none where it ends without one. HeadError without a tokenizer."""
+    answer, none where it ends without one. ToolError without a tokenizer."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(target)
     except (OSError, ValueError) as error:
-        raise HeadError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
+        raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
     questions = [_question(prompt) for prompt in prompts]
     answers = ["".join(message["content"] for message in p[len(q) :]) for p, q in zip(prompts, questions, strict=True)]
     answer_ids = [tokenizer.encode(answer, add_special_tokens=False)[:max_tokens] for answer in answers]
-    if not getattr(tokenizer, "chat_template", None):
-        return [tokenizer.encode("\n".join(message["content"] for message in q)) for q in questions], answer_ids
-    templated = (tokenizer.apply_chat_template(q, add_generation_prompt=True, return_dict=False) for q in questions)
-    return list(templated), answer_ids
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    return [token_ids(tokenizer, question, has_template) for question in questions], answer_ids

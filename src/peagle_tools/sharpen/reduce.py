@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from peagle_tools.shared.engines import Pair
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import new_folder
 from peagle_tools.sharpen import run, vocabulary
-from peagle_tools.sharpen.engines import STEP, Pair
 from peagle_tools.sharpen.prompts import Prompts
+from peagle_tools.sharpen.record import STEP
 from peagle_tools.sharpen.rewrite import Quantization, faults, rewrite, step_bytes
 from peagle_tools.sharpen.trace import CandidateTrace
-from peagle_vllm.heads.convert import new_folder
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -53,7 +54,7 @@ class Reduction:
     covered: float | None
     bytes_before: int
     bytes_after: int
-    served: list[run.Measured]
+    served: list[run.Comparison]
 
 
 def reduce(
@@ -64,18 +65,18 @@ def reduce(
     asked: Asked,
     plan: run.Plan,
     progress: run.Progress,
-) -> tuple[Reduction, run.Report | None]:
+) -> tuple[Reduction, run.Sharpened | None]:
     """Write a smaller head to ``out``, with a selector where one is asked for and drafts better.
 
     Raises:
-        HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
+        ToolError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
     for fault in faults(head, asked.draft_vocab, asked.quantize):
-        raise HeadError(fault)
+        raise ToolError(fault)
     if asked.draft_vocab is not None:
         run.refuse_too_few(prompts)
     if out.exists():
-        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
+        raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
     pair = Pair(target.name, str(head.folder), plan.arguments)
     with run.work_folder(out.with_name(f"{out.name}.reduced"), head, target.name, prompts, plan) as work:
         kept, covered = None, None
@@ -111,7 +112,7 @@ def _kept(
     specials = vocabulary.special_ids(target.name)
     least = int(torch.isin(ids, torch.tensor(sorted(specials))).sum())
     if isinstance(size, int) and size < max(least, plan.num_candidates):
-        raise HeadError(
+        raise ToolError(
             f"--draft-vocab is {size}, and {least} special tokens are kept always, {plan.num_candidates} candidates "
             "compared; give a larger one"
         )
@@ -127,7 +128,7 @@ def _kept(
     if size == "auto":
         size = vocabulary.best_size(order, ids, held, least, lambda n: rest + step_bytes(head, n, asked.quantize))
         if size == len(ids) and asked.quantize is None:
-            raise HeadError(f"--draft-vocab auto: fewer than {size} tokens are not expected to be faster; leave it out")
+            raise ToolError(f"--draft-vocab auto: fewer than {size} tokens are not expected to be faster; leave it out")
     assert isinstance(size, int)
     covered = float(unseen[ids[order[:size]]].sum() / unseen.sum())
     kept = vocabulary.ranked(counted(trace), ids, specials)[:size].sort().values

@@ -8,10 +8,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import new_folder
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.config import SELECTOR
-from peagle_vllm.heads.convert import config_for, copied_tensors, map_tensors, new_folder, write_head
-from peagle_vllm.heads.files import FLOATS, PIECE, HeadError, TensorInfo
+from peagle_vllm.heads.convert import config_for, copied_tensors, map_tensors, write_head
+from peagle_vllm.heads.files import FLOATS, PIECE, TensorInfo
 from peagle_vllm.heads.head import Head, read_head, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -59,7 +61,7 @@ def rewrite(head: Head, target: Target, out: Path, kept: Tensor | None, quantize
         kept: draft ids, ascending; None: all of them.
 
     Raises:
-        HeadError: a weight cannot be read, or is NaN or Inf; ``out`` cannot be written, and does not exist then.
+        ToolError: a weight cannot be read, or is NaN or Inf; ``out`` cannot be written, and does not exist then.
     """
     config, tensors = config_for(head, "vllm", target), copied_tensors(head)
     if kept is not None:
@@ -100,7 +102,7 @@ def _is_quantizable(name: str) -> bool:
 
 
 def _blocks(head: Head, name: str, kept: Tensor | None = None) -> Iterator[Tensor]:
-    """Some rows of a weight at a time; only the ``kept`` ones. Raises HeadError at NaN or Inf."""
+    """Some rows of a weight at a time; only the ``kept`` ones. Raises ToolError at NaN or Inf."""
     info = head.tensors[name]
     assert head.folder is not None
     step = max(1, PIECE * info.shape[0] // max(info.num_bytes, 1))
@@ -111,7 +113,7 @@ def _blocks(head: Head, name: str, kept: Tensor | None = None) -> Iterator[Tenso
             if kept is not None:
                 rows = rows[kept[(kept >= begin) & (kept < begin + step)] - begin]
             if not rows.isfinite().all():
-                raise HeadError(*not_finite(head, [name]))
+                raise ToolError(*not_finite(head, [name]))
             yield rows
 
 

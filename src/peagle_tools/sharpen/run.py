@@ -1,6 +1,7 @@
 """The whole of ``peagle-vllm sharpen``: record, fit, measure, write. Every step that is finished stays."""
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,13 +15,16 @@ import torch
 from safetensors.torch import save
 
 from peagle_kernels import CandidateSelector
+from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import Acceptance, sum_of
-from peagle_tools.sharpen import engines, fit
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import new_folder, write_whole
+from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.prompts import Prompts
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 from peagle_vllm.heads import selector as files
-from peagle_vllm.heads.convert import new_folder, write_json
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, one_line, read_json
+from peagle_vllm.heads.convert import write_json
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 
 LEAST_PROMPTS = 100
@@ -42,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Comparison:
     """Acceptance of one K, served, before and after, over the same held-out prompts."""
 
     num_speculative_tokens: int
@@ -54,20 +58,18 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Report:
+class Sharpened:
     """What ``sharpen`` found on the development share, and served.
 
     Attributes:
-        by_prompts: AL of the chosen form at the largest K, fitted to so many prompts.
         offline: AL by K, without the selector and with it.
     """
 
     forms: dict[str, Gain]
     chosen: str
-    by_prompts: dict[int, Gain]
     drafts: int
     offline: dict[int, tuple[Gain, Gain]]
-    served: list[Measured]
+    served: list[Comparison]
 
     @property
     def is_better(self) -> bool:
@@ -84,14 +86,14 @@ def sharpen(
     out: Path,
     plan: Plan,
     progress: Progress,
-) -> Report:
+) -> Sharpened:
     """Fit a selector to ``head`` and write the sharpened head to ``out`` when it drafts better.
 
     Args:
         vocab_size: of the target.
 
     Raises:
-        HeadError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
+        ToolError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
     refuse_too_few(prompts)
     assert head.folder is not None
@@ -99,13 +101,13 @@ def sharpen(
     with work_folder(out, head, target, prompts, plan) as work:
         trace = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted, forms, by_prompts, offline = _fitted(trace, sizes, offsets, plan, progress)
+        fitted, forms, offline = _fitted(trace, sizes, offsets, plan, progress)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         _write(sharpened, head, fitted.selector)
         measured = served(pair, sharpened, prompts, plan, progress)
-        report = Report(forms, fitted.form.name, by_prompts, len(trace.ids), offline, measured)
+        report = Sharpened(forms, fitted.form.name, len(trace.ids), offline, measured)
         if report.is_better:
             with new_folder(out) as folder:
                 for path in sharpened.iterdir():
@@ -115,20 +117,20 @@ def sharpen(
 
 
 def refuse_too_few(prompts: Prompts) -> None:
-    """Raises HeadError."""
+    """Raises ToolError."""
     for count, least, what in (
         (len(prompts.learn), LEAST_PROMPTS, "prompts to learn from"),
         (len(prompts.held_out), LEAST_HELD_OUT, "prompts to measure with"),
     ):
         if count < least:
-            raise HeadError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
+            raise ToolError(f"{count} {what}, at least {least} are needed; 1,500 in all do well")
 
 
 @contextmanager
 def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan) -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
-        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
+        raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
     work = out.parent / f".{out.name}.sharpen"
     asked = {
         "head": files.head_hash(head),
@@ -140,23 +142,22 @@ def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan
         work.mkdir(parents=True, exist_ok=True)
         note = work / "plan.json"
         if not note.exists():
-            write_json(note.with_suffix(".partial"), asked)
-            note.with_suffix(".partial").rename(note)
+            write_whole(note, json.dumps(asked, indent=2))
         elif read_json(note) != asked:
-            raise HeadError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
+            raise ToolError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
         yield work
     except OSError as error:
-        raise HeadError(f"{work} cannot be written ({one_line(error.strerror or error)}); {engines.GO_ON}") from None
+        raise ToolError(f"{work} cannot be written ({one_line(error.strerror or error)}); {record.GO_ON}") from None
     shutil.rmtree(work, ignore_errors=True)
 
 
 def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> CandidateTrace:
     """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
-    wanted = [file for file, _ in engines.shards(prompts.learn, work)]
+    wanted = [file for file, _ in record.shards(prompts.learn, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
         running = thread.submit(
-            engines.in_process, engines.record_all, pair, prompts.learn, prompts.answers, work, *numbers
+            engines.in_process, record.record_all, pair, prompts.learn, prompts.answers, work, *numbers
         )
         while not running.done():
             progress("record", sum(file.exists() for file in wanted), len(wanted))
@@ -170,47 +171,32 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
 
 def _fitted(
     trace: CandidateTrace, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
-) -> tuple[fit.Fitted, dict[str, Gain], dict[int, Gain], dict[int, tuple[Gain, Gain]]]:
-    """The best form's selector, what each form reached, what the best one did by prompts, and its AL by K."""
+) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
+    """The best form's selector, what each form reached, and the best one's AL by K."""
     learned, held = trace.divided()
     if not len(learned.ids) or not len(held.ids):
-        raise HeadError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
-    first, last = int(learned.prompt.min()), int(learned.prompt.max()) + 1
-    shares = {n: learned.rows(learned.prompt < first + n) for n in _fewer(last - first)}
-    total = len(fit.FORMS) * fit.num_batches(len(learned.ids)) + sum(
-        fit.num_batches(len(s.ids)) for s in shares.values()
-    )
-    done = 0
+        raise ToolError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
+    batches = itertools.count(1)
+    total = len(fit.FORMS) * fit.num_batches(len(learned.ids))
 
     def on_batch() -> None:
-        nonlocal done
-        done += 1
-        progress("fit", done, total)
+        progress("fit", next(batches), total)
 
-    def fitted_to(form: fit.Form, some: CandidateTrace) -> fit.Fitted:
-        return fit.fit(form, some, held, sizes, plan.rank, offsets, on_batch)
-
-    fitted = [fitted_to(form, learned) for form in fit.FORMS]
+    fitted = [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
     best = max(fitted, key=lambda one: one.gain.length)
-    by_prompts = {n: fitted_to(best.form, share).gain for n, share in shares.items()} | {last - first: best.gain}
 
     def reached(selector: CandidateSelector | None, k: int) -> Gain:
         return Gain.of(held.accepted(selector, offsets, k), held.prompt)
 
     offline = {k: (reached(None, k), reached(best.selector, k)) for k in _depths(plan)}
-    return best, {one.form.name: one.gain for one in fitted}, by_prompts, offline
-
-
-def _fewer(prompts: int) -> list[int]:
-    """A quarter of the prompts, a quarter of those and so on, the fewest first."""
-    return [*_fewer(prompts // 4), prompts // 4] if prompts // 4 >= LEAST_PROMPTS else []
+    return best, {one.form.name: one.gain for one in fitted}, offline
 
 
 def _depths(plan: Plan) -> list[int]:
     return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
 
 
-def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Measured]:
+def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Comparison]:
     """What ``sharpened`` gains over the pair's own head, by K."""
     found, depths = [], _depths(plan)
     for number, k in enumerate(depths):
@@ -225,7 +211,7 @@ def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, pr
         paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
         error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
         shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
-        found.append(Measured(k, before, after, Gain(after.length - before.length, error), *shares))
+        found.append(Comparison(k, before, after, Gain(after.length - before.length, error), *shares))
     return found
 
 
@@ -256,6 +242,6 @@ def _write(folder: Path, head: Head, selector: CandidateSelector) -> None:
     (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
 
 
-def as_dict(report: Report, plan: Plan) -> dict[str, Any]:
+def as_dict(report: Sharpened, plan: Plan) -> dict[str, Any]:
     """For JSON."""
     return {"plan": asdict(plan), **asdict(report)}

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
+from peagle_tools.shared.files import write_whole
 
 DEVELOPMENT_SHARE = 0.1
 UNKNOWN = -1  # a token after the end of an answer
@@ -38,9 +39,7 @@ class CandidateTrace(NamedTuple):
 
     def save(self, file: Path) -> None:
         """Whole or not at all. Raises OSError, which ``safetensors`` itself does not where a disk is full."""
-        partial = file.with_suffix(".partial")
-        partial.write_bytes(save({name: tensor.contiguous() for name, tensor in self._asdict().items()}))
-        partial.rename(file)
+        write_whole(file, save({name: tensor.contiguous() for name, tensor in self._asdict().items()}))
 
     @classmethod
     def load(cls, file: Path) -> Self:

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen.trace import CandidateTrace
-from peagle_vllm.heads.files import HeadError, find, read_headers, read_json
+from peagle_vllm.heads.files import find, read_headers, read_json
 
 SIZES_AN_OCTAVE, OCTAVES, MULTIPLE = 4, 12, 64  # vLLM pads lm_head to multiples of 64 rows
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -85,13 +86,13 @@ def target_bytes(target: str, num_tokens: int) -> float:
     """What the target's step reads of its weights for ``num_tokens`` rows: each once, experts as evenly chosen ones.
 
     Raises:
-        HeadError: its weights' sizes are not known.
+        ToolError: its weights' sizes are not known.
     """
     found = find(target)
     config = read_json(found / "config.json") if isinstance(found, Path) else found.config
     tensors = read_headers(found) if isinstance(found, Path) else found.tensors
     if not tensors:
-        raise HeadError(f"{target} has no *.safetensors, and --draft-vocab auto needs their sizes; give a number")
+        raise ToolError(f"{target} has no *.safetensors, and --draft-vocab auto needs their sizes; give a number")
     text = config.get("text_config") or config
     experts = next((text[key] for key in EXPERTS if text.get(key)), 0)
     active = next((text[key] for key in ACTIVE if text.get(key)), experts)

@@ -1,8 +1,8 @@
 """The trained head against vLLM: sound, and accepted there as replay says."""
 
+from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.sharpen import engines
 from peagle_tools.train.config import Config
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.replay import note_al
@@ -19,8 +19,7 @@ def check(config: Config) -> str:
     vLLM's own counts go to al.jsonl.
 
     Raises:
-        ToolError: the head is not sound, or the two differ by more than APART.
-        HeadError: vLLM cannot run the pair.
+        ToolError: the head is not sound, the two differ by more than APART, or vLLM cannot run the pair.
     """
     from datasets import load_from_disk
 

@@ -3,6 +3,5 @@
 files.find(name) -> folder | RemoteHead    where the head is; ``download`` for its weights
 head.read_head(folder) -> Head             config.json and the safetensors headers, and what serving makes of them
 checks.check_head(head) -> [Problem]       what is wrong with the head alone; ``check_pair`` adds the target
-report.report(head, problems) -> dict      what inspect prints
-convert.convert(head, out, to) -> Head     the same weights in vLLM's own format or speculators'
+convert.convert(head, folder, to, target)  the same weights in vLLM's own format or speculators'
 """

@@ -1,9 +1,7 @@
-"""What is wrong with a head's config alone: its class, its mask token, and each field that vLLM's layers read.
-
-vLLM and transformers would stop at these too, some with a page of text and some only while weights are loaded.
+"""What is wrong with a head's config alone: its class, its mask token, and fields that would be served wrongly in
+silence, or that other checks compute with. Any other field transformers and vLLM refuse by its name.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,60 +9,23 @@ from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, i
 from peagle_vllm.heads.files import shown
 from peagle_vllm.heads.head import Head
 
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30  # NaN is not
+
+
 Kind = tuple[Callable[[Any], bool], str]  # (fits, what it needs to be)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _one_of(*words: str) -> Kind:
-    return (lambda v: isinstance(v, str) and v in words, f"one of {', '.join(words)}")
-
-
 SIZE: Kind = (is_size, "a whole number above 0")
-POSITIVE: Kind = (lambda v: _number(v) and 0 < v < 1e30, "a number above 0")
-NUMBER: Kind = (_number, "a number")
-SHARE: Kind = (lambda v: _number(v) and 0 <= v <= 1, "a number from 0 to 1")
-FLAG: Kind = (lambda v: isinstance(v, bool), "true or false")
-OBJECT: Kind = (lambda v: isinstance(v, dict), "a JSON object")
-TOKENS: Kind = (
-    lambda v: is_whole(v) or (isinstance(v, list) and all(map(is_whole, v))),
-    "a token id or a list of token ids",
-)
-DTYPE = _one_of(
-    *("float32", "float16", "bfloat16", "float", "half", "torch.float32", "torch.float16", "torch.bfloat16", "auto")
-)
-# Trainers copy the target's; transformers must know it. Its defaults are read, the layers are vLLM's Llama or Qwen3.
-MODEL_TYPE = _one_of(
-    *("llama", "qwen3", "gemma2", "gpt_oss", "llama4_text", "minimax_m2", "mistral", "olmo2", "phi3"),
-    *("qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen3_moe", "qwen3_vl_text"),
-)
+POSITIVE: Kind = (_is_positive, "a number above 0")
+FLAG: Kind = (lambda v: isinstance(v, bool), "true or false")  # vLLM takes "false" for true
+KINDS = {
+    **dict.fromkeys(("head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta"), POSITIVE),
+    **dict.fromkeys(("attention_bias", "fc_norm", "mlp_bias", "norm_before_fc", "norm_before_residual"), FLAG),
+    "sliding_window": SIZE,
+}
+REQUIRED = ("intermediate_size", "num_attention_heads")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ROPE_TYPES = ("default", "linear", "dynamic", "ntk", "yarn", "llama3", "longrope", "su", "proportional", "mrope")
-OF_KIND: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    (SIZE, ("head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads")),
-    (SIZE, ("max_position_embeddings", "pretraining_tp", "sliding_window")),
-    (POSITIVE, ("logit_scale", "partial_rotary_factor", "rms_norm_eps", "rope_theta")),
-    (NUMBER, ("attention_dropout",)),
-    (SHARE, ("initializer_range",)),
-    (FLAG, ("attention_bias", "fc_norm", "mlp_bias", "norm_before_fc", "norm_before_residual", "norm_output")),
-    (FLAG, ("tie_word_embeddings", "use_cache", "use_sliding_window")),
-    (OBJECT, ("compression_config", "eagle_config", "quantization_config", "rope_parameters", "rope_scaling")),
-    (TOKENS, ("bos_token_id", "eos_token_id", "pad_token_id")),
-    (DTYPE, ("dtype", "torch_dtype")),
-    (MODEL_TYPE, ("model_type",)),
-    (_one_of("silu"), ("hidden_act",)),
-)
-KINDS = {name: kind for kind, names in OF_KIND for name in names}
-REQUIRED = ("model_type", "intermediate_size", "num_attention_heads")
-REQUIRED_NESTED = ("intermediate_size", "num_attention_heads", "hidden_act", "rms_norm_eps")
-NEVER_NULL = (
-    *("attention_bias", "hidden_act", "intermediate_size", "max_position_embeddings", "mlp_bias", "model_type"),
-    *("num_attention_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "use_cache"),
-)
-OF_LLAMA3_ROPE = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
-ROPE_NUMBERS = (*OF_LLAMA3_ROPE, "attention_factor", "beta_fast", "beta_slow", "partial_rotary_factor", "rope_theta")
 
 
 def check_architecture(head: Head) -> Iterator[str]:
@@ -103,33 +64,18 @@ def check_mask_token(head: Head) -> Iterator[str]:
 
 
 def check_fields(head: Head) -> Iterator[str]:
-    """One line for each field that vLLM's layers cannot take, and for each that they lack."""
-    served, place, nested = head.served, head.layer_place, head.is_speculators
-    # A speculators config gets no defaults from transformers; ``check_architecture`` names its model_type.
-    for key in REQUIRED_NESTED if nested else REQUIRED:
-        if key not in served:
-            yield f"{key} is missing: {place}; add it"
-    lines = []
+    """One line for each field that is missing or unfit."""
+    served, place = head.served, head.layer_place
+    lines = [f"{key} is missing: {place}; add it" for key in REQUIRED if served.get(key) is None]
     for key, (fits, needs) in KINDS.items():
-        checked = key in served and (served[key] is not None or key in NEVER_NULL)
-        if checked and not fits(served[key]) and not (nested and key == "model_type"):
+        is_stated = key in served and (served[key] is not None or needs == POSITIVE[1])  # null is a default of others
+        if is_stated and not fits(served[key]):
             lines.append(unfit(key, served[key], needs, place))
-    yield from lines
-    if lines:
-        return
-    yield from _attention(served, place)
-    yield from _layer_types(head, place)
-    for key in ("rope_parameters", "rope_scaling"):
-        yield from _rope(served.get(key) or {}, key, place)
-    if nested and "rope_theta" not in served and (served.get("rope_parameters") or {}).get("rope_theta") is None:
-        key = "rope_parameters.rope_theta" if "rope_parameters" in served else "rope_theta"
-        yield f"{key} is missing: {place}; add it"
+    yield from lines or [*_attention(served, place), *_layer_types(head, place)]
 
 
 def _attention(served: Mapping[str, Any], place: str) -> Iterator[str]:
-    heads, hidden = served.get("num_attention_heads"), served["hidden_size"]
-    if heads is None:
-        return
+    heads, hidden = served["num_attention_heads"], served["hidden_size"]
     groups = served.get("num_key_value_heads") or heads
     if heads % groups:
         yield f"num_attention_heads is {heads}, not a multiple of num_key_value_heads {groups}: {place}; correct them"
@@ -147,15 +93,3 @@ def _layer_types(head: Head, place: str) -> Iterator[str]:
         yield f"layer_types names {len(types)} layers, num_hidden_layers is {head.num_layers}: {place}; correct it"
     elif "sliding_attention" in types and not head.served.get("sliding_window"):
         yield f'layer_types names sliding layers, and no "sliding_window": {place}; add it'
-
-
-def _rope(rope: Mapping[str, Any], key: str, place: str) -> Iterator[str]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in ROPE_TYPES:
-        yield f"{key} has the type {shown(kind)}, needs one of {', '.join(ROPE_TYPES)}: {place}; correct it"
-        return
-    fits, needs = POSITIVE
-    for name in ROPE_NUMBERS:
-        value, needed = rope.get(name), kind == "llama3" and name in OF_LLAMA3_ROPE
-        if needed if value is None else not fits(value):
-            yield unfit(f"{key}.{name}", value, needs, place)

@@ -3,22 +3,17 @@
 What is left out carries nothing: the identity map of a full-vocabulary head, and tensors that serving never reads.
 """
 
-import fcntl
-import glob
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, one_line, read_pieces
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -35,7 +30,6 @@ OWN_FIELDS = (  # of a head, beside the layers'
     *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
     *("target_hidden_size", SELECTOR),
 )
-PARTIAL = ".partial"
 OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
 
 
@@ -55,9 +49,9 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
 
 
 def convert(
-    head: Head, out: Path, to: Format, target: Target | None, on_write: Callable[[int], object] = lambda count: None
-) -> Head:
-    """Write ``head`` as ``out`` and return what stands there, read again.
+    head: Head, folder: Path, to: Format, target: Target | None, on_write: Callable[[int], object] = lambda count: None
+) -> None:
+    """Write ``head`` into ``folder``, which is there.
 
     Args:
         head: on this machine, and without ``obstacles`` that are errors.
@@ -65,18 +59,17 @@ def convert(
         on_write: called with the number of bytes before each piece that is written.
 
     Raises:
-        HeadError: a file cannot be read or written, a weight is NaN or Inf; ``out`` does not exist then.
+        HeadError: a file cannot be read, a weight is NaN or Inf.
+        OSError: ``folder`` cannot be written.
     """
     tensors = copied_tensors(head, on_write)
     if to == "speculators" and "mask_hidden" in tensors:
         info, pieces = tensors["mask_hidden"]
         tensors["mask_hidden"] = replace(info, shape=(1, 1, info.num_elements)), pieces
-    with new_folder(out) as work:
-        if head.config.get(SELECTOR):
-            assert head.folder is not None
-            shutil.copytree(head.folder / SELECTOR_FOLDER, work / SELECTOR_FOLDER)
-        write_head(work, config_for(head, to, target), dict(tensors.values()))
-    return read_head(out)
+    if head.config.get(SELECTOR):
+        assert head.folder is not None
+        shutil.copytree(head.folder / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
+    write_head(folder, config_for(head, to, target), dict(tensors.values()))
 
 
 def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[TensorInfo, Iterable[bytes]]) -> None:
@@ -198,62 +191,6 @@ def _speculators_config(head: Head, target: Target | None) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------- writing
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes ``out`` at the end; on any error nothing is left.
-
-    A process that is killed meanwhile leaves a hidden sibling of ``out``, which the next call for ``out`` removes.
-
-    Raises:
-        HeadError: ``out`` exists, or cannot be written.
-    """
-    out = Path(os.path.normpath(out))
-    if os.path.lexists(out):
-        raise HeadError(f"{out} exists; name a folder that does not, nothing is overwritten")
-    if not out.parent.is_dir():
-        raise HeadError(f"{out.parent} is not a folder; make it first")
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
-        with suppress(OSError), _locked(left):  # a process that still writes there holds the lock
-            shutil.rmtree(left, ignore_errors=True)
-    try:
-        with (
-            TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent, ignore_cleanup_errors=True) as private,
-            _locked(Path(private)),
-        ):
-            work = Path(private) / "head"  # TemporaryDirectory itself is closed to other users
-            work.mkdir()
-            yield work
-            for path in (*work.rglob("*"), work):
-                sync(path)
-            if os.path.lexists(out):
-                raise HeadError(f"{out} has appeared meanwhile; nothing is overwritten")
-            work.rename(out)
-            sync(out.parent)
-    except OSError as error:
-        reason = one_line(error.strerror or error)
-        raise HeadError(f"{out} cannot be written ({reason}); nothing is left of it") from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, which ends with the process at the latest. OSError where another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, content: object) -> None:

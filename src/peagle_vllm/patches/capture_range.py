@@ -13,7 +13,6 @@ PATCH = Patch(
     why="A decode batch of n requests verifies (K+1)n rows but drafts 2K*n, so drafts outgrow the captured sizes; "
     "those of piecewise graphs grow by K x max_num_seqs. Full graphs and the configuration keep vLLM's: FlashAttention "
     "3 makes room for 32 splits of every batch up to the largest size that the configuration has.",
-    waits_for="nothing: vLLM has deprecated the V1 runner, and V2's drafter captures its own sizes",
     delete_when="vLLM drops the V1 model runner",
     depends_on={
         "vllm.config.vllm": ("VllmConfig._set_cudagraph_sizes",),

@@ -12,7 +12,6 @@ PATCH = Patch(
     why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
     "temperatures, top-k and top-p never reach the verified rows. apply_top_k_only takes the largest top-k of the "
     "verified rows, and raises where there are none, as in a batch of prompts.",
-    waits_for="_expand_kernel_impl writing into the tensor it was given, and apply_top_k_only taking no rows",
     delete_when="vLLM's CPU build samples correctly at temperature > 0 with speculation (tests/sampling shows it), and "
     "tests/drafts/test_stock_defects.py fails on stock at top_k",
     depends_on={

@@ -10,7 +10,6 @@ PATCH = Patch(
     runner="V1",
     why="The V1 runner stops all drafts while any request is within K tokens of max_model_len. The geometry "
     "handles the end of a sequence, so P-EAGLE drafts on.",
-    waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",
     depends_on={"vllm.v1.worker.gpu_model_runner": ("GPUModelRunner._input_fits_in_drafter",)},
 )

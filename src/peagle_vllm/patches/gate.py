@@ -16,7 +16,6 @@ PATCH = Patch(
     name="gate",
     runner="V2",
     why="vLLM lists P-EAGLE among what Model Runner V2 does not support, and falls back to V1.",
-    waits_for="a P-EAGLE speculator in vLLM's Model Runner V2",
     delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
     obsolete_if_missing=REFUSAL,
     depends_on={"vllm.config.vllm": ("VllmConfig._get_v2_model_runner_unsupported_features",)},

@@ -16,7 +16,6 @@ PATCH = Patch(
     why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
     "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere. And a head's own "
     "code would run where trust_remote_code is set for the target.",
-    waits_for="vLLM reading these dialects",
     delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
     depends_on={
         "vllm.config.speculative": ("SpeculativeConfig.compose_draft_hf_overrides",),

@@ -19,7 +19,6 @@ PATCH = Patch(
     why="AWS's heads carry d2t although their draft vocabulary is the target's; vLLM then builds no parameter for it "
     "and fails when it loads the tensor. NeMo puts model. before its tensors' names. And vLLM serves NaN or Inf "
     "in weights without an error.",
-    waits_for="vLLM's EAGLE-3 classes skipping d2t where they have no draft_id_to_target_id, and taking NeMo's names",
     delete_when="the AWS and NeMo heads of tests/heads/writers.py load in stock vLLM",
     # What is wrapped, and how a loaded head drafts, of which the drafters of both runners repeat parts.
     depends_on={module: tuple(f"{name}.{method}" for method in _METHODS) for module, name in HEADS.items()},

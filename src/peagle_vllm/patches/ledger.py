@@ -43,7 +43,7 @@ class Patch:
     Attributes:
         name: the file's, with hyphens: what is printed, and what PEAGLE_VLLM_ACCEPT takes.
         obsolete_if_missing: a text in the source of the modules that ``depends_on`` names. Once it is in none of them,
-            what the patch waits for has landed and the patch is not needed any more. Empty: vLLM's source alone does
+            the patch is not needed any more. Empty: vLLM's source alone does
             not show it.
         depends_on: definitions by module, as in ``Definition``: what the patch wraps or replaces, what its classes
             override, and what their code repeats. Not what it merely calls: `make test-next` finds changes of that.
@@ -52,7 +52,6 @@ class Patch:
     name: str
     runner: Runner
     why: str
-    waits_for: str
     delete_when: str
     obsolete_if_missing: str = ""
     depends_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)

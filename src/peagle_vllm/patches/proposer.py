@@ -11,7 +11,6 @@ PATCH = Patch(
     runner="V1",
     why="An EagleProposer made for a P-EAGLE head becomes a ParallelEagleProposer; as a subclass it passes "
     "every isinstance check of the runner.",
-    waits_for="nothing: vLLM has deprecated the V1 runner",
     delete_when="vLLM drops the V1 model runner",
     depends_on={
         "vllm.v1.spec_decode.eagle": ("EagleProposer",),

@@ -10,7 +10,6 @@ PATCH = Patch(
     name="speculator",
     runner="V2",
     why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
-    waits_for="a speculator registry in vLLM, or ParallelEagleSpeculator merged there",
     delete_when="init_speculator takes a speculator class from a plugin",
     depends_on={
         "vllm.v1.worker.gpu.spec_decode": ("init_speculator",),

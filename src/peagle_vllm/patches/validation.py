@@ -30,7 +30,6 @@ PATCH = Patch(
     runner="both",
     why="vLLM serves heads with a zero, NaN or misread mask_hidden without an error, and refuses others with an "
     "error about something else.",
-    waits_for="the same checks in vLLM's SpeculativeConfig",
     delete_when="vLLM refuses the heads of tests/heads by itself",
     depends_on={
         "vllm.config.speculative": ("SpeculativeConfig.__post_init__(...)",),

@@ -1,12 +1,21 @@
 """The selector of a sharpened head, as both runners serve it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from vllm.config import VllmConfig
 
-from peagle_kernels import Candidates, CandidateSelector
+from peagle_kernels import (
+    Candidates,
+    CandidateSelector,
+    DraftBuffers,
+    Drawing,
+    select_candidates,
+    select_candidates_torch,
+    select_candidates_triton,
+)
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
@@ -81,21 +90,36 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     return selector
 
 
-def find_candidates(
+def select(
     model: Any,
     selector: CandidateSelector,
     hidden_states: torch.Tensor,
-    input_ids: torch.Tensor,
-    sample_indices: torch.Tensor,
+    buffers: DraftBuffers,
+    drafts: torch.Tensor,
+    scores: torch.Tensor | None = None,
+    draw: Drawing | Callable[[torch.Tensor, int], torch.Tensor] | None = None,
 ) -> Candidates:
-    """What ``select_candidates`` chooses among.
+    """Choose the drafts of a sharpened head, each knowing the one before it.
 
     Args:
         model: the loaded head.
         hidden_states: [num_samples, hidden_size] of the sampled rows, after the head's last norm.
-        input_ids: [num_rows] of the draft batch.
-        sample_indices: [num_samples] draft row of each sample.
+        buffers: of the draft batch.
+        drafts: [num_reqs, K] int64, receives target token ids.
+        scores: [num_samples, M] float32, receives what was chosen by; None where nobody reads it.
+        draw: None: greedy drafts; else as the kernel draws, or as ``select_candidates_torch`` does.
+
+    Returns:
+        What was chosen among.
     """
     ids, logits = top_candidates(model, hidden_states, selector.num_candidates)
     gates = None if selector.hidden_projection is None else F.linear(hidden_states, selector.hidden_projection)
-    return Candidates(ids, logits, gates, input_ids, sample_indices)
+    candidates = Candidates(ids, logits, gates, buffers.input_ids, buffers.sample_indices[: len(hidden_states)])
+    choice = candidates, selector, model.draft_id_to_target_id, torch.empty_like(logits) if scores is None else scores
+    if draw is None:
+        select_candidates(drafts, *choice)
+    elif isinstance(draw, Drawing):
+        select_candidates_triton(drafts, *choice, draw)
+    else:
+        select_candidates_torch(drafts, *choice, draw)
+    return candidates

@@ -20,21 +20,18 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
 from peagle_kernels import (
-    Candidates,
     DraftBatch,
     KVGroups,
     TargetBatch,
     allocate_buffers,
     gather_hidden,
     prepare_inputs,
-    select_candidates,
-    select_candidates_torch,
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_log import log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
-from peagle_vllm.sampling.selector import find_candidates, load_selector
+from peagle_vllm.sampling.selector import load_selector, select
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
 
 
@@ -220,21 +217,14 @@ class ParallelEagleProposer(EagleProposer):
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.selector is None:
             return top_tokens(self.model, hidden_states)
-        candidates, drafts = self._candidates(hidden_states)
-        select_candidates(
-            drafts, candidates, self.selector, self.model.draft_id_to_target_id, torch.empty_like(candidates.logits)
-        )
+        drafts = self._empty_drafts(hidden_states)
+        select(self.model, self.selector, hidden_states, self.buffers, drafts)
         return drafts.view(-1)
 
-    def _candidates(self, hidden_states: torch.Tensor) -> tuple[Candidates, torch.Tensor]:
-        """Of the sampled rows of a sharpened head; and [num_reqs, K] room for what is chosen among them."""
-        assert self.selector is not None
-        buffers, num_samples = self.buffers, len(hidden_states)
-        sample_indices = buffers.sample_indices[:num_samples]
-        candidates = find_candidates(self.model, self.selector, hidden_states, buffers.input_ids, sample_indices)
-        return candidates, sample_indices.new_empty(
-            num_samples // self.num_speculative_tokens, self.num_speculative_tokens
-        )
+    def _empty_drafts(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[num_reqs, K] int64, for the drafts of [num_samples, hidden_size] rows."""
+        num_k = self.num_speculative_tokens
+        return self.buffers.sample_indices.new_empty(len(hidden_states) // num_k, num_k)
 
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
@@ -246,21 +236,21 @@ class ParallelEagleProposer(EagleProposer):
         is_greedy = not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy
         if self.selector is None or is_greedy:
             return super()._sample_draft_tokens(hidden_states, sampling_metadata)
-        candidates, drafts = self._candidates(hidden_states)
-        offsets, shape = self.model.draft_id_to_target_id, (*drafts.shape, -1)
-        targets = (candidates.ids if offsets is None else candidates.ids + offsets[candidates.ids]).view(shape)
-        vocab_size = self.vllm_config.model_config.get_vocab_size()
-        draft_probs = torch.zeros(*drafts.shape, vocab_size, device=self.device)
+        columns = []
 
         def draw(scores: torch.Tensor, column: int) -> torch.Tensor:
             chosen, probs = self._sample_from_logits(scores, sampling_metadata)
             assert probs is not None
-            draft_probs[:, column].scatter_(1, targets[:, column], probs.float())
+            columns.append(probs.float())
             return chosen
 
-        scores = torch.empty_like(candidates.logits)
-        select_candidates_torch(drafts, candidates, self.selector, offsets, scores, draw)
-        return drafts.view(-1), draft_probs.flatten(0, 1)
+        drafts = self._empty_drafts(hidden_states)
+        ids = select(self.model, self.selector, hidden_states, self.buffers, drafts, draw=draw).ids
+        offsets = self.model.draft_id_to_target_id
+        targets = ids if offsets is None else ids + offsets[ids]
+        vocab_size = self.vllm_config.model_config.get_vocab_size()
+        draft_probs = torch.zeros(len(ids), vocab_size, device=self.device)
+        return drafts.view(-1), draft_probs.scatter_(1, targets, torch.stack(columns, dim=1).flatten(0, 1))
 
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata

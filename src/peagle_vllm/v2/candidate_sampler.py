@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
-from peagle_kernels import CandidateSelector, DraftBuffers, Drawing, select_candidates, select_candidates_triton
-from peagle_vllm.sampling.selector import find_candidates
+from peagle_kernels import CandidateSelector, DraftBuffers, Drawing
+from peagle_vllm.sampling.selector import select
 
 try:
     from vllm.v1.worker.gpu.sample.gumbel import spec_step_seed
@@ -56,17 +56,12 @@ class CandidateSampler:
         """
         assert self.selector is not None
         samples = slice(0, len(hidden_states))
-        candidates = find_candidates(
-            model, self.selector, hidden_states, buffers.input_ids, buffers.sample_indices[samples]
-        )
         scores = self.scores.view(-1, self.selector.num_candidates)[samples]
-        choice = candidates, self.selector, model.draft_id_to_target_id, scores
-        if draft_logits is None:
-            select_candidates(drafts, *choice)
-        else:
+        drawing = None
+        if draft_logits is not None:
             rows = buffers.sample_idx_mapping[samples], buffers.sample_pos[samples]
-            state = buffers.temperature, buffers.seeds, draft_logits, self.cached_ids
-            select_candidates_triton(drafts, *choice, Drawing(draw, *rows, *state, use_fp64))
+            drawing = Drawing(draw, *rows, buffers.temperature, buffers.seeds, draft_logits, self.cached_ids, use_fp64)
+        select(model, self.selector, hidden_states, buffers, drafts, scores, drawing)
         return scores
 
 

@@ -35,12 +35,6 @@ def test_mask_hidden(target: Path, head: Path, edit, says: str):
     assert says in refusal(target, head)
 
 
-@pytest.mark.parametrize("mask_token", [None, 512, -1, 7.5, "x", True])
-def test_mask_token_id(target: Path, head: Path, mask_token):
-    edit_config(head, lambda c: c.update(mask_token_id=mask_token))
-    assert "mask_token_id" in refusal(target, head)
-
-
 @pytest.mark.not_on("0.33", "`vllm serve HEAD` takes a target from the hub alone, and no hub is asked here")
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
@@ -114,20 +108,6 @@ def test_more_drafts_than_the_runner_verifies(
     )
 
 
-@pytest.mark.parametrize(
-    ("edit", "says"),
-    [
-        (lambda c: c.update(target_hidden_size=96), "target_hidden_size is 96"),
-        (lambda c: c["transformer_layer_config"].update(vocab_size=500), "vocab_size is 500"),
-        (lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 2, 5]), "names layer 2 twice"),
-        (lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), "names layer 9"),
-    ],
-)
-def test_a_head_that_does_not_fit(target: Path, head: Path, edit, says: str):
-    edit_config(head, edit)
-    assert says in refusal(target, head)
-
-
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
 def test_context_parallelism(target: Path, head: Path, name: str):
     """vLLM's own checks of the CPU platform come later than the whole configuration's."""
@@ -138,17 +118,6 @@ def test_context_parallelism(target: Path, head: Path, name: str):
     setattr(config.parallel_config, name, 2)
     with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2"):
         validation._check_whole(config)
-
-
-def test_decode_context_parallelism_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    from vllm.config import VllmConfig
-
-    from peagle_vllm.patches import validation
-
-    config = configure(target, head)
-    config.parallel_config.decode_context_parallel_size = 2
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
-    validation._check_whole(config)
 
 
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
@@ -200,15 +169,6 @@ def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, 
     monkeypatch.setattr(validation, "_problems", lambda *_: [])
     line = refusal(target, head)
     assert "vLLM cannot take the head's config (" in line and f"{head}/config.json" in line
-
-
-def test_mask_token_is_the_one_of_the_head(target: Path, head: Path):
-    from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
-
-    assert (
-        get_parallel_drafting_token_id(configure(target, head).speculative_config.draft_model_config.hf_config)
-        == MASK_TOKEN
-    )
 
 
 def test_another_parallel_drafter_is_none_of_our_business(target: Path, tmp_path: Path):

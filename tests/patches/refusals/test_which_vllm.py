@@ -75,14 +75,6 @@ def test_a_moved_patch_is_let_in_by_name(
 
 
 @pytest.mark.usefixtures("a_new_start")
-def test_to_accept_what_is_no_patch(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "gate,head config")
-    line = refusal(target, head)
-    assert "PEAGLE_VLLM_ACCEPT names 'head config', which is no patch; the patches are" in line
-    assert "head-config" in line
-
-
-@pytest.mark.usefixtures("a_new_start")
 def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from peagle_vllm.patches.source import Source
 

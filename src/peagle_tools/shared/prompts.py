@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from peagle_tools.shared.errors import ToolError
+
 Messages = list[dict[str, str]]
 
 PROMPTS = (
@@ -41,26 +43,38 @@ def read_prompts(path: Path, answered: bool = False) -> list[Messages]:
         answered: whether each ends with an answer, an assistant's message; none does otherwise.
 
     Raises:
-        ValueError: a line is none of these, or there is none; the message names it.
+        ToolError: the file cannot be read, a line is none of these, or there is none; the message names it.
     """
     conversations: list[Messages] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ToolError(f"{path} cannot be read ({reason})") from None
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             place = f"{path}:{number}"
             conversations.append(_messages(line, place))
             ends_with_answer = conversations[-1][-1]["role"] == "assistant"
             if answered and not (ends_with_answer and conversations[-1][:-1]):
-                raise ValueError(
+                raise ToolError(
                     f'{place} needs "messages" with a prompt, and an answer ("assistant") as the last of them'
                 )
             if ends_with_answer and not answered:
-                raise ValueError(
+                raise ToolError(
                     f"{place} ends with an answer, which may not be this target's; leave it out, the target answers "
                     "(`sharpen --answered` takes answers to --prompts that are this target's own)"
                 )
     if not conversations:
-        raise ValueError(f"{path} holds no prompt; write one a line")
+        raise ToolError(f"{path} holds no prompt; write one a line")
     return conversations
+
+
+def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[int]:
+    """Of a prompt, through the tokenizer's chat template or raw."""
+    if chat_template:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return tokenizer.encode("\n".join(message["content"] for message in messages))
 
 
 def _messages(line: str, place: str) -> Messages:
@@ -69,13 +83,13 @@ def _messages(line: str, place: str) -> Messages:
     try:
         entry = json.loads(line)
     except ValueError:
-        raise ValueError(f'{place} is not valid JSON; write text, or {{"prompt": "..."}}') from None
+        raise ToolError(f'{place} is not valid JSON; write text, or {{"prompt": "..."}}') from None
     if isinstance(entry.get("prompt"), str):
         return [{"role": "user", "content": entry["prompt"]}]
     messages = entry.get("messages")
     valid = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
     if not valid:
-        raise ValueError(f'{place} holds neither "prompt" nor "messages"; write one of them')
+        raise ToolError(f'{place} holds neither "prompt" nor "messages"; write one of them')
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""vLLM engines of a pair, each in a process of its own: one records, others measure."""
+"""vLLM engines of a pair, each in a fresh process, and the acceptance that they measure."""
 
 import copy
 import gc
@@ -7,24 +7,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from peagle_tools.shared.acceptance import Acceptance, read_engine
-from peagle_tools.sharpen import record
-from peagle_tools.sharpen.trace import CandidateTrace
+from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import HeadError, one_line
 from peagle_vllm.serving import kv_bytes_per_token
 
-SHARD = 128  # prompts
-GO_ON = "make room and start again, which goes on from there"
-STEP = 2  # tokens of a given answer between drafts, which know at least so many
-OTHERS = 0.2  # of an answer's tokens: text may become other tokens than those that the target said
 GROUP = 4  # prompts measured together: the standard error is over groups
 
 
@@ -89,7 +82,7 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
     """Run ``task`` in a fresh process, which gives its memory back at the end.
 
     Raises:
-        HeadError: vLLM cannot run it; one line.
+        ToolError: vLLM cannot run it; one line.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in that process
@@ -98,76 +91,11 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
         try:
             return pool.submit(task, *args).result()
         except BrokenProcessPool:
-            raise HeadError("vLLM's process was killed; what is recorded stays, start again to go on") from None
-        except HeadError:
+            raise ToolError("vLLM's process was killed; what is recorded stays, start again to go on") from None
+        except (HeadError, ToolError):
             raise
         except Exception as error:
-            raise HeadError(f"vLLM cannot run this pair ({one_line(error, 300)}); serve it alone first") from None
-
-
-def shards(prompts: list[list[int]], folder: Path) -> list[tuple[Path, list[tuple[int, list[int]]]]]:
-    """(file, (number of the prompt, its token ids) ...) of each shard."""
-    numbered = list(enumerate(prompts))
-    groups = [numbered[at : at + SHARD] for at in range(0, len(numbered), SHARD)]
-    return [(folder / f"{number:05}.safetensors", group) for number, group in enumerate(groups)]
-
-
-def record_all(
-    pair: Pair,
-    prompts: list[list[int]],
-    answers: list[list[int]] | None,
-    folder: Path,
-    num_k: int,
-    num_candidates: int,
-    max_tokens: int,
-) -> None:
-    """Let the target answer, and write a trace for each shard that is not there yet.
-
-    Args:
-        answers: to each prompt. They are read like prompts, STEP tokens at a time: a request drafts once a step.
-            None: the target answers.
-
-    Raises:
-        HeadError: an answer is not the target's.
-    """
-    from vllm import SamplingParams
-
-    texts = [[*p, *a] for p, a in zip(prompts, answers, strict=True)] if answers else prompts
-    wanted = [(file, group) for file, group in shards(texts, folder) if not CandidateTrace.is_whole(file)]
-    if not wanted:
-        return
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    if answers:
-        greedy = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        pair = replace(pair, arguments={"long_prefill_token_threshold": STEP} | pair.arguments)
-    with pair.engine(num_k, max(map(len, texts)) + max_tokens, SHARD) as llm:
-        llm.collective_rpc(record.start, args=(num_candidates,))
-        for file, group in wanted:
-            outputs = llm.generate([{"prompt_token_ids": ids} for _, ids in group], greedy, use_tqdm=False)
-            said = {}
-            for output, (number, ids) in zip(outputs, group, strict=True):
-                num_prompt = len(prompts[number])
-                if answers:
-                    _refuse_another(llm, output, num_prompt)
-                said[output.request_id] = number, [*ids, *output.outputs[0].token_ids], num_prompt
-            trace = record.trace_of([rows for of_worker in llm.collective_rpc(record.take) for rows in of_worker], said)
-            try:
-                trace._replace(hidden=trace.hidden.to(torch.bfloat16)).save(file)
-            except OSError as error:
-                raise HeadError(f"{file} cannot be written ({error.strerror}); {GO_ON}") from None
-
-
-def _refuse_another(llm: Any, output: Any, num_prompt: int) -> None:
-    """HeadError where an answer is not the target's."""
-    answer = output.prompt_token_ids[num_prompt:]
-    best = [of[token].rank == 1 for of, token in zip(output.prompt_logprobs[num_prompt:], answer, strict=True)]
-    others = best.count(False)
-    if others > max(2, OTHERS * len(answer)):
-        raise HeadError(
-            f"the answer that begins with {llm.get_tokenizer().decode(answer[:16])!r} is not this target's, which "
-            f"greedily says another token at {others / len(answer):.0%} of its {len(answer)} (up to {OTHERS:.0%} may "
-            "be); remove that row, or give prompts without answers, and no --answered"
-        )
+            raise ToolError(f"vLLM cannot run this pair ({one_line(error, 300)}); serve it alone first") from None
 
 
 def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:
