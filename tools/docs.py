@@ -82,12 +82,10 @@ def sharpen() -> str:
 
 
 def host() -> str:
-    from benchmarks.host import published, published_times
+    from benchmarks.host import tables
 
     result = read("host")
-    parts = []
-    for columns, rows, notes in (published(result), published_times(result)):
-        parts += [table(columns, rows), f"{notes}."]
+    parts = [f"{table(columns, rows)}\n\n{notes}." for columns, rows, notes in tables(result)]
     return "\n\n".join([*parts, where(result, "host")])
 
 
