@@ -5,17 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from peagle_tools.bench import BenchError, plots
+from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import read_results
 from peagle_tools.bench.metrics import best_rows, points
 from peagle_tools.bench.report import write_report
 from peagle_tools.bench.suite import Suite, read_suite
 from peagle_tools.cli import app
-from peagle_tools.shared.plots import Plot
 from tests.bench import synthetic
 from tests.bench.rawdata import ACCEPTANCE
 
@@ -98,29 +95,6 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite, plante
     found = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
     warned = found.split("## Warnings\n\n")[1].split("\n\n")[0]
     assert warned == f"- P-EAGLE K=7, prompts, c=4: {text}"
-
-
-def test_curves_that_coincide_can_be_told_apart(tmp_path: Path, suite: Suite) -> None:
-    """At the best K only; no two curves share marker or width, and each has a band over its noise."""
-    arms = suite.arms | {"P-EAGLE again": suite.arms["P-EAGLE"]}
-    found = points(read_results(synthetic.write(tmp_path / "r", suite.model_copy(update={"arms": arms}), spread=0.1)))
-    drawn: list[Axes] = []
-
-    def keep(title: str, x: str, y: str, paint) -> Plot:
-        drawn.append(Figure().subplots())
-        paint(drawn[-1])
-        return Plot(title, "")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "chart", keep)
-        plots.throughput("prompts", found), plots.pareto("prompts", found)
-    for axes in drawn:
-        lines = axes.get_lines()
-        assert len(lines) == len(axes.collections) == 4, "one curve and one band for each arm"
-        assert len({line.get_marker() for line in lines}) == len({line.get_linewidth() for line in lines}) == 4
-        assert [line.get_label() for line in lines][2:] == ["P-EAGLE, K=7", "P-EAGLE again, K=7"]
-        for band in axes.collections:
-            assert band.get_paths()[0].get_extents().height > 0
 
 
 def test_nothing_but_failures(tmp_path: Path, suite: Suite) -> None:

