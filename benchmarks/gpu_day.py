@@ -34,7 +34,7 @@ SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
 DEPTHS, BATCHES, HEAD, TOKENS = ((7, 5), (1, 64), "gpt-oss-20b", "4096") if HAS_GPU else ((3,), (1, 2), "tiny", "64")
 ON_KERNELS = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
-DRAFT_ARMS = (draft_step.OURS, "stock V1", "EAGLE-3 V2")
+DRAFT_ARMS = {arm: draft_step.ARMS[arm] for arm in (draft_step.OURS, "stock V1", "EAGLE-3 V2")}
 STATE = "state.json"
 TRIES = 2
 
@@ -69,10 +69,8 @@ def all_parts(llm: dict[str, Any]) -> list[Part]:
         Part("copy bandwidth", call(draft_step.bandwidth, CELLS), 90),
         Part("kernels", ("benchmarks.kernels", "--out", CELLS)),
         *(
-            Part(
-                f"draft step K={k} {a}", call(draft_step.run_arm, CELLS, arm=a, k=k, **step), env=draft_step.ARMS[a].env
-            )
-            for k, a in product(DEPTHS, DRAFT_ARMS)
+            Part(f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, **step), env=known.env)
+            for k, (arm, known) in product(DEPTHS, DRAFT_ARMS.items())
         ),
         *(
             Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **served), 360, known.env | SYNC_CHECK)

@@ -1,5 +1,6 @@
 """The tools behind `make`: the environment's recipe and the groups of the suite."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -68,3 +69,10 @@ def test_make_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = {line.split()[1] for line in makefile.splitlines() if line.startswith(".PHONY:")}
     assert phony - {"next", "next-wheel", "torchvision"} == {line.split()[1] for line in listed.splitlines()}
+
+
+def test_only_their_own_tests_import_the_benchmarks() -> None:
+    """benchmarks/ and models/ import tests/support, never the reverse."""
+    files = (file for file in (ROOT / "tests").rglob("*.py") if "benchmarks" not in file.parts[-2:])
+    imports = re.compile(r"^\s*(from|import) (benchmarks|models)\b", re.MULTILINE)
+    assert [str(file) for file in files if imports.search(file.read_text())] == []
