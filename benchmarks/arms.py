@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.processes import failure_reason
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
 TIMEOUT = 3600  # seconds for one process of ``run_each``
-NOT_A_GPU = "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
+NOT_A_GPU = "" if HAS_GPU else "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
 
 # The same for every arm, whatever the caller's own environment says.
 ENVIRONMENT = {
@@ -41,9 +42,6 @@ V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET"
 INTERPRETED_V2 = V2 | {"TRITON_INTERPRET": "1"}  # also where there is a GPU
 STOCK = {"PEAGLE_VLLM_DISABLE": "1"}
 NOT_INHERITED = ("VLLM_USE_V2_MODEL_RUNNER", "PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET")
-
-
-Published = tuple[Sequence[str], list[tuple], str]  # columns, rows and notes of a script's table
 
 
 class ArmError(RuntimeError):
@@ -131,11 +129,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], notes: str =
     return "\n".join([*aligned, *filter(None, [notes])])
 
 
-def measured_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of times; without a GPU it begins by saying so."""
-    return table(columns, rows) if HAS_GPU else f"{NOT_A_GPU}\n{table(columns, rows)}"
-
-
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A script's options: its docstring as the help, and ``--out``."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,14 +141,7 @@ def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> 
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
-
-
-def replace(path: Path, text: str) -> None:
-    """The file has the old text or the new one, whenever this process is killed."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    write_whole(path, json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
@@ -165,6 +151,6 @@ if __name__ == "__main__":
         cells = []
         for cell in result:
             cells.append(cell)
-            replace(Path(out), json.dumps(cells))
+            write_whole(Path(out), json.dumps(cells))
     else:
-        replace(Path(out), json.dumps(result))
+        write_whole(Path(out), json.dumps(result))

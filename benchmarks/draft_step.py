@@ -2,9 +2,9 @@
 
 Times ``propose()`` of live engines in decode steps with a full batch, on random weights of real shapes; every draft
 is refused, which is a decode batch like any other. One process for each (arm, head shape, K), all batch sizes inside.
-Columns: GPU time behind a busy device and from an idle one, host time, launches as the profiler saw them, the bytes
-that the step must move, and its time over the roofline, which is those bytes at the measured copy bandwidth. Without a
-GPU: tiny heads, the wall clock, operations and Triton launches as the dispatcher saw them.
+Columns: GPU time behind a busy device, host time on an idle one, launches as the profiler saw them, and the time over
+the roofline, which is the bytes that the step must move at the measured copy bandwidth. Without a GPU: tiny heads and
+the wall clock.
 """
 
 import json
@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.arms import HAS_GPU, STOCK, V1, V2
+from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
 from benchmarks.engines import Arm, dummy_llm, generate
-from benchmarks.launches import as_text
 from benchmarks.probe import num_steps, watched
 from benchmarks.roofline import draft_step_roofline
 from benchmarks.shapes import HEADS, TINY_HEADS, Head
-from benchmarks.timing import Timer, copy_bandwidth
+from benchmarks.timing import Timer, as_text, copy_bandwidth
 from peagle_tools.shared.provenance import provenance
 
 BATCHES, DEPTHS = ((1, 4, 16, 64, 256), (3, 5, 7, 10)) if HAS_GPU else ((1, 2), (3,))
@@ -31,14 +30,10 @@ PROMPT = 256 if HAS_GPU else 8
 ARMS = {
     "stock V1": Arm(V1 | STOCK, "EagleProposer", parallel=True),
     "plugin V1": Arm(V1, "ParallelEagleProposer", parallel=True),
-    "plugin V2 eager": Arm(V2, "ParallelEagleSpeculator", parallel=True, eager=True),
-    "plugin V2 graph": Arm(V2, "ParallelEagleSpeculator", parallel=True),
+    "plugin V2": Arm(V2, "ParallelEagleSpeculator", parallel=True),
     "EAGLE-3 V2": Arm(V2 | STOCK, "EagleSpeculator"),
 }
-if not HAS_GPU:
-    del ARMS["plugin V2 graph"]
-
-OURS = "plugin V2 graph"
+OURS = "plugin V2"
 # (of whose time, batch size) -> the most that OURS may take of it
 AIMS = {("stock V1", 1): 0.5, ("stock V1", 64): 0.75, ("the roofline", 1): 1.3}
 
@@ -63,9 +58,8 @@ def run_arm(arm: str, head: str, k: int, batches: list[int], repeats: int, llm: 
             "k": k,
             "batch": batch,
             "device_us": arms.summary(steps.behind.device),
-            "idle_us": arms.summary(steps.idle.device),
             "host_us": arms.summary(steps.idle.host),
-            "launches": steps.traced[-1] if steps.traced else dispatched(engine, drafter, batch),
+            "launches": steps.traced[-1] if steps.traced else None,
             "bytes": least_bytes(shape, k, batch, drafting.parallel),
         }
 
@@ -76,15 +70,6 @@ def least_bytes(head: Head, k: int, batch: int, parallel: bool) -> float:
     return sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))
 
 
-def dispatched(llm: Any, drafter: Any, batch: int) -> dict[str, int]:
-    """On a CPU: operations and Triton launches of one step, outside the drafter's forward."""
-    from benchmarks.host import counted
-
-    with counted(drafter) as steps:
-        generate(llm, batch, PROMPT, 6)
-    return {kind: sum(steps[-1][kind].values()) for kind in ("operations", "launches")}
-
-
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What OURS takes of the others' time and of the roofline's, and what it launches; "aim" and "met" where judged."""
     us = {(c["arm"], c["head"], c["k"], c["batch"]): c["device_us"]["median"] for c in cells}
@@ -92,30 +77,25 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for cell in (cell for cell in cells if cell["arm"] == OURS):
         place = cell["head"], cell["k"], cell["batch"]
         where = dict(zip(("head", "k", "batch"), place, strict=True))
-        others = {name: us.get((name, *place)) for name in ("stock V1", "EAGLE-3 V2")} | {
-            "the roofline": cell.get("roofline_us")
-        }
-        for name, other in others.items():
+        others = {name: us.get((name, *place)) for name in ("stock V1", "EAGLE-3 V2")}
+        for name, other in (others | {"the roofline": cell.get("roofline_us")}).items():
             if other:
                 value, aim = us[OURS, *place] / other, AIMS.get((name, cell["batch"]))
                 judged = {} if aim is None else {"aim": aim, "met": value <= aim}
                 found.append(where | {"what": f"of {name}", "value": round(value, 3), **judged})
-        launches = {kind: cell["launches"][kind] for kind in ("kernel_launches", "graph_launches")}
-        found.append(where | {"what": "launches", "value": launches, "met": set(launches.values()) == {1}})
+        if calls := cell["launches"]:
+            launches = {kind: calls[kind] for kind in ("kernel_launches", "graph_launches")}
+            met = set(launches.values()) == {1}
+            found.append(where | {"what": "launches", "value": launches, "aim": "1 of each", "met": met})
     return found
-
-
-COLUMNS = ("head", "K", "B", "arm", "behind us", "idle us", "host us", "launches", "MB", "roofline us", "/ roofline")
 
 
 def row(cell: dict[str, Any]) -> tuple[object, ...]:
     """One cell for the table."""
-    times = (f"{cell[column]['median']:.1f}" for column in ("device_us", "idle_us", "host_us"))
-    bound = ("", "", "")
-    if "roofline_us" in cell:
-        over = cell["device_us"]["median"] / cell["roofline_us"]
-        bound = (f"{cell['bytes'] / 1e6:.1f}", f"{cell['roofline_us']:.1f}", f"{over:.2f}x")
-    return (cell["head"], cell["k"], cell["batch"], cell["arm"], *times, as_text(cell["launches"]), *bound)
+    device, host = (cell[column]["median"] for column in ("device_us", "host_us"))
+    over = f"{device / cell['roofline_us']:.2f}x" if "roofline_us" in cell else ""
+    launches = as_text(cell["launches"])
+    return (cell["head"], cell["k"], cell["batch"], cell["arm"], f"{device:.1f}", f"{host:.1f}", launches, over)
 
 
 def with_roofline(cells: list[dict[str, Any]], copied: float | None) -> list[dict[str, Any]]:
@@ -125,11 +105,11 @@ def with_roofline(cells: list[dict[str, Any]], copied: float | None) -> list[dic
 
 def page(cells: list[dict[str, Any]]) -> str:
     """The table, and each ratio with its aim."""
-    lines = [arms.measured_table(COLUMNS, map(row, cells))]
+    columns = ("head", "K", "B", "arm", "device us", "host us", "launches", "/ roofline")
+    lines = [arms.table(columns, map(row, cells), NOT_A_GPU)]
     for ratio in ratios(cells):
-        aim = f", aim {ratio['aim']}" if "aim" in ratio else ""
-        met = f": {arms.verdict(ratio['met'])}" if "met" in ratio else ""
-        lines.append(f"{ratio['head']} K={ratio['k']} B={ratio['batch']}: {ratio['what']} {ratio['value']}{aim}{met}")
+        met = f", aim {ratio['aim']}: {arms.verdict(ratio['met'])}" if "met" in ratio else ""
+        lines.append(f"{ratio['head']} K={ratio['k']} B={ratio['batch']}: {ratio['what']} {ratio['value']}{met}")
     return "\n".join(lines)
 
 
@@ -146,7 +126,6 @@ def main() -> None:
     measured = arms.run(bandwidth, {}) if HAS_GPU else provenance()
     copied = measured.pop("bandwidth", None)
     measured |= {"copy_bytes_per_second": copied, "repeats": args.repeats, "llm": args.llm}
-    measured |= {"heads": {n: vars(SHAPES[n]) | {"target": vars(SHAPES[n].target)} for n in args.heads}}
     jobs = [{"head": head, "k": k, "arm": arm} for head in args.heads for k in args.k for arm in args.arms]
     env, common = {name: arm.env for name, arm in ARMS.items()}, {"repeats": args.repeats, "llm": args.llm}
     for found, failed in arms.run_each(run_arm, jobs, env, batches=args.batch, **common):

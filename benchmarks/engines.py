@@ -21,7 +21,6 @@ class Arm:
         drafter: the class that vLLM must build, or the arm measured something else.
         k: draft tokens a step; 0 without speculation.
         length: the acceptance length that vLLM's synthetic rejection is set to, on a GPU.
-        eager: on a GPU, the drafter's own graph is off and its compilation on.
     """
 
     env: dict[str, str]
@@ -29,7 +28,6 @@ class Arm:
     k: int = 0
     parallel: bool = False
     length: float = 1.0
-    eager: bool = False
 
 
 def prepare_process() -> None:
@@ -109,8 +107,8 @@ def dummy_pair(
         "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * k * most) + max(0, k - 1) * most,
     }
     if HAS_GPU:
-        compilation = graph_sizes(batches, k) | ({"cudagraph_mode": "PIECEWISE"} if arm.eager else {})
-        arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len, "compilation_config": compilation}
+        arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len}
+        arguments["compilation_config"] = graph_sizes(batches, k)
     else:
         arguments |= {
             "dtype": "float32",

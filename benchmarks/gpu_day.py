@@ -23,6 +23,7 @@ import psutil
 from benchmarks import arms, draft_step, engine, kernels
 from benchmarks.arms import HAS_GPU, call
 from peagle_tools.shared import processes
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
 
 CELLS, TESTS = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
@@ -31,9 +32,9 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outc
 SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 # (attention backend, how the engine runs it), as tests/gpu names them; "compiled" leaves the KV cache's size to vLLM.
 MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
-HEAD = "gpt-oss-20b" if HAS_GPU else "tiny"
-DEPTHS, BATCHES = ((7, 5), (1, 64)) if HAS_GPU else ((3,), (1, 2))
-DRAFT_ARMS = (draft_step.OURS if HAS_GPU else "plugin V2 eager", "stock V1", "EAGLE-3 V2")
+DEPTHS, BATCHES, HEAD, TOKENS = ((7, 5), (1, 64), "gpt-oss-20b", "4096") if HAS_GPU else ((3,), (1, 2), "tiny", "64")
+ON_KERNELS = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
+DRAFT_ARMS = {arm: draft_step.ARMS[arm] for arm in (draft_step.OURS, "stock V1", "EAGLE-3 V2")}
 STATE = "state.json"
 TRIES = 2
 
@@ -47,10 +48,6 @@ class Part:
     limit: float = 240
     env: dict[str, str] = field(default_factory=dict)
 
-    def files(self, folder: Path) -> list[Path]:
-        """What each try of it has finished, the latest one last."""
-        return sorted(folder.glob(f"{self.label}.*.json*"))
-
     @property
     def label(self) -> str:
         return "".join(c if c.isalnum() else "-" for c in self.name)
@@ -58,15 +55,13 @@ class Part:
 
 def all_parts(llm: dict[str, Any]) -> list[Part]:
     """Every part; ``llm``: more arguments for ``LLM`` in draft steps and engines."""
-    interpreted = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
     v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
     step = {"head": HEAD, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": llm}
-    served = {"target": "gpt-oss-20b", "concurrency": BATCHES, "repeats": 2, "llm": llm}
+    served = {"concurrency": BATCHES, "repeats": 2, "llm": llm}
     # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
     exact = [f"tests/kernels/test_{name}.py" for name in ("prepare_inputs", "gather_hidden", "select_candidates")]
-    partition = ("--tokens", "4096") if HAS_GPU else ("--tokens", "64")
     return [
-        *(Part(f"exact {Path(file).stem}", (*PYTEST, file), env=interpreted) for file in exact),
+        *(Part(f"exact {Path(file).stem}", (*PYTEST, file), env=ON_KERNELS) for file in exact),
         *(
             Part(f"drafts {backend} {mode}", (*PYTEST, "tests/gpu", "-k", f"{backend} and {mode}"), 360, v2)
             for backend, mode in MODES
@@ -75,16 +70,13 @@ def all_parts(llm: dict[str, Any]) -> list[Part]:
         Part("kernels", ("benchmarks.kernels", "--out", CELLS)),
         *(
             Part(f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, **step), env=known.env)
-            for k in DEPTHS
-            for arm in DRAFT_ARMS
-            for known in (draft_step.ARMS[arm],)
+            for k, (arm, known) in product(DEPTHS, DRAFT_ARMS.items())
         ),
         *(
             Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **served), 360, known.env | SYNC_CHECK)
             for arm, known in engine.ARMS.items()
-            if arm in engine.DEFAULT_ARMS
         ),
-        Part("partition", ("benchmarks.partition", "--out", CELLS, *partition), 300),
+        Part("partition", ("benchmarks.partition", "--out", CELLS, "--tokens", TOKENS), 300),
     ]
 
 
@@ -101,7 +93,7 @@ def finished(file: Path) -> list[Any]:
 
 def best(part: Part, folder: Path) -> list[Any]:
     """What the try that got furthest has finished."""
-    return max((finished(file) for file in part.files(folder)), key=len, default=[])
+    return max(map(finished, folder.glob(f"{part.label}.*.json*")), key=len, default=[])
 
 
 def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
@@ -111,12 +103,12 @@ def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) ->
         By part name "state": done, failed, cut (by the slice's end) or running (the driver was killed), and "tries".
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state, deadline = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {}, time.monotonic()
-    deadline += seconds
+    state = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {}
+    deadline = time.monotonic() + seconds
 
     def keep(part: Part, **entry: Any) -> None:
         state[part.name] = entry
-        arms.replace(folder / STATE, json.dumps(state, indent=1))
+        write_whole(folder / STATE, json.dumps(state, indent=1))
         print(f"{part.name}: " + ", ".join(map(str, entry.values())), flush=True)
 
     for part in parts:
@@ -125,7 +117,7 @@ def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) ->
         if past["state"] in ("done", "failed") or left < part.limit / 2:
             continue
         if past["tries"] == TRIES:
-            keep(part, **past | {"state": "failed"}, error=f"cut off {TRIES} times")
+            keep(part, state="failed", tries=TRIES, error=f"cut off {TRIES} times")
             continue
         tries = past["tries"] + 1
         keep(part, state="running", tries=tries)
@@ -142,15 +134,14 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
     try:
         code = process.wait(min(part.limit, left))
     except psutil.TimeoutExpired:
-        code = None
+        if left < part.limit:
+            return {"state": "cut"}
+        return {"state": "failed", "error": f"took longer than its limit of {part.limit:.0f} s"}
     finally:
         processes.end(process, patience=5)
     if code == 0 and best(part, folder):
         return {"state": "done"}
-    if code is None and left < part.limit:
-        return {"state": "cut"}
-    reason = f"took longer than its limit of {part.limit:.0f} s" if code is None else processes.failure_reason(log)
-    return {"state": "failed", "error": reason}
+    return {"state": "failed", "error": processes.failure_reason(log)}
 
 
 def page(parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
@@ -168,12 +159,9 @@ def page(parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) 
             lines.append(f"{name}: {passed} of {len(tests)} tests passed, {rows} draft rows")
             lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
     copied = next((cell["bandwidth"] for cell in cells("copy")), None)
-    if moved := cells("kernels"):
-        lines.append(kernels.page(moved))
-    if steps := cells("draft step"):
-        lines.append(draft_step.page(draft_step.with_roofline(steps, copied if HAS_GPU else None)))
-    if speeds := cells("engine"):
-        lines.append(engine.page(engine.summed_up(speeds)))
+    lines.append(kernels.page(cells("kernels")))
+    lines.append(draft_step.page(draft_step.with_roofline(cells("draft step"), copied if HAS_GPU else None)))
+    lines.append(engine.page(cells("engine")))
     lines += [f"partition: {json.dumps(cell)}" for cell in cells("partition")]
     unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}
     lines += [f"not done: {name}: {entry}" for name, entry in unfinished.items() if entry["state"] != "done"]

@@ -15,15 +15,16 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import arms
-from benchmarks.arms import INTERPRETED_V2, STOCK, V1, Published
+from benchmarks.arms import INTERPRETED_V2, STOCK, V1
 from benchmarks.engines import generate, inside, tiny_llm
 from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
 from peagle_tools.shared.provenance import provenance
@@ -143,7 +144,7 @@ def count_steps(llm: Any) -> dict[str, Any]:
     step = max(decodes, key=lambda step: sum(step["operations"].values()))
     totals = {kind: sum(step[kind].values()) for kind in ("operations", "launches", "host_to_device")}
     totals["replays"] = step.pop("replays")
-    return {"steps_seen": len(decodes), "totals": totals, **step}
+    return {"totals": totals, **step}
 
 
 def speculator(head: str, batches: list[int]) -> tuple[Any, Calls]:
@@ -169,77 +170,61 @@ def narrow_to_one_element(drafter: Any, calls: Calls) -> None:
         arguments["aux_hidden_states"] = [h[:, :1].contiguous() for h in arguments["aux_hidden_states"]]
 
 
-def times(both: dict[str, tuple[Any, Calls]], batches: list[int], rounds: int) -> dict[int, dict[str, Any]]:
-    """``arms.summary`` by batch size and speculator; a sample is the median of CALLS calls, in microseconds."""
-    samples: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in both} for batch in batches}
-    for _ in range(rounds):
-        for batch in batches:
-            for name, (drafter, calls) in both.items():
-                seconds = []
-                for _ in range(CALLS):
-                    began = time.perf_counter()
-                    drafter.propose(**calls[batch])
-                    seconds.append(time.perf_counter() - began)
-                samples[batch][name].append(statistics.median(seconds) * 1e6)
-    return {batch: {name: arms.summary(own) for name, own in by.items()} for batch, by in samples.items()}
+def timed(both: dict[str, tuple[Any, Calls]], batch: int, rounds: int) -> dict[str, Any]:
+    """One batch size, the speculators in turns; a sample is the median of CALLS calls, in microseconds."""
+    samples: dict[str, list[float]] = {name: [] for name in both}
+    replays = {}
+    for _, (name, (drafter, calls)) in product(range(rounds), both.items()):
+        seconds, before = [], Graph.replays
+        for _ in range(CALLS):
+            began = time.perf_counter()
+            drafter.propose(**calls[batch])
+            seconds.append(time.perf_counter() - began)
+        samples[name].append(statistics.median(seconds) * 1e6)
+        replays[name] = (Graph.replays - before) / CALLS
+    us = {name: arms.summary(own) for name, own in samples.items()}
+    ratio = us["P-EAGLE"]["median"] / us["EAGLE-3"]["median"]
+    return {"batch": batch, "us": us, "replays": replays, "ratio": ratio}
 
 
 def run_timed(batches: list[int], rounds: int) -> list[dict[str, Any]]:
     """Every batch size, in this process."""
     both = {name: speculator(head, batches) for name, head in HEADS.items()}
     narrow_to_one_element(*both["EAGLE-3"])
-    cells = []
     with no_launches():
-        for batch, us in times(both, batches, rounds).items():
-            ratio = us["P-EAGLE"]["median"] / us["EAGLE-3"]["median"]
-            replays = {}
-            for name, (drafter, calls) in both.items():
-                before = Graph.replays
-                drafter.propose(**calls[batch])
-                replays[name] = Graph.replays - before
-            found = {"batch": batch, "us": us, "replays": replays}
-            cells.append(found | {"ratio": ratio, "aim": AIM, "met": ratio <= AIM})
-    return cells
+        return [timed(both, batch, rounds) for batch in batches]
 
 
-def published(result: dict[str, Any]) -> Published:
-    """One row for each arm, then the same with graphs that are replayed."""
-    rows = []
+def tables(result: dict[str, Any]) -> Iterator[tuple[Sequence[str], list[tuple], str]]:
+    """Columns, rows and notes: what each arm dispatches, as it is and with graphs that are replayed; then the times."""
+    counts = []
     for arm in result["arms"]:
-        runs = [(arm["arm"], arm["totals"])]
-        if "replayed" in arm:
-            runs.append((f"{arm['arm']}, replayed", arm["replayed"]["totals"]))
-        rows += [(name, sums["operations"], sums["launches"], sums["replays"] or "") for name, sums in runs]
-    return ("arm", "tensor operations", "Triton launches", "graph replays"), rows, f"K = {K}, {REQUESTS} requests"
-
-
-def published_times(result: dict[str, Any]) -> Published:
-    """One row for each batch size, and whether the aim was met."""
-
-    def spread(us: dict[str, Any]) -> str:
-        return f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})"
-
-    rows = []
+        runs = {arm["arm"]: arm} | ({f"{arm['arm']}, replayed": arm["replayed"]} if "replayed" in arm else {})
+        for name, run in runs.items():
+            totals = run["totals"]
+            counts.append((name, totals["operations"], totals["launches"], totals["replays"] or ""))
+    yield ("arm", "tensor operations", "Triton launches", "graph replays"), counts, f"K = {K}, {REQUESTS} requests"
+    times = []
     for cell in result["cells"]:
-        both = (spread(cell["us"][name]) for name in HEADS)
-        rows.append((cell["batch"], *both, f"{cell['ratio']:.2f}"))
-    met = arms.verdict(all(cell["met"] for cell in result["cells"]))
+        both = (f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})" for us in cell["us"].values())
+        times.append((cell["batch"], *both, f"{cell['ratio']:.2f}"))
+    met = arms.verdict(all(cell["ratio"] <= AIM for cell in result["cells"]))
     notes = (
-        f"K = {TIMED_K}, medians of {result['rounds']} turns, 10th and 90th percentile in brackets; aim {AIM}, {met}"
+        f"K = {TIMED_K}, medians of {result['rounds']} turns, 10th and 90th percentile in brackets; aim {AIM}: {met}"
     )
-    return ("batch", *(f"{name}, us" for name in HEADS), "ratio"), rows, notes
+    yield ("batch", *(f"{name}, us" for name in HEADS), "ratio"), times, notes
 
 
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--arms", choices=ARMS, nargs="*", default=list(ARMS), help="count these alone")
-    parser.add_argument("--batch", type=int, nargs="*", default=list(BATCHES), help="time these batch sizes alone")
+    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES), help="time these batch sizes alone")
     parser.add_argument("--rounds", type=int, default=50, help=f"turns of each speculator, of {CALLS} calls")
     args = parser.parse_args()
     report: dict[str, Any] = {"rounds": args.rounds, **provenance()}
     report["arms"] = [found for arm in args.arms for found in arms.run(count_arms, ARMS[arm][1], names=[arm])]
-    report["cells"] = arms.run(run_timed, INTERPRETED_V2, batches=args.batch, rounds=args.rounds) if args.batch else []
-    print(arms.table(*published(report)), arms.table(*published_times(report)), sep="\n\n")
+    report["cells"] = arms.run(run_timed, INTERPRETED_V2, batches=args.batch, rounds=args.rounds)
+    print(*(arms.table(*shown) for shown in tables(report)), sep="\n\n")
     arms.write_result(args.out, __doc__, report)
 
 

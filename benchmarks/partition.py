@@ -3,11 +3,10 @@
 The same head and loss three ways: parts (peagle_tools.train), speculators' flat step with sdpa, and prefixes run again
 for each of 8 segments, as NeMo Automodel does, built here on speculators' model. Each cell is a process of its own; its
 peak is what the step takes beyond the resting process, on a GPU beyond what was allocated. Left out: a forward of more
-than ``--rows`` rows with a dense mask. Cells that FILE has from a run of the same commit and settings are kept.
+than ``--rows`` rows with a dense mask.
 """
 
 import ctypes
-import json
 import time
 from importlib.metadata import version
 from itertools import product
@@ -18,9 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks import arms
-from benchmarks.arms import Published
 from benchmarks.shapes import NUM_AUX, Model
-from peagle_tools.shared import plots
 from peagle_tools.shared.provenance import provenance
 
 TOKENS = (512, 1024, 2048, 4096, 8192, 16_384)
@@ -158,38 +155,15 @@ def _memory(reset: bool = False) -> int:
     return int(fields["VmHWM"].split()[0]) * 1024
 
 
-def published(result: dict[str, Any]) -> Published:
-    """The table: a row for each tokens, depths and sampling; peak and time of each arm."""
-    found = {(c["tokens"], c["depths"], c["sampling"], c["arm"]): c for c in result["cells"]}
+def table(cells: list[dict[str, Any]]) -> str:
+    """A row for each tokens, depths and sampling; peak and time of each arm."""
+    found = {(c["sampling"], c["tokens"], c["depths"], c["rows"], c["arm"]): c for c in cells}
     rows = []
-    for where in sorted({key[:3] for key in found}, key=lambda key: (key[2] == "COD", key)):
-        cells = [found.get((*where, arm)) for arm in result["arms"]]
-        shown = [f"{c['peak_mb']:,} / {c['seconds']:.1f}" if c else "" for c in cells]
-        rows.append((f"{where[0]:,}", where[1], where[2], f"{num_rows(*where):,}", *shown))
-    columns = ("tokens", "depths", "sampling", "rows", *(f"{arm}, MB / s" for arm in result["arms"]))
-    return columns, rows, f"{result['head']}; chunks of {result['chunk_rows']:,} rows"
-
-
-def plot(cells: list[dict[str, Any]]) -> plots.Plot:
-    """Peak memory against tokens; a colour for each arm and sampling, a dash for each number of depths."""
-
-    def paint(axes: Any) -> None:
-        series = list(dict.fromkeys((c["arm"], c["sampling"]) for c in cells))
-        for (arm, sampling), depths in product(series, dict.fromkeys(c["depths"] for c in cells)):
-            mine = [c for c in cells if (c["arm"], c["sampling"], c["depths"]) == (arm, sampling, depths)]
-            points = [[cell[name] for cell in mine] for name in ("tokens", "peak_mb")]
-            name, color = f"{arm}, {sampling}, K={depths}", series.index((arm, sampling))
-            plots.line(axes, name, *points, color=color, dash=DEPTHS.index(depths))
-        plots.log_x(axes, [c["tokens"] for c in cells])
-        axes.set_yscale("log")
-
-    return plots.chart("Peak memory of one training step", "tokens", "MB", paint)
-
-
-def kept_cells(out: Path | None, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of an earlier run that wrote to ``out``, with all that ``report`` says."""
-    before = json.loads(out.read_text()) if out and out.exists() else {}
-    return before["cells"] if before.items() >= report.items() else []
+    for sampling, *sizes in sorted({key[:-1] for key in found}, reverse=True):
+        own = [found.get((sampling, *sizes, arm)) for arm in ARMS]
+        shown = (f"{c['peak_mb']:,} / {c['seconds']:.1f}" if c else "" for c in own)
+        rows.append((sampling, *(f"{size:,}" for size in sizes), *shown))
+    return arms.table(("sampling", "tokens", "depths", "rows", *(f"{arm}, MB / s" for arm in ARMS)), rows)
 
 
 def main() -> None:
@@ -204,15 +178,11 @@ def main() -> None:
     jobs = [cell for cell in named if masked_rows(**cell) <= args.rows]
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
-    report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, "arms": list(ARMS), **provenance()}
-    cells = kept = kept_cells(args.out, report)
-    if missing := [job for job in jobs if not any(job.items() <= cell.items() for cell in kept)]:
-        for found, failed in arms.run_each(measure, missing, {arm: {} for arm in ARMS}, chunk_rows=args.chunk_rows):
-            cells = kept + found
-            arms.write_result(args.out, __doc__, report | {"cells": cells, "failed": failed})
-    if args.out:
-        args.out.with_suffix(".svg").write_text(plot(cells).svg)
-    print(arms.table(*published(report | {"cells": cells})))
+    report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, **provenance()}
+    common = {"chunk_rows": args.chunk_rows}
+    for cells, failed in arms.run_each(measure, jobs, {arm: {} for arm in ARMS}, **common):
+        arms.write_result(args.out, __doc__, report | {"cells": cells, "failed": failed})
+    print(table(cells))
 
 
 if __name__ == "__main__":

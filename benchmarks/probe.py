@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.arms import HAS_GPU
-from benchmarks.launches import profiled
-from benchmarks.timing import Timer, Times
+from benchmarks.timing import Timer, Times, profiled
 
 AHEAD = 10e-3  # seconds of other work on the device before a "behind" step: more than any arm's host time
 TRACED = 3  # steps under the profiler, whose own cost spoils their times

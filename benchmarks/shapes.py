@@ -7,7 +7,7 @@ of the published checkpoints; the tokenizer is made up (one word a token), since
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,6 @@ class Head:
         intermediate: of the head's MLP.
         draft_vocab: rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it.
         num_aux: captured hidden states it reads; ``config`` is for the default.
-        peagle_layers: of the P-EAGLE head.
     """
 
     name: str
@@ -61,7 +60,6 @@ class Head:
     intermediate: int
     draft_vocab: int
     num_aux: int = NUM_AUX
-    peagle_layers: int = PEAGLE_LAYERS
 
     @property
     def reduced(self) -> bool:
@@ -69,7 +67,7 @@ class Head:
 
     def layers(self, parallel: bool) -> int:
         """Of the P-EAGLE head, or of an EAGLE-3 head."""
-        return self.peagle_layers if parallel else EAGLE3_LAYERS
+        return PEAGLE_LAYERS if parallel else EAGLE3_LAYERS
 
     def config(self, parallel: bool) -> dict[str, Any]:
         """A P-EAGLE head's config.json, or that of an EAGLE-3 head of the same width."""
@@ -133,82 +131,48 @@ TINY_HEADS = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
-    """A published target as it is served, for what its own step needs.
-
-    Attributes:
-        model: all of its layers; ``intermediate`` is one expert's.
-        experts: of each layer; 1 is a dense MLP.
-        active: experts that a token uses.
-        attention_bytes: of a weight of the attention's matrices.
-        mlp_bytes: of a weight of the experts or the MLP.
-        window: tokens that every other layer attends over; None: all layers attend over everything.
-    """
-
-    model: Model
-    experts: int = 1
-    active: int = 1
-    attention_bytes: float = 2
-    mlp_bytes: float = 2
-    window: int | None = None
-
-
-MXFP4_BYTES = 4.25 / 8  # 4 bits a weight, and 8 more for every 32 weights
-_GPT_OSS_20B = Target(replace(GPT_OSS, layers=24), 32, 4, mlp_bytes=MXFP4_BYTES, window=128)
-_QWEN3_CODER = Model(2048, 768, 32, 4, 128, 48, 151936)
 _QWEN3_8B = Model(4096, 12288, 32, 8, 128, 36, 151936)
-# name -> published P-EAGLE head, its target, and where the sizes come from. Targets' are those of their config.json.
+# name -> published P-EAGLE head, and where its sizes come from
 PUBLISHED = {
     "gpt-oss-20b": (
         HEADS["gpt-oss-20b"],
-        _GPT_OSS_20B,
         "amazon/GPT-OSS-20B-P-EAGLE: 4 layers, the whole vocabulary, 3 hidden states (its tensors); the target's "
         "attention; intermediate size 14336, which makes its 1.8e9 parameters (3.6 GB)",
     ),
     "gpt-oss-120b": (
         Head("gpt-oss-120b", GPT_OSS, 11520, GPT_OSS.vocab),
-        replace(_GPT_OSS_20B, model=replace(GPT_OSS, layers=36), experts=128),
         "amazon/gpt-oss-120b-p-eagle: 4 layers, 1.7e9 parameters (its card), else as the 20b's; intermediate size "
         "11520 assumed (10,100 to 12,900 agree with 1.7e9)",
     ),
     "qwen3-coder-30b": (
         HEADS["qwen3-coder-30b"],
-        Target(_QWEN3_CODER, 128, 8, attention_bytes=1, mlp_bytes=1),
-        "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE: 4 layers, 3 hidden states, a target in FP8 (its card); the "
-        "target's attention, the whole vocabulary and intermediate size 6144 assumed",
+        "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE: 4 layers, 3 hidden states (its card); the target's attention, "
+        "the whole vocabulary and intermediate size 6144 assumed",
     ),
     "qwen3-8b": (
         Head("qwen3-8b", _QWEN3_8B, 12288, 32000, num_aux=5),
-        Target(_QWEN3_8B),
         "RedHatAI/Qwen3-8B-speculator.peagle: 5 hidden states (its card); 4 layers, the target's widths and 32,000 "
         "draft tokens assumed, as in the speculators library's examples",
     ),
 }
 
-# For whole engines: the published model, the same without quantized experts, and a dense one of its width and depth.
-DENSE = replace(GPT_OSS, intermediate=4 * GPT_OSS.hidden, layers=24)
-# The rest of the published config.json (RoPE scaling, sliding windows, SwiGLU's limit) is GptOssConfig's own default.
-PUBLISHED_BF16: dict[str, Any] = {
+# Of the published model, for whole engines. The rest of its config.json (RoPE scaling, sliding windows, SwiGLU's limit)
+# is GptOssConfig's own default.
+NOT_QUANTIZED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+GPT_OSS_20B: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
-    "num_hidden_layers": DENSE.layers,
+    "num_hidden_layers": 24,
     "num_local_experts": 32,
     "attention_bias": True,
     "dtype": "bfloat16",
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 1,
-}
-NOT_QUANTIZED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-QUANTIZATION = {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED}
-TARGETS: dict[str, dict[str, Any]] = {
-    "gpt-oss-20b": PUBLISHED_BF16 | {"quantization_config": QUANTIZATION},
-    "gpt-oss-20b-bf16": PUBLISHED_BF16,
-    "dense": DENSE.config(),
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED},
 }
 FOLDERS = {
-    "gpt-oss-20b-shape": TARGETS["gpt-oss-20b"],
+    "gpt-oss-20b-shape": GPT_OSS_20B,
     "eagle3-shape": HEADS["gpt-oss-20b"].config(parallel=False),
     "peagle-shape": HEADS["gpt-oss-20b"].config(parallel=True),
 }

@@ -1,7 +1,8 @@
-"""How long a call takes on the device, and how long it keeps the host."""
+"""How long a call takes on the device, how long it keeps the host, and what it launches."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,14 @@ from benchmarks.arms import HAS_GPU
 
 CYCLES_PER_SECOND = 2e9  # of torch.cuda._sleep, about: today's clocks are a little below
 MIN_AHEAD, MAX_AHEAD = 0.3e-3, 20e-3  # seconds that the device is kept busy before a timed call
+# The CUDA runtime's and driver's calls, by the name that the trace gives them. A wait for the whole device is not
+# among them: the profiler makes those itself.
+CALLS = {
+    "kernel_launches": re.compile(r"cu(da)?Launch(Cooperative)?Kernel"),
+    "graph_launches": re.compile(r"cu(da)?GraphLaunch"),
+    "copies": re.compile(r"cu(da)?(Memcpy|Memset)"),
+    "waits": re.compile(r"cu(da)?(Stream|Event)Synchronize"),
+}
 
 
 @dataclass
@@ -92,3 +101,25 @@ def copy_bandwidth(timer: Timer) -> float:
     source = torch.empty(half, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     return 2 * half / (float(np.median(timer.measure(lambda: target.copy_(source), 15).device)) * 1e-6)
+
+
+def profiled(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """What ``call`` returns, and how many of each of CALLS it made."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        out = call()
+        torch.cuda.synchronize()
+    return out, count(e.name for e in trace.events() or [] if e.device_type == torch.autograd.DeviceType.CPU)
+
+
+def count(names: Iterable[str]) -> dict[str, int]:
+    """The CALLS among these events of a trace."""
+    names = list(names)
+    return {kind: sum(bool(pattern.match(name)) for name in names) for kind, pattern in CALLS.items()}
+
+
+def as_text(calls: dict[str, Any] | None) -> str:
+    """For a table: kernels launched, graphs launched, copies."""
+    return f"{calls['kernel_launches']}k+{calls['graph_launches']}g+{calls['copies']}c" if calls else "-"

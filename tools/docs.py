@@ -82,32 +82,21 @@ def sharpen() -> str:
 
 
 def host() -> str:
-    from benchmarks.host import published, published_times
+    from benchmarks.host import tables
 
     result = read("host")
-    parts = []
-    for columns, rows, notes in (published(result), published_times(result)):
-        parts += [table(columns, rows), f"{notes}."]
+    parts = [f"{table(columns, rows)}\n\n{notes}." for columns, rows, notes in tables(result)]
     return "\n\n".join([*parts, where(result, "host")])
 
 
-# Page -> marker and what stands there.
-GENERATED = {
-    "README.md": ("demo", demo),
-    "docs/features.md": ("targets", targets),
-    "docs/sharpen.md": ("sharpen", sharpen),
-    "docs/performance.md": ("host", host),
-}
+# Page -> what stands between the markers of that name.
+GENERATED = {"README.md": demo, "docs/features.md": targets, "docs/sharpen.md": sharpen, "docs/performance.md": host}
 
 
 def outdated() -> dict[str, str]:
     """The pages whose tables are not what they would be now, with the right text."""
-    pages = {name: between((ROOT / name).read_text(), *_made(*made)) for name, made in GENERATED.items()}
+    pages = {name: between((ROOT / name).read_text(), make.__name__, make()) for name, make in GENERATED.items()}
     return {name: text for name, text in pages.items() if (ROOT / name).read_text() != text}
-
-
-def _made(marker: str, make) -> tuple[str, str]:
-    return marker, make()
 
 
 def main() -> int:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import track
 
 from benchmarks.arms import ENVIRONMENT, ON_CPU, ArmError, run, write_result
 from benchmarks.heldout import engine_settings, measure
-from examples.demo.table import terminal
+from examples.demo.table import markdown
 from peagle_tools.shared.provenance import hardware, versions
 
 BATCHES = [1, 8]
@@ -53,7 +54,7 @@ def main() -> int:
         result["same_output"] = set(result["output_sha256"].values()) == {results[0]["output_sha256"]["1"]}
     report = {"configuration": configuration(common), "arms": results}
     write_result(args.out, __doc__, report)
-    console.print(terminal(report))
+    console.print(Markdown(markdown(report)))
     drafters = ", ".join(dict.fromkeys(r["drafter"] for r in results if r["arm"]["parallel"]))
     console.print(f"P-EAGLE was drafted by {drafters}.")
     if not all(result["same_output"] for result in results):

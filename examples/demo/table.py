@@ -1,28 +1,23 @@
-"""The table of a demo result: rows once, shown by rich on a terminal and as Markdown in the README."""
+"""The table of a demo result, as Markdown: for the README, and rendered by rich on a terminal."""
 
+from collections.abc import Iterator
 from typing import Any
-
-from rich.table import Table
 
 HEADER = ("drafter", "K", "AL", "accepted at each position, %", "tokens/s, batch 1", "tokens/s, batch 8", "same output")
 
 
-def rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    table = []
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for arm in result["arms"]:
         rate = arm["tokens_per_second"]
-        table.append(
-            (
-                arm["arm"]["name"],
-                str(arm["arm"]["k"] or ""),
-                f"{arm['acceptance_length']:.2f}",
-                " ".join(f"{100 * share:.0f}" for share in arm["acceptance"]),
-                f"{rate['1']:.0f}",
-                f"{rate['8']:.0f}",
-                "yes" if arm["same_output"] else "NO",
-            )
+        yield (
+            arm["arm"]["name"],
+            str(arm["arm"]["k"] or ""),
+            f"{arm['acceptance_length']:.2f}",
+            " ".join(f"{100 * share:.0f}" for share in arm["acceptance"]),
+            f"{rate['1']:.0f}",
+            f"{rate['8']:.0f}",
+            "yes" if arm["same_output"] else "NO",
         )
-    return table
 
 
 def caption(result: dict[str, Any]) -> str:
@@ -34,17 +29,6 @@ def caption(result: dict[str, Any]) -> str:
         f"{c['threads']} thread, median of {c['repeats']} runs. {c['cpu']}; {versions}. "
         f"AL: acceptance length, bonus token included."
     )
-
-
-def terminal(result: dict[str, Any]) -> Table:
-    table = Table(title="P-EAGLE demo", caption=caption(result), caption_justify="left")
-    for name in HEADER:
-        left = name in (HEADER[0], HEADER[3])
-        narrow = name.replace(", batch", "\nbatch").replace("same ", "same\n").replace(" position", "\nposition")
-        table.add_column(narrow, justify="left" if left else "right", no_wrap=name != HEADER[0])
-    for row in rows(result):
-        table.add_row(*row, style="bold" if row[0].startswith("P-EAGLE") else "")
-    return table
 
 
 def markdown(result: dict[str, Any]) -> str:

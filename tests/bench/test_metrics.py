@@ -30,7 +30,6 @@ def cell(**raw) -> CellResult:
             "output_lens": [11, 19],
             "ttfts": [0.1, 0.3],
             "latencies": [1.1, 2.1],
-            "itls": [[0.1, 0.3], [0.2]],
             "output_throughput": 10.0,
             **{f"p{p}_{name}_ms": p for p in PERCENTILES for name in ("ttft", "tpot")},
         }
@@ -47,17 +46,8 @@ def test_metrics_by_hand() -> None:
 
 
 def test_answers_of_one_token_have_no_tpot() -> None:
-    m = metrics_of(cell(output_lens=[1, 1], itls=[[], []]))
+    m = metrics_of(cell(output_lens=[1, 1]))
     assert all(math.isnan(value) for value in m.tpot) and m.ttft == PERCENTILES
-
-
-def test_samples_that_came_in_a_burst_are_no_latency() -> None:
-    """An answer in one piece, or pieces that the client read at once, say when it read."""
-    few = [[0.1] * 18 + [3e-6], [0.1]]
-    assert metrics_of(cell(itls=few)).burst == 1 / 20 and metrics_of(cell(itls=few)).ttft == PERCENTILES
-    for itls in ([[0.1, 3e-6, 3e-6], [0.2]], [[], []]):
-        m = metrics_of(cell(itls=itls))
-        assert m.burst >= 0.5 and all(math.isnan(value) for value in (*m.ttft, *m.tpot))
 
 
 def test_counters_come_back_whole() -> None:

@@ -1,8 +1,6 @@
 """A small sweep with real servers on loopback: two arms, one repeat, four requests in flight."""
 
 import json
-import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from peagle_tools.bench.cells import CellResult, read_results
-from peagle_tools.bench.metrics import BURST_SHARE, PERCENTILES, metrics_of, points, same_texts
+from peagle_tools.bench.metrics import PERCENTILES, metrics_of, points, same_texts
 from peagle_tools.cli import app
-from tests.bench import draft_recorder
 from tests.support.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,13 +20,8 @@ PROMPTS, TOKENS = 8, 40
 
 
 def small_suite(folder: Path) -> Path:
-    """tiny-cpu.yaml with fewer and shorter answers, and a recorder of drafts in every server."""
-    draft_recorder.install(folder / "plugins")
+    """tiny-cpu.yaml with fewer and shorter answers."""
     suite = yaml.safe_load((ROOT / "benchmarks/suites/tiny-cpu.yaml").read_text())
-    suite["serve"]["environment"] |= {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "plugins"), os.environ.get("PYTHONPATH", "")]),
-        "DRAFT_LOG": str(folder / "drafts.jsonl"),
-    }
     for dataset in suite["datasets"].values():
         dataset |= {"prompts": PROMPTS, "output_tokens": TOKENS}
     suite |= {"warmups": 2, "concurrency": [4]}
@@ -41,7 +33,7 @@ def small_suite(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished sweep; results/ in it, drafts.jsonl beside."""
+    """The folder of a finished sweep, with results/ in it."""
     folder = tmp_path_factory.mktemp("sweep")
     command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(small_suite(folder))]
     command += ["--results", str(folder / "results"), "--arm", "none", "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
@@ -63,20 +55,6 @@ def test_all_cells_are_there(cells: list[CellResult]) -> None:
     assert all(r.ok and r.raw["completed"] == PROMPTS for r in cells)
 
 
-def test_acceptance_is_the_one_counted_from_the_drafts(sweep: Path, cells: list[CellResult]) -> None:
-    for r in cells:
-        if not r.cell.k:
-            assert r.drafts is None
-            continue
-        counted = draft_recorder.count(sweep / "drafts.jsonl", f"{r.cell.id}-", r.cell.k, r.raw["output_lens"])
-        assert r.drafts is not None and counted.drafts > PROMPTS
-        assert r.drafts.num_drafts == counted.drafts
-        assert r.drafts.num_draft_tokens == counted.draft_tokens
-        assert r.drafts.num_accepted == counted.accepted
-        assert list(r.drafts.accepted_per_position) == counted.by_position
-        assert metrics_of(r).acceptance_length == 1 + counted.accepted / counted.drafts > 1.5
-
-
 def test_metrics_follow_their_formulas(cells: list[CellResult]) -> None:
     """What `vllm bench serve` wrote is what docs/bench.md states, computed from the samples."""
     for r in cells:
@@ -88,10 +66,7 @@ def test_metrics_follow_their_formulas(cells: list[CellResult]) -> None:
             "tpot": [(latency - ttft) / (tokens - 1) for latency, ttft, tokens in answers if tokens > 1],
         }
         for name, seconds in samples.items():
-            if m.burst > BURST_SHARE:  # a busy machine: these samples are not kept
-                assert all(map(math.isnan, getattr(m, name))), name
-            else:
-                assert getattr(m, name) == pytest.approx(1000 * np.percentile(seconds, PERCENTILES), abs=0.002)
+            assert getattr(m, name) == pytest.approx(1000 * np.percentile(seconds, PERCENTILES), abs=0.002)
         if r.cell.k:
             assert m.acceptance_length == pytest.approx(r.raw["spec_decode_acceptance_length"])
 

@@ -50,7 +50,7 @@ def test_the_report_ends_with_the_schedule(tmp_path: Path, suite: Suite) -> None
         "num_speculative_tokens": 7,
         "num_speculative_tokens_per_batch_size": [[1, 1, 7], [2, 4, 3]],
     }
-    write_report(tmp_path / "r", tmp_path / "r")
+    write_report(tmp_path / "r")
     assert (tmp_path / "r/report.md").read_text().endswith(f"\n```\n{said[-1]}\n```\n")
 
 

@@ -40,14 +40,11 @@ def test_a_good_suite(suite_file: Path) -> None:
 
 MISTAKES = {
     "unknown key": ("warmups: 0", "warmup: 0", 18, "warmup: unknown key"),
-    "unknown key inside": ("    k: [3, 7]\n  P-", "    kk: [3, 7]\n  P-", 7, "arms.EAGLE-3.kk: unknown key"),
     "wrong type": ("repeats: 2", "repeats: two", 17, "repeats: Input should be a valid integer"),
-    "too small": ("concurrency: [1, 4]", "concurrency: [1, 0]", 16, "concurrency.1: Input should be greater"),
     "twice in a list": ("concurrency: [1, 4]", "concurrency: [4, 4]", 16, "concurrency: lists a value twice"),
     "missing": ("    output_tokens: 64\n", "", 12, "datasets.prompts.output_tokens: is missing"),
     "key twice": ("repeats: 2", "repeats: 2\nname: other", 18, "name: is there twice"),
     "no k": ("    k: [3, 7]\n  P-", "  P-", 5, "arms.EAGLE-3: a speculative_config needs k"),
-    "k without config": ("none: {}", "none: {k: [3]}", 4, "arms.none: k needs a speculative_config"),
     "two sources": (
         "    prompts: 12",
         "    hub: gsm8k\n    prompts: 12",
@@ -55,7 +52,6 @@ MISTAKES = {
         "datasets.prompts: give exactly one of hub",
     ),
     "no folder": ("./eagle}", "./eagel}", 6, "arms.EAGLE-3.speculative_config.model: there is no folder ./eagel"),
-    "no target": ("target: ./target", "target: ./tarket", 2, "target: there is no folder ./tarket"),
     "bare path": ("./prompts.jsonl", "prompts.jsonl", 13, "datasets.prompts.jsonl: begin the path with ./"),
     "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
     "our flag": ("none: {}", 'none: {flags: "--port 80"}', 4, "arms.none.flags: --port does not belong here"),
@@ -75,14 +71,6 @@ def test_a_mistake_is_named_with_line_and_key(suite_file: Path, name: str) -> No
         read_suite(suite_file)
     first = str(error.value).splitlines()[0]
     assert first.startswith(f"{suite_file}:{line}: {message}")
-
-
-def test_every_mistake_gets_its_line(suite_file: Path) -> None:
-    text = suite_file.read_text().replace("repeats: 2", "repeats: 0").replace("warmups: 0", "warmups: -1")
-    suite_file.write_text(text)
-    with pytest.raises(BenchError) as error:
-        read_suite(suite_file)
-    assert [line.split(":")[1] for line in str(error.value).splitlines()] == ["17", "18"]
 
 
 def test_no_suite_at_all(tmp_path: Path) -> None:
@@ -143,29 +131,11 @@ def test_shipped_suites(file: Path, request: pytest.FixtureRequest) -> None:
     assert {"none", "EAGLE-3", "P-EAGLE"} <= set(kinds)
 
 
-def test_there_are_the_suites_that_were_promised() -> None:
-    promised = {"tiny-cpu", "b200-gpt-oss-20b", "b200-gpt-oss-120b", "b200-qwen3-coder-30b", "h200-synthetic"}
-    assert {file.stem for file in SHIPPED} == promised
-
-
 @pytest.mark.parametrize("name", ["b200-gpt-oss-20b", "b200-gpt-oss-120b"])
 def test_published_flags_word_for_word(name: str) -> None:
     suite = read_suite(ROOT / f"benchmarks/suites/{name}.yaml")
     assert suite.serve.words == shlex.split(PUBLISHED_FLAGS)
     assert suite.serve.environment == PUBLISHED_ENVIRONMENT
-
-
-def test_published_sweep() -> None:
-    suite = read_suite(ROOT / "benchmarks/suites/b200-gpt-oss-20b.yaml")
-    assert suite.concurrency == [1, 2, 4, 8, 16, 32, 64]
-    assert suite.target == "openai/gpt-oss-20b"
-    assert suite.arms["P-EAGLE"].k == suite.arms["EAGLE-3"].k == [3, 5, 7]
-    assert suite.arms["P-EAGLE"].config_at(7) == {
-        "method": "eagle3",
-        "model": "amazon/GPT-OSS-20B-P-EAGLE",
-        "num_speculative_tokens": 7,
-        "parallel_drafting": True,
-    }
 
 
 @pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"]])

@@ -39,8 +39,8 @@ def cell(arm: str, batch: int, device_us: float, launches: tuple[int, int] = (1,
 
 
 def test_aims_are_judged():
-    cells = [cell("stock V1", 1, 300), cell("plugin V2 graph", 1, 120), cell("stock V1", 64, 300, (55, 6))]
-    cells += [cell("plugin V2 graph", 64, 270, (2, 1)), cell("EAGLE-3 V2", 64, 540)]
+    cells = [cell("stock V1", 1, 300), cell("plugin V2", 1, 120), cell("stock V1", 64, 300, (55, 6))]
+    cells += [cell("plugin V2", 64, 270, (2, 1)), cell("EAGLE-3 V2", 64, 540)]
     found = {(r["what"], r["batch"]): (r["value"], r.get("met")) for r in draft_step.ratios(cells)}
     assert found["of stock V1", 1] == (0.4, True)
     assert found["of stock V1", 64] == (0.9, False)
@@ -55,11 +55,10 @@ def test_runs_on_a_tiny_head(tmp_path):
     printed, result = run_script("draft_step", tmp_path / "draft_step.json", *chosen)
     assert result["device"].startswith("CPU")
     assert "not a GPU result" in printed
-    assert {"copy_bytes_per_second", "repeats", "llm", "heads", "ratios", "failed", "cells"} <= set(result)
+    assert {"copy_bytes_per_second", "repeats", "llm", "ratios", "failed", "cells"} <= set(result)
     assert (result["failed"], result["ratios"]) == ([], [])
     (only,) = result["cells"]
     assert (only["arm"], only["k"], only["batch"]) == ("plugin V1", 3, 2)
-    for column in ("device_us", "idle_us", "host_us"):
+    for column in ("device_us", "host_us"):
         assert is_summary(only[column], 2)
-    assert only["launches"]["operations"] > 0  # test_dispatches bounds them: here the twins run, not the kernels
     assert only["bytes"] > 0

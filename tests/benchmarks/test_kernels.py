@@ -2,16 +2,8 @@
 
 import torch
 
-from benchmarks import kernels
 from benchmarks.kernels import KERNELS, Shape, moved_bytes
 from tests.benchmarks.running import is_summary, run_script
-
-
-def test_shapes_are_those_announced():
-    shapes = list(kernels.shapes(tiny=False))
-    decode = {(s.reqs, s.k, s.width) for s in shapes if s.kind == "decode"}
-    assert decode == {(b, k, w) for b in (1, 4, 16, 64, 256) for k in (3, 5, 7, 10) for w in (2880, 2048, 4096)}
-    assert {(s.rows, s.width) for s in shapes if s.kind == "prefill"} == {(8192, w) for w in (2880, 2048, 4096)}
 
 
 def test_bytes_of_a_batch_by_hand():
@@ -24,16 +16,15 @@ def test_bytes_of_a_batch_by_hand():
 
 
 def test_runs_on_tiny_shapes(tmp_path):
-    printed, result = run_script("kernels", tmp_path / "kernels.json", "--tiny", "--repeats", "3")
+    printed, result = run_script("kernels", tmp_path / "kernels.json", "--repeats", "3")
     assert result["device"].startswith("CPU")
     assert "not a GPU result" in printed
-    assert {"dtype", "num_aux", "tiny", "repeats", "copy_bytes_per_second", "empty_us", "cells"} <= set(result)
+    assert {"dtype", "num_aux", "repeats", "copy_bytes_per_second", "cells"} <= set(result)
     assert [cell["kind"] for cell in result["cells"]] == ["decode", "prefill"]
     for cell in result["cells"]:
-        assert {"reqs", "query", "k", "width", "rows", "stock_over_both", "copy_over"} <= set(cell)
-        copies = {f"copy of {name}" for name in KERNELS}
-        assert set(cell["arms"]) == {*KERNELS, "stock"} | copies
-        for name, arm in cell["arms"].items():
+        assert {"reqs", "query", "k", "width"} <= set(cell)
+        assert set(cell["arms"]) == set(KERNELS)
+        for arm in cell["arms"].values():
             assert is_summary(arm["device_us"], 3)
             assert is_summary(arm["host_us"], 3)
-            assert ("of_copy_bandwidth" in arm) == (name in KERNELS)
+            assert arm["of_copy_bandwidth"] > 0

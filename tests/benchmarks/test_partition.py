@@ -1,8 +1,5 @@
 """benchmarks/partition.py: its three ways are one step, and its cells are shown."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -26,15 +23,5 @@ def test_the_three_ways_have_the_same_gradients() -> None:
 def test_cells_are_shown(sampling: str) -> None:
     cells = [cell for arm in partition.ARMS for cell in partition.measure(arm, 512, 4, sampling, chunk_rows=128)]
     assert [cell["arm"] for cell in cells] == list(partition.ARMS)
-    columns, rows, _ = partition.published({"cells": cells, "arms": partition.ARMS, "head": "", "chunk_rows": 128})
-    assert len(rows) == 1 and all(rows[0]) and len(rows[0]) == len(columns)
-    svg = partition.plot(cells).svg
-    assert all(f"{arm}, {sampling}, K=4" in svg for arm in partition.ARMS)
-
-
-def test_only_cells_of_the_same_run_are_kept(tmp_path: Path) -> None:
-    out, report = tmp_path / "grid.json", {"head": "", "commit": "a"}
-    assert partition.kept_cells(None, report) == partition.kept_cells(out, report) == []
-    out.write_text(json.dumps(report | {"what": "", "cells": [{"arm": "sdpa"}]}))
-    assert partition.kept_cells(out, report) == [{"arm": "sdpa"}]
-    assert partition.kept_cells(out, report | {"commit": "b"}) == []
+    _, line = partition.table(cells).splitlines()
+    assert line.startswith(sampling) and all(f"{cell['peak_mb']:,} / {cell['seconds']:.1f}" in line for cell in cells)

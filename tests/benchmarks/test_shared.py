@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks import arms, engines, probe, timing
-from benchmarks.launches import as_text, count
 
 
 def test_an_arm_runs_in_a_process_of_its_own_and_names_its_error(monkeypatch):
@@ -29,29 +28,17 @@ def probed(names: list[str]) -> tuple[int, list[str | None]]:
     return os.getpid(), [os.environ.get(name) for name in names]
 
 
-def test_summary():
-    assert arms.summary([3.0, 1.0, 2.0]) == {"median": 2.0, "p10": 1.2, "p90": 2.8, "samples": [3.0, 1.0, 2.0]}
-    assert arms.summary([1.0])["p90"] == 1.0
-
-
 def test_merged_reaches_into_dictionaries():
     both = engines.merged({"a": 1, "c": {"x": 1, "y": 2}}, {"b": 2, "c": {"y": 3}})
     assert both == {"a": 1, "b": 2, "c": {"x": 1, "y": 3}}
 
 
-def test_a_table_without_a_gpu_says_so(monkeypatch):
-    monkeypatch.setattr(arms, "HAS_GPU", False)
-    assert arms.measured_table(("a", "b"), [("long", 1)]).splitlines() == [arms.NOT_A_GPU, "a     b", "long  1"]
-    monkeypatch.setattr(arms, "HAS_GPU", True)
-    assert arms.measured_table(("a", "b"), []) == "a  b"
-
-
 def test_launches_are_told_apart_by_their_names():
     names = ["cuLaunchKernelEx", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"]
     names += ["cudaMemsetAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::copy_", "cudaEventRecord"]
-    calls = count(names)
+    calls = timing.count(names)
     assert calls == {"kernel_launches": 3, "graph_launches": 1, "copies": 2, "waits": 1}
-    assert as_text(calls) == "3k+1g+2c"
+    assert timing.as_text(calls) == "3k+1g+2c"
 
 
 class FakeCuda:
@@ -93,13 +80,6 @@ def test_on_a_gpu_the_timer_queues_the_call_behind_other_work(monkeypatch):
     assert len(times.host) == 2
     warm = 5 * ["event", "call", "event"] + ["wait"]
     assert fake.log == warm + 2 * ["wait", "flush", "sleep", "event", "call", "event", "wait"]
-
-
-def test_on_a_cpu_both_times_are_the_wall_clock(monkeypatch):
-    monkeypatch.setattr(timing, "HAS_GPU", False)
-    times = timing.Timer().measure(lambda: None, repeats=3)
-    assert len(times.device) == 3
-    assert times.device == times.host
 
 
 def decode(batch: int, rows: int):

@@ -1,8 +1,9 @@
 """Every planted fault and some healthy heads, through ``peagle-vllm diagnose``: ``python -m tests.diagnose.table``.
 
-With ``--out FILE`` it goes on from the rows that are there.
+It continues from the rows that ``--out FILE`` has.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.arms import parser, write_result
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
 from tests.diagnose.faults import FAULTS, HEALTHY, said
 
@@ -39,15 +40,18 @@ def diagnosed(target: Path, head: Path, *options: object) -> tuple[list[str], fl
 
 
 def main() -> None:
-    out = parser(__doc__).parse_args().out
-    known = json.loads(out.read_text()) if out is not None and out.exists() else {"faults": [], "healthy": []}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="write the rows here as JSON")
+    out: Path = parser.parse_args().out
+    known = json.loads(out.read_text()) if out.exists() else {"faults": [], "healthy": []}
     faults = {row["fault"]: row for row in known["faults"]}
     healthy = {row["head"]: row for row in known["healthy"]}
 
     def keep(row: dict) -> None:
         print(row, flush=True)
         rows = {"faults": list(faults.values()), "healthy": list(healthy.values())}
-        write_result(out, __doc__, {**provenance(), **rows})
+        what = {"what": (__doc__ or "").splitlines()[0]}
+        write_whole(out, json.dumps({**what, **provenance(), **rows}, indent=1) + "\n")
 
     for name in [name for name in FAULTS if name not in faults]:
         case = FAULTS[name]

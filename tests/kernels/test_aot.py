@@ -16,7 +16,6 @@ import torch
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks import compile_report
 from peagle_kernels import (
     Candidates,
     CandidateSelector,
@@ -27,19 +26,20 @@ from peagle_kernels import (
     select_candidates_triton,
 )
 from tests.kernels.test_select_candidates import draw_by_its_arguments
+from tests.support import compiled
 from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter never compiles: run without TRITON_INTERPRET"
 )
-on_each = pytest.mark.parametrize("arch", compile_report.ARCHITECTURES, ids=lambda arch: f"sm_{arch}")
+on_each = pytest.mark.parametrize("arch", compiled.ARCHITECTURES, ids=lambda arch: f"sm_{arch}")
 
 
 @on_each
 @pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
-@pytest.mark.parametrize(("num_groups", "num_aux", "dtype", "idx_dtype"), compile_report.PREPARE_SHAPES, ids=str)
+@pytest.mark.parametrize(("num_groups", "num_aux", "dtype", "idx_dtype"), compiled.PREPARE_SHAPES, ids=str)
 def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype):
-    assembled = compile_report.prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, compile_report.WIDTH)
+    assembled = compiled.prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, compiled.WIDTH)
     assert assembled.spill_bytes == 0
     # Whole rows only: the widest accesses copy, and none is narrower than an int32.
     assert ("128" in assembled.stores) == ("128" in assembled.loads) == (num_aux > 0)
@@ -47,10 +47,10 @@ def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype):
 
 
 @on_each
-@pytest.mark.parametrize("width", compile_report.WIDTHS.values(), ids=compile_report.WIDTHS)
-@pytest.mark.parametrize("dtype", compile_report.DTYPES, ids=str)
+@pytest.mark.parametrize("width", compiled.WIDTHS.values(), ids=compiled.WIDTHS)
+@pytest.mark.parametrize("dtype", compiled.DTYPES, ids=str)
 def test_gather_hidden(arch, dtype, width):
-    assembled = compile_report.gather_hidden(arch, dtype, width)
+    assembled = compiled.gather_hidden(arch, dtype, width)
     assert assembled.spill_bytes == 0
     if width % 8 == 0:
         assert set(assembled.stores) == {"128"}
@@ -61,16 +61,16 @@ def test_gather_hidden(arch, dtype, width):
 @on_each
 @pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
 def test_staging_of_a_width_that_only_8_divides(arch, static):
-    shape = compile_report.PREPARE_SHAPES[1]
-    assembled = compile_report.prepare_inputs(arch, static, *shape, compile_report.WIDTHS["multiple of 8"])
+    shape = compiled.PREPARE_SHAPES[1]
+    assembled = compiled.prepare_inputs(arch, static, *shape, compiled.WIDTHS["multiple of 8"])
     assert "128" in assembled.stores
     assert not {"8", "16"} & {*assembled.loads, *assembled.stores}
 
 
 @on_each
-@pytest.mark.parametrize("shape", compile_report.SELECTOR_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", compiled.SELECTOR_SHAPES, ids=str)
 def test_select_candidates(arch, shape):
-    assembled = compile_report.select_candidates(arch, *shape)
+    assembled = compiled.select_candidates(arch, *shape)
     assert assembled.spill_bytes == 0
     assert "128" in assembled.loads  # rows of the tables
 
@@ -83,7 +83,7 @@ def test_widths_are_read_from_the_machine_code():
     /*0040*/ STG.E.EF.64 desc[UR4][R2.64], R4 ;
     /*0050*/ LDGSTS.E.128 [R1], desc[UR4][R2.64] ;
     """
-    assert compile_report.access_widths(sass) == ({"128": 1, "32": 1, "16": 1}, {"64": 1})
+    assert compiled.access_widths(sass) == ({"128": 1, "32": 1, "16": 1}, {"64": 1})
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
@@ -94,9 +94,9 @@ REQUEST_COUNTS = (1, 2, 15, 16, 32)
 def num_variants(module: str, name: str, launch: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> int:
     """How many variants of this kernel ``launch(*args)`` needs for all these ``args``; none is compiled."""
     place = importlib.import_module(f"peagle_kernels.{module}")
-    kernel, keys, launches = compile_report.AheadOfTime(getattr(place, name)), set(), 0
+    kernel, keys, launches = compiled.AheadOfTime(getattr(place, name)), set(), 0
     with (
-        patch.object(driver, "_active", compile_report.no_gpu(90)),
+        patch.object(driver, "_active", compiled.no_gpu(90)),
         patch.object(place, name, kernel),
         patch.object(JITFunction, "_do_compile", lambda self, key, *args: keys.add(key)),
         patch.dict(kernel.kernel.device_caches, clear=True),

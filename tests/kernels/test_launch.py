@@ -20,9 +20,9 @@ import torch
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime.driver import driver
 
-from benchmarks import compile_report
 from peagle_kernels import Drawing, gather_hidden_triton, prepare_inputs_triton, select_candidates_triton
 from tests.kernels import test_select_candidates as cases
+from tests.support import compiled
 from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = [
@@ -37,7 +37,7 @@ C_TYPES = {"u64": ctypes.c_uint64, "u32": ctypes.c_int32}  # PTX calls each inte
 Launched = tuple[tuple[int, ...], list[int]]  # the grid, and the arguments as the machine code reads them
 
 
-class Kernel(compile_report.AheadOfTime):
+class Kernel(compiled.AheadOfTime):
     """In place of a kernel: ``kernel[grid](...)`` compiles it, and launches it as Triton does."""
 
     def __getitem__(self, grid: Any) -> Any:
@@ -69,7 +69,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         return 0
 
     ctypes.c_void_p.in_dll(stub, "on_launch").value = ctypes.cast(on_launch, ctypes.c_void_p).value
-    active = compile_report.no_gpu(compile_report.ARCHITECTURES[0])
+    active = compiled.no_gpu(compiled.ARCHITECTURES[0])
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_LIBCUDA_PATH", str(folder))
         active.utils = SimpleNamespace(**vars(CudaUtils()))

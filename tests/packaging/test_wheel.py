@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models import PEAGLE, TARGET
+
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess]
 
@@ -57,24 +59,44 @@ def test_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"peagle_vllm", "peagle_tools", "peagle_kernels"}
-    data = (
-        "peagle_vllm/patches/fingerprints.json",
-        "peagle_tools/bench/suite.yaml",
-    )
+    data = ("peagle_vllm/patches/fingerprints.json", "peagle_tools/bench/suite.yaml")
     for name in ("peagle_vllm/py.typed", "peagle_kernels/py.typed", *data):
         assert name in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_imports_come_from_the_wheel(python) -> None:
-    code = "import peagle_vllm, peagle_kernels; print(peagle_vllm.__file__); print(peagle_kernels.__file__)"
-    for line in python(code).splitlines():
-        assert "installed" in line and str(ROOT) not in line
-
-
 def test_importing_it_imports_neither_vllm_nor_torch(python) -> None:
     code = "import sys, peagle_vllm, json; print(json.dumps([m for m in ('vllm', 'torch') if m in sys.modules]))"
     assert json.loads(python(code)) == []
+
+
+SERVE = f"""
+import os
+os.environ.update(
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_USE_V2_MODEL_RUNNER="0",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
+)
+from vllm import LLM, SamplingParams
+head = {{"method": "eagle3", "model": {str(PEAGLE)!r}, "num_speculative_tokens": 3, "parallel_drafting": True}}
+llm = LLM({str(TARGET)!r}, speculative_config=head, dtype="float32", enforce_eager=True, max_model_len=64,
+          kv_cache_memory_bytes=16 << 20)
+llm.generate(["import os"], SamplingParams(max_tokens=8), use_tqdm=False)
+import json, sys
+tools = [name for name in sys.modules if name.startswith("peagle_tools")]
+runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+print(json.dumps([type(runner.drafter).__name__, sys.modules["peagle_vllm"].__file__, tools]))
+"""
+
+
+def test_it_serves_without_the_tools(python) -> None:
+    """vLLM finds the plugin of the wheel by itself, loads a head and drafts; no module of peagle_tools is imported."""
+    drafter, place, tools = json.loads(python(SERVE).splitlines()[-1])
+    assert (drafter, tools) == ("ParallelEagleProposer", [])
+    assert "installed" in place and str(ROOT) not in place
 
 
 def test_entry_point(python) -> None:
@@ -88,16 +110,6 @@ def test_entry_point(python) -> None:
 
 def test_command_line(installed: Path, tmp_path: Path) -> None:
     assert "doctor" in run(installed.parent / "peagle-vllm", "--help", cwd=tmp_path).stdout
-
-
-def test_vllm_finds_the_plugin(python) -> None:
-    code = (
-        "import os; os.environ['VLLM_LOGGING_LEVEL'] = 'ERROR'\n"
-        "from vllm.plugins import load_general_plugins\n"
-        "load_general_plugins()\n"
-        "import sys; print(sys.modules['peagle_vllm.plugin'].__file__)"
-    )
-    assert "installed" in python(code).splitlines()[-1]
 
 
 def test_vllm_is_no_hard_dependency(wheel: Path) -> None:

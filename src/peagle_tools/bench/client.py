@@ -4,7 +4,6 @@
 ``vllm`` command (shared/server.py gives the reason); delete ``main`` and call the command once that is mended.
 """
 
-import errno
 import hashlib
 import json
 import shutil
@@ -41,7 +40,6 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
 
     Raises:
         CellFailed: unless every request was answered; ServerFailed: by a server that is still there.
-        OSError: the disk is full.
     """
     folder = partial / cell.id
     shutil.rmtree(folder, ignore_errors=True)
@@ -64,10 +62,7 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
         processes.end(process, patience=5)
     serving.check()
     if status:
-        reason = processes.failure_reason(log)
-        if "No space left on device" in reason:
-            raise OSError(errno.ENOSPC, "")
-        raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {reason}")
+        raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {processes.failure_reason(log)}")
     try:
         raw = json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):

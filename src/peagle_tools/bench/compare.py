@@ -15,7 +15,7 @@ from rich.table import Table
 
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import CellResult, Condition
-from peagle_tools.bench.metrics import BURST_SHARE, Point, Ratio, points, same_texts, without_speculation
+from peagle_tools.bench.metrics import Point, Ratio, points, same_texts, without_speculation
 from peagle_tools.shared.provenance import device
 
 STYLES = {"worse": "bold red", "faster": "green", "same": ""}
@@ -135,8 +135,7 @@ def _slower_answers(a: Point, b: Point, tolerance: float) -> Iterator[str]:
     for name, (metric, at, times) in TIMES.items():
         old, new = a.spread(metric, at), b.spread(metric, at)
         if old.repeats and not new.repeats:
-            burst = b.spread("burst").median > BURST_SHARE
-            yield f"{name} {old.median:.1f} ms -> {'unknown, the samples came in a burst' if burst else 'no sample'}"
+            yield f"{name} {old.median:.1f} ms -> no sample"
         elif old.over(new).lost(times * tolerance):
             yield f"{name} {old.median:.1f} -> {new.median:.1f} ms"
 

@@ -15,19 +15,16 @@ import numpy as np
 from peagle_tools.bench.cells import CellResult, Condition
 
 PERCENTILES = (50, 90, 99)
-BURST_GAP = 2e-4  # seconds; no round of a server is behind two pieces of an answer that come closer together
-BURST_SHARE = 0.1  # of the pieces of a cell; beyond it the client's clock shows when it read, not when tokens came
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """One cell. Times in milliseconds at p50, p90, p99; NaN where nothing was sampled, or in a burst.
+    """One cell. Times in milliseconds at p50, p90, p99; NaN where nothing was sampled.
 
     Attributes:
         output_tokens_per_second: output tokens of all requests / seconds from the first request to the last answer.
         ttft: from sending a request to its first token.
         tpot: (latency - TTFT) / (output tokens - 1), one value a request.
-        burst: share of the pieces of answers that the client read at once with the piece before, 0..1.
         acceptance_length: 1 + accepted draft tokens / drafts; the bonus token is the 1. 1 without speculation.
         acceptance: share of drafts whose token at position 1..K was accepted.
         texts: hashes of the answers, in the order of the prompts.
@@ -36,7 +33,6 @@ class Metrics:
     output_tokens_per_second: float
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
-    burst: float
     acceptance_length: float
     acceptance: tuple[float, ...]
     texts: tuple[str, ...]
@@ -45,33 +41,18 @@ class Metrics:
 def metrics_of(result: CellResult) -> Metrics:
     """Metrics of a cell that is ok."""
     raw, drafts = result.raw, result.drafts
-    burst = burst_share(raw["itls"], raw["output_lens"], result.cell.k)
 
     def times(name: str, sampled: bool = True) -> tuple[float, ...]:  # vLLM writes 0 where it has no sample
-        known = sampled and burst <= BURST_SHARE
-        return tuple(raw[f"p{p}_{name}_ms"] if known else math.nan for p in PERCENTILES)
+        return tuple(raw[f"p{p}_{name}_ms"] if sampled else math.nan for p in PERCENTILES)
 
     return Metrics(
         output_tokens_per_second=raw["output_throughput"],
         ttft=times("ttft"),
         tpot=times("tpot", any(tokens > 1 for tokens in raw["output_lens"])),
-        burst=burst,
         acceptance_length=drafts.length if drafts else 1.0,
         acceptance=drafts.shares if drafts else (),
         texts=tuple(raw.get("texts_sha256", ())),
     )
-
-
-def burst_share(gaps: Sequence[Sequence[float]], output_lens: Sequence[int], k: int) -> float:
-    """Share of the pieces of answers that came in a burst; an answer of more than one round in one piece counts once.
-
-    Args:
-        gaps: seconds between the pieces of each answer.
-        output_lens: tokens of each answer.
-    """
-    at_once = sum(not mine and tokens > k + 1 for mine, tokens in zip(gaps, output_lens, strict=True))
-    every = [gap for mine in gaps for gap in mine]
-    return (at_once + sum(gap < BURST_GAP for gap in every)) / max(1, at_once + len(every))
 
 
 def number(value: float, form: str = ",.0f") -> str:

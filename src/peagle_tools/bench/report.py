@@ -3,14 +3,13 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from peagle_tools.bench import BenchError, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
 from peagle_tools.bench.metrics import (
-    BURST_SHARE,
     PERCENTILES,
     Point,
     best_rows,
@@ -33,22 +32,13 @@ READING = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    """A Markdown table under its title."""
+    lines = ["| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)]
+    return "\n\n".join(filter(None, [f"## {title}", "\n".join(lines), note]))
 
 
-def markdown_table(t: Table) -> str:
-    """A table under its title."""
-    lines = [t.header, ("---",) * len(t.header), *t.rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"## {t.title}\n\n{text}" + (f"\n\n{t.note}" if t.note else "")
-
-
-def cell_table(dataset: str, points: Sequence[Point]) -> Table:
+def cell_table(dataset: str, points: Sequence[Point]) -> str:
     """One row a point: rates, latencies and acceptance."""
     base = {p.concurrency: p for p in points if p.kind == "none"}
 
@@ -76,24 +66,26 @@ def cell_table(dataset: str, points: Sequence[Point]) -> Table:
         "to those without speculation; only float32 at temperature 0 promises 100."
     )
     header = ("arm", "K", "c", "tokens/s", "TTFT ms", "TPOT ms", "AL", "accepted at position 1..K, %")
-    return Table(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
+    return table(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
 
 
-def best_tables(dataset: str, points: Sequence[Point]) -> list[Table]:
+def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     """Output tokens/s of each arm at its best K, and the ratios between them."""
     rows = best_rows(points)
     arms, pairs = dict.fromkeys(p.arm for p in points), dict.fromkeys(pair for row in rows for pair in row.ratios)
     rates, columns = [], [f"c={row.concurrency}" for row in rows]
     for arm in arms:
-        best = [row.best.get(arm) for row in rows]
-        cells = [f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed" for p in best]
+        bests = [row.best.get(arm) for row in rows]
+        cells = [
+            f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed" for p in bests
+        ]
         rates.append([arm, *cells])
     ratios = [
         [" / ".join(pair), *(row.ratios[pair].text() if pair in row.ratios else "" for row in rows)] for pair in pairs
     ]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
-    tables = [Table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)]
-    return tables + [Table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
+    best = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
+    return [best] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
 
 
 def as_csv(results: Iterable[CellResult]) -> str:
@@ -111,14 +103,12 @@ def as_csv(results: Iterable[CellResult]) -> str:
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
-    """What should not be: one repeat, lost text, AL that changes with concurrency, latency lost, bursts."""
+    """What should not be: one repeat, lost text, AL that changes with concurrency."""
     if all(p.repeats < 2 for p in points):
         yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
     base = without_speculation(points)
-    best = {p.condition for row in best_rows(points) for p in row.best.values()}
     for p in points:
-        alone = base.get((p.dataset, p.concurrency))
-        share = same_texts(p, alone)
+        share = same_texts(p, base.get((p.dataset, p.concurrency)))
         if p.exact and share < 1:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
         length, first = (
@@ -127,13 +117,6 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
         )
         if length.over(first).lost(0.1) or first.over(length).lost(0.1):
             yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
-        if alone and p.k and p.condition in best:
-            for name in ("ttft", "tpot"):
-                old, new = alone.spread(name, 0), p.spread(name, 0)
-                if old.over(new).lost(0.1):
-                    yield f"{p.label}: {name.upper()} p50 {new.median:.1f} ms, without speculation {old.median:.1f} ms."
-        if bursts := sum(cell.burst > BURST_SHARE for cell in p.cells):
-            yield f"{p.label}: latency samples of {bursts} of {len(p.cells)} repeats came in a burst and are left out."
 
 
 def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
@@ -161,12 +144,12 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
     return [f"## {title}\n\n" + "\n".join(shown).rstrip()] * bool(lines)
 
 
-def write_report(folder: Path, out: Path) -> tuple[str, list[str]]:
-    """Write report.md, report.csv and plots/*.svg into ``out``, each whole. Returns a summary in Markdown and, apart
+def write_report(folder: Path) -> tuple[str, list[str]]:
+    """Write report.md, report.csv and plots/*.svg into ``folder``, each whole. Returns a summary in Markdown and, apart
     because its last line is one to paste, the advice.
 
     Raises:
-        BenchError: no cell is whole, or ``out`` cannot be written.
+        BenchError: no cell is whole; OSError: ``folder`` cannot be written.
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
@@ -174,7 +157,7 @@ def write_report(folder: Path, out: Path) -> tuple[str, list[str]]:
     if not groups:
         raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
     suite: dict[str, Any] = read_sweep(folder).get("suite", {})
-    best = [markdown_table(table) for name, group in groups.items() for table in best_tables(name, group)]
+    best = [text for name, group in groups.items() for text in best_tables(name, group)]
     warned = _section("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
     text = [f"# Sweep {suite.get('name', folder.name)}", setting(results, suite), READING, *best, *warned]
@@ -186,14 +169,11 @@ def write_report(folder: Path, out: Path) -> tuple[str, list[str]]:
             file, drawn = f"plots/{slug(f'{plot.__name__} {name}')}.svg", plot(name, group)
             files[file] = drawn.svg
             text.append(f"![{drawn.title}]({file})")
-        text.append(markdown_table(cell_table(name, group)))
+        text.append(cell_table(name, group))
     files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"
-    try:
-        for name, content in files.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(out / name, content)
-    except OSError as error:
-        raise BenchError(f"{out}: cannot be written ({error.strerror})") from None
+    (folder / "plots").mkdir(exist_ok=True)
+    for name, content in files.items():
+        write_whole(folder / name, content)
     if failures:
         warned.append(f"{len(failures)} cells failed; the report names them.")
     return "\n\n".join([*best, *warned]), served

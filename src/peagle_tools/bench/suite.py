@@ -10,14 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from peagle_tools.bench import BenchError
@@ -26,7 +19,7 @@ from peagle_tools.shared.checked_yaml import Strict, read_yaml
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
 SET_BY_THE_SWEEP = {
     "--host": "the sweep serves on 127.0.0.1",
-    "--port": "set `port:`",
+    "--port": "the sweep chooses a free one",
     "--model": "set `target:`",
     "--speculative-config": "set `speculative_config:` in the arm",
     "--served-model-name": "the sweep names the model",
@@ -191,7 +184,6 @@ class Suite(Strict):
     warmups: Annotated[int, Field(ge=0)] = 8  # requests before each cell, not counted
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
     seed: int = 0
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None  # without it: any free one
     server_start_seconds: Positive = 1200
     cell_seconds: Positive = 3600
     notes: str = ""
@@ -209,7 +201,7 @@ class Suite(Strict):
 
     def fingerprint(self) -> str:
         """Changes when anything that is measured changes. More repeats or notes leave it."""
-        facts = self.model_dump(mode="json", exclude={"repeats", "notes", "port", "server_start_seconds"})
+        facts = self.model_dump(mode="json", exclude={"repeats", "notes", "server_start_seconds"})
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

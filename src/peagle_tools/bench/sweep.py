@@ -7,15 +7,14 @@ What can go wrong, and what then happens:
     the client fails, requests fail     the cell is kept as failed, with the reason
     the sweep is ended, by whatever     cells that are whole stay; the same command goes on with the others
     a cell failed in an earlier run     it is measured again
-    the disk is full, the port taken    the sweep ends with one line
+    the disk is full                    the sweep ends with one line
 """
 
 import contextlib
-import errno
 import fcntl
 import itertools
+import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -24,15 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from peagle_tools.bench import BenchError, client
-from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep, to_json
+from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import from_bench_serve
 from peagle_tools.shared.files import write_whole
-from peagle_tools.shared.server import Server, ServerFailed, check_port
-
-MIN_FREE_BYTES = 64 << 20
+from peagle_tools.shared.server import Server, ServerFailed
 
 
 class Sweep:
@@ -53,18 +50,13 @@ class Sweep:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
 
         Raises:
-            BenchError: the sweep cannot go on.
+            BenchError: the sweep cannot go on; OSError: ``results`` cannot be written.
         """
         for name, path in self.absent.items():
             print(f"warning: {name} is skipped, for {path} is not there (docs/bench.md, A suite)", file=sys.stderr)
         if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
-        if self.suite.port is not None:
-            try:
-                check_port(self.suite.port)
-            except ServerFailed as error:
-                raise BenchError(f"{error}, or leave `port` out of the suite") from None
-        with _full_disk_in_one_line(self.results), self._locked(), _signals_interrupt():
+        with self._locked():
             self._open()
             missing = [cell for cell in self.cells if not self._done(cell)]
             self._began, self._left, self._kept, failed = time.monotonic(), len(missing), 0, 0
@@ -75,20 +67,6 @@ class Sweep:
         outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
         print(f"{total} cells: {outcome}", flush=True)
         return failed
-
-    def run_whole(self) -> None:
-        """Measure every cell, for a command that can do nothing without one of them.
-
-        Raises:
-            BenchError: the sweep cannot go on, was interrupted, or a cell failed.
-        """
-        try:
-            if failed := self.run():
-                raise BenchError(f"{failed} cells failed; the lines above give the reasons")
-        except KeyboardInterrupt:
-            raise BenchError("interrupted; the same command goes on where it stopped") from None
-
-    # ------------------------------------------------------------------------------ the folder
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -122,12 +100,10 @@ class Sweep:
                 f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)
             ]:
                 raise BenchError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
-        if shutil.disk_usage(self.results).free < MIN_FREE_BYTES:
-            raise OSError(errno.ENOSPC, "")
         shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
         for folder in (self._partial, self.results / "cells", self.results / "logs"):
             folder.mkdir(exist_ok=True)
-        self._write("sweep.json", to_json(now))
+        self._write("sweep.json", json.dumps(now, indent=1) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         write_whole(self.results / name, text, self._partial / "whole.json")
@@ -142,8 +118,6 @@ class Sweep:
         log.write_bytes(b"")
         return log
 
-    # ------------------------------------------------------------------------------ one server
-
     def _serve(self, missing: list[Cell]) -> int:
         """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
         failed = starts = 0
@@ -153,7 +127,7 @@ class Sweep:
             log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
             try:
                 arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
-                with Server(arguments, self.suite.port, cwd=self.folder, env=env, log=log) as server:
+                with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
                     server.wait_until_ready(self.suite.server_start_seconds)
                     came_up = True
                     print(f"  ready after {server.start_seconds:.0f} s", flush=True)
@@ -171,8 +145,6 @@ class Sweep:
                     print(f"  {error}; starting it again for the next cell", flush=True)
             missing = missing[served:]
         return failed
-
-    # ------------------------------------------------------------------------------ one cell
 
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
@@ -224,33 +196,3 @@ def _summary(result: CellResult) -> str:
         return f"FAILED: {result.reason}"
     text = f"{result.raw['output_throughput']:.0f} tokens/s"
     return text if result.drafts is None else f"{text}, AL {result.drafts.length:.2f}"
-
-
-@contextlib.contextmanager
-def _full_disk_in_one_line(results: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BenchError(
-                f"no space left for {results.name}: free at least {MIN_FREE_BYTES >> 20} MiB; "
-                "the same command then goes on"
-            ) from None
-        if error.errno in (errno.EACCES, errno.EROFS):
-            raise BenchError(f"{results.name}: cannot be written ({error.strerror})") from None
-        raise
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a sweep as Ctrl-C does: through every ``finally`` that ends a process."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {sign: signal.signal(sign, interrupt) for sign in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)

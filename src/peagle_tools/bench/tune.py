@@ -78,15 +78,18 @@ def tune(
         print(f"tune: {source}, at least {suite.datasets[DATASET].prompts} requests a cell")
         starts = len({cell.server_id for cell in cells})
         print(f"{len(cells)} cells over {starts} server starts; suite and results lie in {folder}")
-        Sweep(suite, folder, folder, cells).run_whole()
+        if failed := Sweep(suite, folder, folder, cells).run():
+            fail(f"{failed} cells failed; the lines above give the reasons")
         measured = points(read_results(folder))
         print()
         for line in warnings(DATASET, measured):
             print(f"Warning: {line}")
         for line in advice(DATASET, measured, suite.model_dump(mode="json"), head):
             print(line)
-    except BenchError as error:
+    except (BenchError, OSError) as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on where it stopped")
 
 
 def suite_text(
@@ -134,8 +137,6 @@ def _written(files: dict[Path, str]) -> "Suite":
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         return read_suite(next(iter(files)))
-    except OSError as error:
-        raise BenchError(f"{error.filename}: cannot be written ({error.strerror})") from None
     except BenchError:
         for path in files:
             path.unlink()

@@ -5,7 +5,6 @@ half          half of the requests failed (STANDIN_CLIENT_FOR_EAGLE: only in tha
 noise:F       everything takes F times as long
 wrong         half of the draft tokens are accepted, the first token takes ten times as long, and one answer of each
               cell that speculates is another, all at the same throughput
-full-disk     the error that a full disk gives
 slow          takes a second before it writes
 """
 
@@ -41,9 +40,6 @@ def say(line: str) -> None:
 say(f"client {os.getpid()}")
 if wanted == "fails":
     print("Traceback (most recent call last):\nFileNotFoundError: no such data set")
-    sys.exit(1)
-if wanted == "full-disk":
-    print("OSError: [Errno 28] No space left on device")
     sys.exit(1)
 time.sleep(1.0 if wanted == "slow" else 0.05)
 k = int(cell.split("-k")[1].split("-")[0])
