@@ -9,6 +9,7 @@ An overlay that already fits is left alone. Standard library only.
 """
 
 import argparse
+import compileall
 import hashlib
 import json
 import re
@@ -52,6 +53,7 @@ def build(overlay: Path, wheel: Path) -> None:
         path.write_text(text, "utf-8")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site))
     subprocess.run([*pip, *ADDED], check=True)
+    compileall.compile_dir(site, quiet=2)  # here, once: many environments forbid it to each process
     # Behind the overlay's own folder on the path. The environment's own .pth files are not read from here.
     (site / "peagle_next.pth").write_text("".join(f"{path}\n" for path in (ROOT / "kernels", ROOT / "src", installed)))
 
