@@ -3,12 +3,13 @@
 An environment beside the project's own: the Python of the wheel, with the compiled library of the CPU build that the
 project's environment has. So the release's scheduler, runners, samplers and server run; its kernels do not. The wheel
 says ``+cpu`` there, by which vLLM chooses the CPU, and of which build the library is, for ``peagle-vllm doctor``;
-everything else comes from the environment that runs this.
+everything else comes from the environment that runs this, except what the release requires anew (``ADDED``).
 
 An overlay that already fits is left alone. Standard library only.
 """
 
 import argparse
+import compileall
 import hashlib
 import json
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "peagle-next.json"
+ADDED = ("orjson>=3.11.6",)  # what vLLM 0.33's server imports and 0.32 does not require
 
 
 def fingerprint(wheel: Path) -> str:
@@ -49,6 +51,9 @@ def build(overlay: Path, wheel: Path) -> None:
         text, changed = re.subn(line, rf"\1+cpu.over.{builds[0]}", path.read_text("utf-8"), count=1, flags=re.M)
         assert changed, f"{path} states no version"
         path.write_text(text, "utf-8")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site))
+    subprocess.run([*pip, *ADDED], check=True)
+    compileall.compile_dir(site, quiet=2)  # here, once: many environments forbid it to each process
     # Behind the overlay's own folder on the path. The environment's own .pth files are not read from here.
     (site / "peagle_next.pth").write_text("".join(f"{path}\n" for path in (ROOT / "kernels", ROOT / "src", installed)))
 

