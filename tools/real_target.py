@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,11 +60,17 @@ def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {"humaneval": code, "mt-bench": chats}
 
 
-def write_target(gguf: Path, out: Path) -> None:
-    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole or not at all.
+def texts(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        yield from [row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]]
+
+
+def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
+    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole and right or not at all.
 
     Raises:
         HeadError: ``out`` exists, or cannot be written.
+        SystemExit: the folder differs from the reading.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -83,6 +90,25 @@ def write_target(gguf: Path, out: Path) -> None:
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "model.safetensors").chmod(0o644)
+        if wrong := differences(folder, quantized, tokenizer, samples):
+            raise SystemExit(f"{out}: not written, it would differ from {gguf.name} in {', '.join(wrong)}")
+
+
+def differences(folder: Path, model: Any, tokenizer: Any, samples: list[str]) -> list[str]:
+    """What is not as in ``model``, rounded to bfloat16, and ``tokenizer`` when ``folder`` is loaded; empty is right."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded, tokens = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    found, wanted = loaded.state_dict(), model.state_dict()
+    wrong = sorted(set(found) ^ set(wanted))
+    for name in set(found) & set(wanted):
+        if found[name].dtype != torch.bfloat16 or not torch.equal(found[name], wanted[name].to(torch.bfloat16)):
+            wrong.append(name)
+    wrong += [f"the tokens of {text[:40]!r}" for text in samples if tokens(text) != tokenizer(text)]
+    if tokens.chat_template != tokenizer.chat_template:
+        wrong.append("the chat template")
+    return wrong
 
 
 def main() -> None:
@@ -95,13 +121,14 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out) as work:
         fetch(Path(work))
+        rows = measured(Path(work))
         if not prompts.is_dir():
             with new_folder(prompts) as folder:
-                for name, some in measured(Path(work)).items():
+                for name, some in rows.items():
                     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in some)
                     (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
         if not target.is_dir():
-            write_target(Path(work) / GGUF, target)
+            write_target(Path(work) / GGUF, target, [text for some in rows.values() for text in texts(some)])
     print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
 
 

@@ -71,6 +71,10 @@ def check_fields(head: Head) -> Iterator[str]:
         is_stated = key in served and (served[key] is not None or needs == POSITIVE[1])  # null is a default of others
         if is_stated and not fits(served[key]):
             lines.append(unfit(key, served[key], needs, place))
+    if head.is_speculators and "rope_theta" not in served:  # transformers would take 10,000 in silence
+        rope = served.get("rope_parameters") or {}
+        if not isinstance(rope, dict) or rope.get("rope_theta") is None:
+            lines.append(f"rope_parameters.rope_theta is missing: {place}; add it")
     yield from lines or [*_attention(served, place), *_layer_types(head, place)]
 
 
