@@ -77,12 +77,12 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     active.utils.load_binary = lambda *_: (1, 1, 0, 0, 1024)  # module, function, registers, spills, most threads
     active.utils.get_device_properties = lambda device: {"max_shared_mem": 1 << 17}
 
-    def launched(function: Callable[..., None], *args: Any) -> Launched:
+    def launched(function: Callable[..., None], *args: Any, **constants: Any) -> Launched:
         module = importlib.import_module(function.__module__)
         (name,) = (name for name in vars(module) if name.endswith("_kernel") and name.startswith("_"))
         kernels.append(Kernel(getattr(module, name)))
         with patch.object(driver, "_active", active), patch.object(module, name, kernels[-1]):
-            function(*args)
+            function(*args, **constants)
         grid, arguments = seen.pop()
         assert not seen
         assert arguments[-2:] == [0, 0]  # scratch memory, which no kernel here takes
@@ -104,9 +104,9 @@ def test_prepare_inputs(launched: Callable[..., Launched], num_groups: int, stat
         widths=[8, 24], dtype=torch.bfloat16,
     )  # fmt: skip
     out, tables = case.buffers(extra=5), case.groups.block_tables
-    args = (case.target, case.aux, case.groups, case.layout, case.step, out)
-    grid, arguments = launched(prepare_inputs_triton, *args)
-    rows = case.layout.num_rows
+    args = (case.target, case.aux, case.groups, case.batch, out)
+    grid, arguments = launched(prepare_inputs_triton, *args, **case.constants)
+    rows = case.batch.num_rows
     assert grid == (2 + 4 * 2, 1, 1)  # a block of rows, one of requests, and four staging rows of two aux rows
     assert arguments == [
         *addresses(case.target), *addresses(out), *addresses(tables), *(table.stride(0) for table in tables),
