@@ -13,8 +13,11 @@ The suite also runs on the next release (`make test-next`). A test that is not a
 ``@pytest.mark.not_on("0.33", "...")``; what is left out is listed at the end of the report.
 """
 
+import atexit
 import functools
 import os
+import shutil
+import tempfile
 
 import pytest
 
@@ -27,10 +30,12 @@ os.environ.update(
     VLLM_USE_V2_MODEL_RUNNER="1" if ARM == "plugin-v2" else "0",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
+    HF_HUB_CACHE=tempfile.mkdtemp(prefix="peagle-hub-"),  # what a test puts there, and nothing else
     OMP_NUM_THREADS="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",  # else vLLM's CPU build binds every engine on the machine to the same core
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+atexit.register(shutil.rmtree, os.environ["HF_HUB_CACHE"], ignore_errors=True)
 
 import torch  # noqa: E402  (it reads the number of threads)
 

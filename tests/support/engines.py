@@ -5,13 +5,15 @@ collections over vLLM's million objects, so those are frozen first and collected
 """
 
 import gc
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ARM, HAS_GPU, minor_of_vllm
+from tests.conftest import ARM, HAS_GPU
 
 BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
 
@@ -25,8 +27,7 @@ class Settings:
         k: draft tokens a step.
         token_budget: target rows a step; smaller than a prompt, it makes chunked prefill.
         kv_blocks: KV blocks of BLOCK_SIZE tokens; too few for all requests, they make preemption.
-        serve_head: give the head itself as the served model (speculators format only). vLLM 0.33 then takes a target
-            from the hub alone, so there both are given by name, as its refusal says.
+        serve_head: give the head itself as the served model (speculators format only).
         speculative: more entries for speculative_config.
         llm: more arguments for LLM.
     """
@@ -65,12 +66,29 @@ class Settings:
             # vLLM takes K-1 rows a request off the token budget; give them back, so that it means target rows.
             arguments["max_num_batched_tokens"] += (self.k - 1) * self.max_num_seqs
             speculative: dict[str, Any] = {"num_speculative_tokens": self.k, "method": "eagle3"}
-            if self.serve_head and minor_of_vllm() == "0.32":
+            if self.serve_head:
+                name_target_on_hub(self.head, self.target)
                 arguments["model"] = str(self.head)
             else:
                 speculative |= {"model": str(self.head), "parallel_drafting": self.parallel_drafting}
             arguments["speculative_config"] = speculative | dict(self.speculative)
         return arguments | dict(self.llm)
+
+
+def name_target_on_hub(head: Path, target: Path) -> None:
+    """Put the target into the hub's cache and its name there into the head: vLLM 0.33 serves no head with a folder."""
+    from huggingface_hub import constants
+
+    name = hashlib.sha256(bytes(target)).hexdigest()[:40]
+    cached = Path(constants.HF_HUB_CACHE) / f"models--tests--{name}"  # a folder of these tests: tests/conftest.py
+    if not cached.exists():
+        (cached / "refs").mkdir(parents=True)
+        (cached / "refs/main").write_text(name)
+        (cached / "snapshots").mkdir()
+        (cached / "snapshots" / name).symlink_to(target.absolute())
+    config = json.loads((head / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = f"tests/{name}"
+    (head / "config.json").write_text(json.dumps(config))
 
 
 @dataclass(frozen=True)

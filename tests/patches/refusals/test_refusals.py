@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from tests.patches.refusals.configuring import configure, edit_config, edit_weights, refusal
 from tests.support import random_heads as tiny_heads
+from tests.support.engines import name_target_on_hub
 from tests.support.random_heads import MASK_TOKEN, HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")
@@ -35,12 +36,12 @@ def test_mask_hidden(target: Path, head: Path, edit, says: str):
     assert says in refusal(target, head)
 
 
-@pytest.mark.not_on("0.33", "`vllm serve HEAD` takes a target from the hub alone, and no hub is asked here")
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
 
     from peagle_vllm.serving import RefusedError
 
+    name_target_on_hub(head, target)
     edit_config(head, lambda c: c.pop("mask_token_id"))
     with pytest.raises(RefusedError, match="no mask token id"):
         EngineArgs(model=str(head), skip_tokenizer_init=True).create_engine_config()
