@@ -65,8 +65,3 @@ def _name_plain_class(path: Path) -> None:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
-
-
-def chat_prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """Token ids of one user message, ready for the assistant's answer."""
-    return [BOS_ID, USER_ID, *tokenizer.encode(prompt, add_special_tokens=False), END_ID, ASSISTANT_ID]

@@ -13,7 +13,6 @@ from peagle_vllm.heads.target import read_target
 from tests.support import models
 from tests.support.random_heads import VOCAB, HeadSpec, write_head, write_target
 
-TARGET_IDS = torch.tensor([0, 2, 3, 40, 200, 201, 511])
 HEADS = {
     "speculators": HeadSpec(),
     "aws": HeadSpec(fmt="aws"),
