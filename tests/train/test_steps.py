@@ -132,7 +132,19 @@ def test_answers_are_the_targets_own(config: Config, server: Server, target: Any
         assert logits.argmax(-1).tolist() == row["input_ids"][start:]
 
 
-def test_the_target_writes_prompts_itself(config: Config, server: Server, tmp_path: Path) -> None:
+@pytest.fixture
+def plain_server(config: Config, tmp_path: Path) -> Iterator[str]:
+    """The endpoint of one without hidden states: vLLM writes those by drafting, and what it samples beside drafts has
+    no seed."""
+    endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NOT_FOR_SERVERS:
+            patch.delenv(name, raising=False)
+        with serve.running(changed(config, "data", endpoint=endpoint, serve=True), tmp_path / "server.log"):
+            yield endpoint
+
+
+def test_the_target_writes_prompts_itself(plain_server: str, tmp_path: Path) -> None:
     """By the command; killed meanwhile it goes on, and what is near to a measured prompt is dropped.
 
     The measured one is planted: a prompt that the target writes, with its last word changed.
@@ -141,7 +153,7 @@ def test_the_target_writes_prompts_itself(config: Config, server: Server, tmp_pa
     out, sampled = run / "prompts.jsonl", run / "prompts.sampled.jsonl"
 
     def write(number: int, target: str = str(TARGET), **more: Any) -> Any:
-        data = {"endpoint": config.data.endpoint, "serve": False, "pii": "none", "from_target": number, **more}
+        data = {"endpoint": plain_server, "serve": False, "pii": "none", "from_target": number, **more}
         file.write_text(json.dumps({"target": target, "data": data}))
         return CliRunner().invoke(app, ["train", "prompts", str(file)])
 
