@@ -16,7 +16,6 @@ REPLAYED = "tests/train/test_replay.py::test_acceptance_is_what_vllm_counted"
 PERSONAL = "tests/train/test_prompts.py::test_planted_personal_data_is_found"
 FAILED = "tests/train/test_steps.py::test_requests_that_failed_are_sent_again_while_that_helps"
 NEAR = "tests/train/test_prompts.py::test_what_is_near_to_a_measured_prompt_is_dropped"
-LOOPING = "tests/train/test_steps.py::test_an_answer_that_loops_is_no_document"
 BEGUN = "tests/train/test_pipeline.py::test_other_settings_are_refused_until_the_step_is_done_again"
 
 TRAINING = (
@@ -111,9 +110,6 @@ TRAINING = (
         NEAR,
     ),
     Mutation("prompts: near is half of the longer text", PROMPTS, "NEAR * min(", "NEAR * max(", NEAR),
-    Mutation(
-        "data: a prompt that loops is taken for its answer", STEPS, "strict=True) if mask]", "strict=True)]", LOOPING
-    ),
     Mutation(
         "pipeline: settings are noted at a step's end only",
         PIPELINE,

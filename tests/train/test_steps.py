@@ -137,10 +137,11 @@ def plain_server(config: Config, tmp_path: Path) -> Iterator[str]:
     """The endpoint of one without hidden states: vLLM writes those by drafting, and what it samples beside drafts has
     no seed."""
     endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    own = changed(config, "data", endpoint=endpoint, serve=True).model_copy(update={"folder": str(tmp_path)})
     with pytest.MonkeyPatch.context() as patch:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)
-        with serve.running(changed(config, "data", endpoint=endpoint, serve=True), tmp_path / "server.log"):
+        with serve.running(own, tmp_path / "server.log"):
             yield endpoint
 
 
@@ -207,28 +208,6 @@ def test_a_prompt_answered_with_nothing_is_left_out(
     assert "1 prompts refused or answered with nothing, see answers.errors.jsonl" in steps.answers(own)
     with pytest.raises(ToolError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
         steps.states(own)
-
-
-def test_an_answer_that_loops_is_no_document(config: Config, tmp_path: Path) -> None:
-    """A run of 4 tokens five times; four times is an answer, and a prompt may loop."""
-    own = changed(config, "data", held_out=1).model_copy(update={"folder": str(tmp_path)})
-    run, other = [5, 6, 7, 8], list(range(10, 30))
-    texts = {
-        "a": (other, other),
-        "b": (other, run * 4 + other),
-        "c": (run * 9, other[1:]),
-        "d": (other, [*other, *run * 5]),
-    }
-    texts["e"] = (other, [token for at in range(5) for token in (*run, 20 + at)])
-    rows = [
-        {"id": f"{key}_gen0", "primary_id": key, "input_ids": asked + said, "text": "", "finish_reason": "stop"}
-        | {"loss_mask": [0] * len(asked) + [1] * len(said), "temperature": 0}
-        for key, (asked, said) in texts.items()
-    ]
-    write_lines(answers_of(own), rows)
-    steps.data(own)
-    made = load_from_disk(str(own.data_folder)).with_format(None)["input_ids"]
-    assert list(made) == [rows[number]["input_ids"] for number in (1, 2, 0)]  # the held-out one is last
 
 
 def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:

@@ -24,7 +24,9 @@ from peagle_vllm.heads.target import read_target
 FINAL = ("InvalidResponseError", "empty assistant generation")
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
-LOOP, LOOPS = 4, 5  # an answer that has a run of 4 tokens 5 times is no text to learn from
+# vLLM ends an answer where 4 to 128 tokens come three times in a row: greedy answers of small models loop until
+# max_tokens, and loops teach a drafter to copy.
+LOOP = {"min_pattern_size": 4, "max_pattern_size": 128, "min_count": 3}
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
@@ -83,15 +85,16 @@ def answers(config: Config) -> str:
     command = ["regenerate-responses", "--dataset", str(bare), "--outfile", str(file), "--resume"]
     command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target]
     command += ["--max-tokens", str(config.data.max_tokens)]
+    sampling: dict[str, Any] = {"temperature": 0, "repetition_detection": LOOP}
     log = config.run / "logs/answers.log"
     with serve.running(config, log.with_name("answers-server.log")) as server:
         if config.data.temperature:
             greedy = set(list(order)[: config.data.held_out]) - (set(done) - set(done[-1:]))
             if greedy:  # they come first in the file
                 limit = ["--limit", str(len(greedy))]
-                speculators([*command, *limit, "--sampling-params", '{"temperature": 0}'], log, server)
-        sampling = json.dumps({"temperature": config.data.temperature, "seed": config.optimizer.seed})
-        speculators([*command, "--sampling-params", sampling], log, server)
+                speculators([*command, *limit, "--sampling-params", json.dumps(sampling)], log, server)
+        sampling |= {"temperature": config.data.temperature, "seed": config.optimizer.seed}
+        speculators([*command, "--sampling-params", json.dumps(sampling)], log, server)
         answered = {row["primary_id"] for row in read_lines(file, must_exist=False)}
         failures = {row["id"]: row["metadata"]["error"] for row in read_lines(errors, must_exist=False)}
         final = {key for key, error in failures.items() if any(words in error for words in FINAL)}
@@ -113,7 +116,8 @@ def answers(config: Config) -> str:
     lines = sorted(file.read_bytes().splitlines(), key=place)
     write_lines(file, (_plain(json.loads(line)) for line in lines))
     ends = Counter(row["finish_reason"] for row in read_lines(file))
-    counts = f"{ends.total()} answers to {len(answered)} prompts, {ends['length']} of them ended by max_tokens"
+    cut = f"{ends['length']} of them ended by max_tokens, {ends['repetition']} where they loop"
+    counts = f"{ends.total()} answers to {len(answered)} prompts, {cut}"
     see = f", see {errors.name}" if refused else ""
     return f"{counts}; {len(refused)} prompts refused or answered with nothing{see}"
 
@@ -144,8 +148,11 @@ def data(config: Config) -> str:
     file, num_held = config.run / "answers.jsonl", config.data.held_out
     if any("temperature" not in row for row in read_lines(file)):
         raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` goes on with it")
-    # Of each answer: its conversation, tokens (0 where it is empty, -1 where it loops), temperature.
-    facts = [(row["primary_id"], _useful(row), row["temperature"]) for row in read_lines(file)]
+    # Of each answer: its conversation, tokens (0 where it is empty), temperature.
+    facts = [
+        (row["primary_id"], len(row["input_ids"]) if 1 in row["loss_mask"] else 0, row["temperature"])
+        for row in read_lines(file)
+    ]
     answered = [number for number, (_, length, _) in enumerate(facts) if length > 0]
     held = set(answered[:num_held])
     asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
@@ -168,17 +175,10 @@ def data(config: Config) -> str:
         made.save_to_disk(folder)
         save_token_frequency_distribution(made, folder / "token_freq.pt")
         shutil.rmtree(folder / "cache")
-    useless, of_held = Counter(length for _, length, _ in facts), len(answered) - len(lengths)
-    left_out = f"{of_held} of held-out conversations, {useless[0]} empty and {useless[-1]} looping ones"
+    of_held, empty = len(answered) - len(lengths), len(facts) - len(answered)
+    left_out = f"{of_held} of held-out conversations and {empty} empty ones"
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
     return f"{counts}; {left_out} are left out, {len(longer)} are longer than a step and split"
-
-
-def _useful(row: dict[str, Any]) -> int:
-    """The tokens of an answer with its prompt: 0 of an empty one, -1 of one that loops."""
-    said = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
-    runs = Counter(zip(*(said[start:] for start in range(LOOP)), strict=False))
-    return -1 if max(runs.values(), default=0) >= LOOPS else len(row["input_ids"]) if said else 0
 
 
 # ------------------------------------------------------------------------------------------------- states
