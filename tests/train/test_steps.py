@@ -29,7 +29,7 @@ from tests.support.models import MODELS, TARGET
 from tests.support.serving import NOT_FOR_SERVERS, free_port
 from tests.train.runs import toy_run
 
-HELD_OUT, PROMPTS, MAX_TOKENS, LAYERS = 4, 10, 16, [2, 5, 7]
+HELD_OUT, PROMPTS, MAX_TOKENS, LAYERS = 4, 10, 20, [2, 5, 7]
 TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max_model_len
 
 
@@ -115,6 +115,8 @@ def target() -> Any:
 def test_answers_are_the_targets_own(config: Config, server: Server, target: Any) -> None:
     """Greedy, in the server's chat template, supervised where the target spoke; what it refused is counted.
 
+    One ends where it says four tokens or more three times in a row.
+
     A run that was killed while it wrote left one whole answer, a second one of which more may be missing, and half a
     line: only the first one is kept.
     """
@@ -130,6 +132,9 @@ def test_answers_are_the_targets_own(config: Config, server: Server, target: Any
         assert row["loss_mask"] == [0] * start + [1] * (len(row["input_ids"]) - start)
         logits = target(torch.tensor([row["input_ids"]])).logits[0, start - 1 : -1]
         assert logits.argmax(-1).tolist() == row["input_ids"][start:]
+    looping = rows(config)[6]
+    said = [token for token, spoken in zip(looping["input_ids"], looping["loss_mask"], strict=True) if spoken]
+    assert looping["finish_reason"] == "repetition" and said[-12:] == said[-4:] * 3 and len(said) < MAX_TOKENS
 
 
 @pytest.fixture
