@@ -117,10 +117,6 @@ def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
     return {"median": median, "p10": p10, "p90": p90, "samples": rounded}
 
 
-def verdict(met: bool) -> str:
-    return "met" if met else "missed"
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], notes: str = "") -> str:
     """Aligned text, the first column to the left, the others to the right; ``notes`` below."""
     lines = [[str(cell) for cell in row] for row in (columns, *rows)]

@@ -8,6 +8,7 @@ random weights give.
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from benchmarks import arms
@@ -31,8 +32,6 @@ ARMS = {
     "plugin P-EAGLE K=7, V2": Arm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
 }
 OURS = "plugin P-EAGLE K=7, V2"
-# (of what, concurrency, the least that OURS may be of it); EAGLE-3 counts at its best K
-AIMS = [("stock P-EAGLE", 1, 1.25), ("stock P-EAGLE", 64, 1.1), ("EAGLE-3", 1, 1.69), ("EAGLE-3", 64, 1.25)]
 
 
 def run_arm(arm: str, concurrency: list[int], repeats: int, llm: dict[str, Any]) -> Iterator[dict]:
@@ -49,19 +48,18 @@ def run_arm(arm: str, concurrency: list[int], repeats: int, llm: dict[str, Any])
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """OURS over the others, with the aims, wherever both are there."""
+    """OURS over the others wherever both are there; over EAGLE-3 at its best K."""
     found = []
-    for of, c, aim in AIMS:
-        speeds = {x["arm"]: x["tokens_per_second"]["median"] for x in cells if x["c"] == c}
+    for c, of in product(dict.fromkeys(cell["c"] for cell in cells), ("none", "stock P-EAGLE", "EAGLE-3")):
+        speeds = {cell["arm"]: cell["tokens_per_second"]["median"] for cell in cells if cell["c"] == c}
         others = [speed for name, speed in speeds.items() if name.startswith(of)]
         if OURS in speeds and others:
-            value = speeds[OURS] / max(others)
-            found.append({"over": of, "c": c, "value": round(value, 3), "aim": aim, "met": value >= aim})
+            found.append({"over": of, "c": c, "value": round(speeds[OURS] / max(others), 3)})
     return found
 
 
 def page(cells: list[dict[str, Any]]) -> str:
-    """The table, one line for each (arm, c), and on a GPU each ratio with its aim."""
+    """The table, one line for each (arm, c), and on a GPU the ratios; docs/performance.md says what they are to be."""
     rows = []
     for cell in cells:
         speed, length = cell["tokens_per_second"], cell["acceptance_length"]
@@ -69,8 +67,7 @@ def page(cells: list[dict[str, Any]]) -> str:
         rows.append((cell["arm"], cell["c"], spread, f"{length:.2f}" if length else "-"))
     lines = [arms.table(("arm", "c", "tokens/s (p10-p90)", "AL measured"), rows, NOT_A_GPU)]
     for ratio in ratios(cells) if HAS_GPU else []:
-        value, aim = f"{ratio['value']:.2f}x", f"aim >= {ratio['aim']:g}: {arms.verdict(ratio['met'])}"
-        lines.append(f"{OURS} over {ratio['over']}, c={ratio['c']}: {value}, {aim}")
+        lines.append(f"{OURS} over {ratio['over']}, c={ratio['c']}: {ratio['value']:.2f}x")
     return "\n".join(lines)
 
 

@@ -208,7 +208,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[Sequence[str], list[tuple],
     for cell in result["cells"]:
         both = (f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})" for us in cell["us"].values())
         times.append((cell["batch"], *both, f"{cell['ratio']:.2f}"))
-    met = arms.verdict(all(cell["ratio"] <= AIM for cell in result["cells"]))
+    met = "met" if all(cell["ratio"] <= AIM for cell in result["cells"]) else "missed"
     notes = (
         f"K = {TIMED_K}, medians of {result['rounds']} turns, 10th and 90th percentile in brackets; aim {AIM}: {met}"
     )

@@ -1,11 +1,5 @@
-"""Models by their shapes alone, without weights: ``python benchmarks/shapes.py [FOLDER]``.
+"""Models by their shapes alone, without weights or a hub; the benchmarks serve them with ``load_format="dummy"``."""
 
-The benchmarks serve them with ``load_format="dummy"``. Run as a script, this writes the folders that
-benchmarks/suites/h200-synthetic.yaml names, for machines that cannot reach a model hub: gpt-oss-20b's shapes are those
-of the published checkpoints; the tokenizer is made up (one word a token), since the text does not matter.
-"""
-
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,32 +165,3 @@ GPT_OSS_20B: dict[str, Any] = {
     "pad_token_id": 1,
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED},
 }
-FOLDERS = {
-    "gpt-oss-20b-shape": GPT_OSS_20B,
-    "eagle3-shape": HEADS["gpt-oss-20b"].config(parallel=False),
-    "peagle-shape": HEADS["gpt-oss-20b"].config(parallel=True),
-}
-
-
-def write_tokenizer(folder: Path) -> None:
-    """One word a token id, whole vocabulary: t0, t1, ..."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(GPT_OSS.vocab)}, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "t0", "eos_token": "t1", "unk_token": "t0"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
-    where = parser.parse_args().folder
-    for name, config in FOLDERS.items():
-        print(write_config(where / name, config))
-    write_tokenizer(where / "gpt-oss-20b-shape")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,8 +13,7 @@ from peagle_tools.bench.metrics import (
     PERCENTILES,
     Point,
     best_rows,
-    by_dataset,
-    metrics_of,
+    metric,
     number,
     points,
     same_texts,
@@ -40,10 +39,10 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note
 
 def cell_table(dataset: str, points: Sequence[Point]) -> str:
     """One row a point: rates, latencies and acceptance."""
-    base = {p.concurrency: p for p in points if p.kind == "none"}
+    base = without_speculation(points)
 
     def tail(point: Point, name: str) -> str:
-        shown = (number(point.spread(name, at).median, ".1f") for at in (0, 2))
+        shown = (number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
         return " / ".join(filter(None, shown))
 
     rows = [
@@ -56,7 +55,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
             tail(p, "tpot"),
             p.spread("acceptance_length").text(".2f"),
             " ".join(f"{100 * share:.0f}" for share in p.acceptance),
-            number(100 * same_texts(p, base.get(p.concurrency))),
+            number(100 * same_texts(p, base.get((dataset, p.concurrency)))),
             f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
         )
         for p in points
@@ -90,15 +89,15 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
 
 def as_csv(results: Iterable[CellResult]) -> str:
     """One row for each whole cell; times in milliseconds."""
-    names = [f"{name}_p{p}" for name in ("ttft", "tpot") for p in PERCENTILES]
+    times = [(name, p) for name in ("ttft", "tpot") for p in PERCENTILES]
+    names = ("output_throughput", "acceptance_length", *(f"p{p}_{name}_ms" for name, p in times))
+    header = ("arm", "k", "dataset", "concurrency", "repeat", "tokens_per_second", "acceptance_length")
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(("arm", "k", "dataset", "concurrency", "repeat", "tokens_per_second", "acceptance_length", *names))
-    for r in results:
-        if r.ok:
-            m = metrics_of(r)
-            values = (m.output_tokens_per_second, m.acceptance_length, *m.ttft, *m.tpot)
-            rows.writerow((*asdict(r.cell).values(), *(number(value, ".6g") for value in values)))
+    rows.writerow((*header, *(f"{name}_p{p}" for name, p in times)))
+    rows.writerows(
+        (*asdict(r.cell).values(), *(number(metric(r, name), ".6g") for name in names)) for r in results if r.ok
+    )
     return out.getvalue()
 
 
@@ -125,7 +124,7 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
     datasets = "; ".join(
         f"{name}: at least {d['prompts']} {'chat' if d['chat'] else 'raw'} prompts a cell, "
-        f"{'exactly' if d['ignore_eos'] else 'at most'} {d['output_tokens']} output tokens each"
+        f"at most {d['output_tokens']} output tokens each"
         for name, d in suite.get("datasets", {}).items()
     )
     repeats = max(r.cell.repeat for r in results)
@@ -153,7 +152,8 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    groups = by_dataset(points(results))
+    found = points(results)
+    groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
     if not groups:
         raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
     suite: dict[str, Any] = read_sweep(folder).get("suite", {})

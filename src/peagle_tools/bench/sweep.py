@@ -36,7 +36,7 @@ class Sweep:
     """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``.
 
     Attributes:
-        absent: optional data sets that are not there, with their paths; their cells are left out.
+        absent: data sets that are not there, with their paths; their cells are left out.
     """
 
     def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
