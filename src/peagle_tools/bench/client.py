@@ -6,13 +6,12 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.suite import HUB, Suite
@@ -24,7 +23,7 @@ MODEL_NAME = "target"  # what clients call the model, so that no path gets into 
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 RESULT = "vllm.json"
-PAUSE = 0.2  # seconds between two checks of a running client
+PAUSE = 0.1  # seconds between two checks of a running client
 
 
 class CellFailed(Exception):
@@ -53,7 +52,8 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
     process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
     deadline = time.monotonic() + suite.cell_seconds
     try:
-        while (status := _wait(process)) is None:
+        while (status := process.poll()) is None:
+            time.sleep(PAUSE)
             serving.check()
             if time.monotonic() > deadline:
                 raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
@@ -74,13 +74,6 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
         reason = first.strip().splitlines()[-1][:300]
         raise CellFailed(f"{raw.get('completed')} of {sent} requests were answered: {reason}")
     return raw
-
-
-def _wait(process: psutil.Popen) -> int | None:
-    try:
-        return process.wait(PAUSE)
-    except psutil.TimeoutExpired:
-        return None
 
 
 def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
@@ -106,11 +99,8 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
         words += ["--dataset-name", "hf", "--dataset-path", HUB[dataset.hub]]
     elif dataset.jsonl is not None:
         words += ["--dataset-name", "custom", "--dataset-path", dataset.jsonl, "--disable-shuffle"]
-    elif dataset.speed_bench is not None:
-        words += ["--dataset-name", "speed_bench", "--dataset-path", dataset.speed_bench, "--disable-shuffle"]
-        words += ["--speed-bench-output-len", str(dataset.output_tokens)]
-        if dataset.speed_bench_category is not None:
-            words += ["--speed-bench-category", dataset.speed_bench_category]
+    else:
+        words += shlex.split(dataset.flags or "")
     words += ["--num-prompts", str(dataset.num_prompts(cell.concurrency)), "--output-len", str(dataset.output_tokens)]
     if dataset.chat:  # the chat template has put the special tokens in
         words += ["--extra-body", json.dumps({"add_special_tokens": False})]

@@ -18,6 +18,7 @@ from peagle_tools.bench.metrics import Point, Ratio, number, points, same_texts,
 from peagle_tools.shared.provenance import device
 
 STYLES = {"worse": "bold red", "faster": "green", "same": ""}
+AL_TOLERANCE = 0.03
 SHOWN = {
     "tokens/s": "output_throughput",
     "TTFT p50": "p50_ttft_ms",
@@ -88,7 +89,6 @@ def compare(
     after: list[CellResult],
     *,
     tolerance: float = 0.05,
-    al_tolerance: float = 0.03,
     other_hardware: bool = False,
 ) -> Comparison:
     """Compare condition by condition. One repeat shows no spread, so for it the tolerances decide alone.
@@ -131,9 +131,9 @@ def compare(
                 worse.append(f"{name} {before_ms.median:.1f} -> {after_ms.median:.1f} ms")
         lengths = a.spread("acceptance_length"), b.spread("acceptance_length")
         said = f"AL {lengths[0].median:.2f} -> {lengths[1].median:.2f}"
-        if ratios["AL"].lost(al_tolerance):
+        if ratios["AL"].lost(AL_TOLERANCE):
             worse.append(said)
-        elif lengths[0].over(lengths[1]).lost(al_tolerance) and _configured(a, "serve") == _configured(b, "serve"):
+        elif lengths[0].over(lengths[1]).lost(AL_TOLERANCE) and _configured(a, "serve") == _configured(b, "serve"):
             worse.append(f"{said} with the same serving command: tokens may be accepted wrongly")
         if (a.exact or b.exact) and texts[0] > 0 and not texts[1] >= texts[0]:
             worse.append(f"same text as without speculation {_percent(texts[0])} -> {_percent(texts[1])}, in float32")

@@ -11,14 +11,12 @@ A metric is named as ``vllm bench serve`` writes it; docs/bench.md states every 
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from peagle_tools.bench.cells import CellResult, Condition
-
-PERCENTILES = (50, 90, 99)
 
 
 def metric(result: CellResult, name: str) -> float:
@@ -146,25 +144,18 @@ def best_depth(candidates: Iterable[Point]) -> Point:
     return max(candidates, key=lambda point: point.tokens_per_second.median)
 
 
-@dataclass(frozen=True)
-class BestRow:
-    """One concurrency: each arm at its best depth, and the ratios between arms."""
+def best_points(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
+    """By arm and concurrency the point at the best depth, in the order of both."""
+    groups: defaultdict[tuple[str, int], list[Point]] = defaultdict(list)
+    for point in points:
+        groups[point.arm, point.concurrency].append(point)
+    return {place: best_depth(group) for place, group in groups.items()}
 
-    concurrency: int
-    best: dict[str, Point]  # by arm
-    ratios: dict[tuple[str, str], Ratio]  # by the two arms
 
-
-def best_rows(points: Sequence[Point]) -> list[BestRow]:
-    """For each concurrency P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its kind, all / no speculation."""
-    rows = []
-    for concurrency in sorted({p.concurrency for p in points}):
-        here = [p for p in points if p.concurrency == concurrency]
-        best = {arm: best_depth(p for p in here if p.arm == arm) for arm in dict.fromkeys(p.arm for p in here)}
-        parallel, eagle, none = ([a for a in best if best[a].kind == kind] for kind in ("P-EAGLE", "EAGLE-3", "none"))
-        pairs = [(a, b) for a in parallel for b in eagle]
-        pairs += [(parallel[0], b) for b in parallel[1:]]
-        pairs += [(a, b) for b in none for a in best if a not in none]
-        ratios = {(a, b): best[a].tokens_per_second.over(best[b].tokens_per_second) for a, b in pairs}
-        rows.append(BestRow(concurrency, best, ratios))
-    return rows
+def arm_pairs(points: Iterable[Point]) -> list[tuple[str, str]]:
+    """Arms to compare: P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its kind, all / no speculation."""
+    kinds = {point.arm: point.kind for point in points}
+    parallel, eagle, none = ([arm for arm in kinds if kinds[arm] == kind] for kind in ("P-EAGLE", "EAGLE-3", "none"))
+    pairs = [(a, b) for a in parallel for b in eagle]
+    pairs += [(parallel[0], b) for b in parallel[1:]]
+    return pairs + [(a, b) for b in none for a in kinds if a not in none]

@@ -1,11 +1,11 @@
-"""The three plots of a data set: rates, rates against rates of one user, and acceptance lengths."""
+"""The plots of a data set: rates and acceptance lengths."""
 
 from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from peagle_tools.bench.metrics import Point, Spread, best_rows
+from peagle_tools.bench.metrics import Point, Spread, best_points
 from peagle_tools.shared.plots import COLORS, Plot, chart, line, log_x
 
 
@@ -17,9 +17,9 @@ def _curve(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[Spread], col
 
 def _series(points: Sequence[Point]) -> Iterator[tuple[str, list[Point], int]]:
     """Name, points and colour of each arm, at its best K for each concurrency."""
-    rows = best_rows(points)
-    for color, arm in enumerate(dict.fromkeys(p.arm for p in points)):
-        mine = [row.best[arm] for row in rows if arm in row.best]
+    best = best_points(points)
+    for color, arm in enumerate(dict.fromkeys(arm for arm, _ in best)):
+        mine = sorted((p for p in best.values() if p.arm == arm), key=lambda p: p.concurrency)
         depths = ", ".join(dict.fromkeys(str(p.k) for p in mine))
         yield f"{arm}, K={depths}" if mine[0].k else arm, mine, color
 
@@ -35,18 +35,6 @@ def throughput(dataset: str, points: Sequence[Point]) -> Plot:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
     return chart(f"Throughput at the best K against concurrency, {dataset}", "concurrency", "output tokens/s", paint)
-
-
-def pareto(dataset: str, points: Sequence[Point]) -> Plot:
-    def paint(axes: Axes) -> None:
-        for name, mine, color in _series(points):
-            users = [p.tokens_per_second.median / p.concurrency for p in mine]
-            _curve(axes, name, users, [p.tokens_per_second for p in mine], color)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-
-    title = f"Tokens/s per user against tokens/s at the best K (up and right is better), {dataset}"
-    return chart(title, "output tokens/s per user", "output tokens/s", paint)
 
 
 def acceptance_length(dataset: str, points: Sequence[Point]) -> Plot:

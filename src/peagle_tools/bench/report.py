@@ -1,19 +1,15 @@
-"""Write report.md, report.csv and plots/*.svg of a results folder."""
+"""Write report.md and plots/*.svg of a results folder."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from peagle_tools.bench import BenchError, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
 from peagle_tools.bench.metrics import (
-    PERCENTILES,
     Point,
-    best_rows,
-    metric,
+    arm_pairs,
+    best_points,
     number,
     points,
     same_texts,
@@ -27,7 +23,7 @@ from peagle_tools.shared.provenance import device
 READING = (
     "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
     "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, or "
-    "when there is one repeat only. report.csv holds every cell. docs/bench.md states every formula."
+    "when there is one repeat only. docs/bench.md states every formula."
 )
 
 
@@ -70,35 +66,25 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
 
 def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     """Output tokens/s of each arm at its best K, and the ratios between them."""
-    rows = best_rows(points)
-    arms, pairs = dict.fromkeys(p.arm for p in points), dict.fromkeys(pair for row in rows for pair in row.ratios)
-    rates, columns = [], [f"c={row.concurrency}" for row in rows]
-    for arm in arms:
-        bests = [row.best.get(arm) for row in rows]
-        cells = [
-            f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed" for p in bests
-        ]
-        rates.append([arm, *cells])
+    best, concurrencies = best_points(points), sorted({p.concurrency for p in points})
+    columns = [f"c={c}" for c in concurrencies]
+
+    def rate(point: Point | None) -> str:
+        if point is None:
+            return "failed"
+        return number(point.tokens_per_second.median) + (f" (K={point.k})" if point.k else "")
+
+    def ratio(a: Point | None, b: Point | None) -> str:
+        return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
+
+    rates = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in dict.fromkeys(p.arm for p in points)]
     ratios = [
-        [" / ".join(pair), *(row.ratios[pair].text() if pair in row.ratios else "" for row in rows)] for pair in pairs
+        [f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)]
+        for a, b in arm_pairs(points)
     ]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
-    best = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
-    return [best] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
-
-
-def as_csv(results: Iterable[CellResult]) -> str:
-    """One row for each whole cell; times in milliseconds."""
-    times = [(name, p) for name in ("ttft", "tpot") for p in PERCENTILES]
-    names = ("output_throughput", "acceptance_length", *(f"p{p}_{name}_ms" for name, p in times))
-    header = ("arm", "k", "dataset", "concurrency", "repeat", "tokens_per_second", "acceptance_length")
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow((*header, *(f"{name}_p{p}" for name, p in times)))
-    rows.writerows(
-        (*asdict(r.cell).values(), *(number(metric(r, name), ".6g") for name in names)) for r in results if r.ok
-    )
-    return out.getvalue()
+    first = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
+    return [first] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
@@ -144,7 +130,7 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def write_report(folder: Path) -> tuple[str, list[str]]:
-    """Write report.md, report.csv and plots/*.svg into ``folder``, each whole. Returns a summary in Markdown and, apart
+    """Write report.md and plots/*.svg into ``folder``, each whole. Returns a summary in Markdown and, apart
     because its last line is one to paste, the advice.
 
     Raises:
@@ -162,10 +148,10 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
     text = [f"# Sweep {suite.get('name', folder.name)}", setting(results, suite), READING, *best, *warned]
     text += _section("Failed cells", failures)
-    files = {"report.csv": as_csv(results)}
+    files: dict[str, str] = {}
     for name, group in groups.items():
         text.append(f"## Plots, {name}")
-        for plot in (plots.throughput, plots.pareto, plots.acceptance_length):
+        for plot in (plots.throughput, plots.acceptance_length):
             file, drawn = f"plots/{slug(f'{plot.__name__} {name}')}.svg", plot(name, group)
             files[file] = drawn.svg
             text.append(f"![{drawn.title}]({file})")

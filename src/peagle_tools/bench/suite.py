@@ -1,7 +1,7 @@
 """A suite: what a sweep measures. YAML, every key checked, mistakes named with line and key.
 
-Paths in a suite begin with ``./`` or ``../`` and are relative to the suite's folder, which is also the working
-directory of server and client; every other model name is one of the model hub.
+Paths are relative to the suite's folder, the working directory of server and client. Those of models begin with ``./``
+or ``../``; every other model name is one of the model hub.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from peagle_tools.bench import BenchError
@@ -26,10 +26,6 @@ SET_BY_THE_SWEEP = {
 }
 
 
-def is_path(name: str) -> bool:
-    return name.startswith(("./", "../", "/"))
-
-
 def _exists(path: str, info: ValidationInfo) -> str:
     """``path``, if it is there; the folder that it is relative to is the validation's context."""
     what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
@@ -39,13 +35,14 @@ def _exists(path: str, info: ValidationInfo) -> str:
 
 
 def _model(name: str, info: ValidationInfo) -> str:
-    return _exists(name, info) if is_path(name) else name
+    return _exists(name, info) if name.startswith(("./", "../", "/")) else name
 
 
-def _data(path: str, info: ValidationInfo) -> str:
-    if not is_path(path):
-        raise ValueError("begin the path with ./ or ../ (relative to the suite) or /")
-    return path if info.field_name == "speed_bench" else _exists(path, info)
+def _not_the_sweeps(flags: str) -> str:
+    for word in shlex.split(flags):
+        if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
+            raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
+    return flags
 
 
 def _unique(numbers: list[int]) -> list[int]:
@@ -57,7 +54,8 @@ def _unique(numbers: list[int]) -> list[int]:
 Positive = Annotated[int, Field(ge=1)]
 Numbers = Annotated[list[Positive], AfterValidator(_unique)]
 Model = Annotated[str, AfterValidator(_model)]
-Data = Annotated[str, AfterValidator(_data)]
+Words = Annotated[str, AfterValidator(_not_the_sweeps)]
+Data = Annotated[str, AfterValidator(_exists)]
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -70,16 +68,8 @@ class SpeculativeConfig(TypedDict, total=False):
 class Flags(Strict):
     """Flags of ``vllm serve`` as one string, word for word, and environment variables."""
 
-    flags: str = ""
+    flags: Words = ""
     environment: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("flags")
-    @classmethod
-    def _not_the_sweeps(cls, flags: str) -> str:
-        for word in shlex.split(flags):
-            if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
-                raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
-        return flags
 
     @property
     def words(self) -> list[str]:
@@ -130,8 +120,7 @@ class Dataset(Strict):
     Attributes:
         hub: a data set that vLLM's hub loaders read.
         jsonl: file with a ``prompt`` in each line.
-        speed_bench: folder made by SPEED-Bench's own script; its licence forbids shipping it, so that a sweep skips the
-            data set with a warning where the folder is absent.
+        flags: of ``vllm bench serve``, word for word, for every other data set that it reads.
         prompts: requests of one cell; at least ``prompts_per_client`` times the concurrency.
         output_tokens: at most, of one request.
         chat: put each prompt into the target's chat template; false sends it raw.
@@ -139,8 +128,7 @@ class Dataset(Strict):
 
     hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None
     jsonl: Data | None = None
-    speed_bench: Data | None = None
-    speed_bench_category: str | None = None
+    flags: Words | None = None
     prompts: Positive
     prompts_per_client: Annotated[int, Field(ge=0)] = 0
     output_tokens: Positive
@@ -148,14 +136,10 @@ class Dataset(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> "Dataset":
-        sources = ("hub", "jsonl", "speed_bench")
+        sources = ("hub", "jsonl", "flags")
         if sum(getattr(self, name) is not None for name in sources) != 1:
             raise ValueError(f"give exactly one of {', '.join(sources)}")
         return self
-
-    def absent(self, folder: Path) -> str:
-        """SPEED-Bench's folder where a suite of ``folder`` names it and it is not there; else empty."""
-        return self.speed_bench if self.speed_bench and not (folder / self.speed_bench).exists() else ""
 
     def num_prompts(self, concurrency: int) -> int:
         return max(self.prompts, self.prompts_per_client * concurrency)
