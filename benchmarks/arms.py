@@ -24,7 +24,6 @@ from peagle_tools.shared.processes import failure_reason
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
-TIMEOUT = 3600  # seconds for one process of ``run_each``
 NOT_A_GPU = "" if HAS_GPU else "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
 
 # The same for every arm, whatever the caller's own environment says.
@@ -88,26 +87,6 @@ def run(function: Callable[..., Any], env: dict[str, str], timeout: float | None
         if code or not out.exists():
             raise ArmError(failure_reason(log))
         return json.loads(out.read_text())
-
-
-def run_each(
-    function: Callable[..., list[Any]], jobs: Iterable[dict[str, Any]], env: dict[str, dict[str, str]], **common: Any
-) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
-    """Run ``function`` for each job, its arguments, in a process each; ``env`` is that of its "arm".
-
-    Yields after each all results so far, and the jobs that failed, with "error"; these do not stop the others.
-    """
-    found, failed = [], []
-    for job in jobs:
-        print(*job.values(), "...", flush=True)
-        try:
-            found += run(function, env[job["arm"]], TIMEOUT, **job, **common)
-        except ArmError as error:
-            failed.append(job | {"error": str(error)})
-            print(f"failed: {error}", flush=True)
-        yield found, failed
-    if not found:
-        raise SystemExit("no arm ran")
 
 
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Calls:
 
 
 @torch.inference_mode()
-def measure(shape: Shape, timer: Timer, bandwidth: float, repeats: int) -> dict[str, Any]:
+def measure(shape: Shape, timer: Timer, bandwidth: float) -> dict[str, Any]:
     """One entry of the result: both kernels at this shape."""
     case = shape.case(DTYPE)
     calls = Calls(shape, case)
@@ -125,7 +125,7 @@ def measure(shape: Shape, timer: Timer, bandwidth: float, repeats: int) -> dict[
     found = {}
     for name, num_bytes in moved_bytes(case).items():
         call = getattr(calls, name)
-        times = timer.measure(call, repeats)
+        times = timer.measure(call, REPEATS)
         device = arms.summary(times.device)
         found[name] = {
             "device_us": device,
@@ -156,16 +156,14 @@ def page(cells: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="of each arm and shape")
-    args = parser.parse_args()
+    out = arms.parser(__doc__).parse_args().out
     timer, cells = Timer(), []
     bandwidth = copy_bandwidth(timer)
-    settings = {"dtype": str(DTYPE), "num_aux": NUM_AUX, "repeats": args.repeats, "copy_bytes_per_second": bandwidth}
+    settings = {"dtype": str(DTYPE), "num_aux": NUM_AUX, "repeats": REPEATS, "copy_bytes_per_second": bandwidth}
     report = provenance() | settings | {"cells": cells}
     for shape in shapes():
-        cells.append(measure(shape, timer, bandwidth, args.repeats))
-        arms.write_result(args.out, __doc__, report)
+        cells.append(measure(shape, timer, bandwidth))
+        arms.write_result(out, __doc__, report)
     print(page(cells))
 
 

@@ -69,10 +69,6 @@ class Roofline:
     def bytes(self) -> float:
         return sum(part.bytes for part in self.parts.values())
 
-    @property
-    def flops(self) -> float:
-        return sum(part.flops for part in self.parts.values())
-
     def seconds(self, device: Device) -> tuple[float, float]:
         """Moving and computing, each on its own; the roofline is the larger."""
         computing = sum(part.flops / part.speed for part in self.parts.values()) / device.flops
