@@ -1,12 +1,17 @@
 """Suites: every mistake is named with its line and key, and the shipped ones say what was published."""
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import grid
 from peagle_tools.bench.suite import read_suite
+from peagle_tools.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "benchmarks/suites").glob("*.yaml"))
@@ -77,12 +82,6 @@ def test_shipped_suites(file: Path) -> None:
 
 @pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"]])
 def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    from typer.testing import CliRunner
-
-    from peagle_tools.cli import app
-
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
@@ -90,9 +89,6 @@ def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_help_imports_nothing_heavy() -> None:
-    import subprocess
-    import sys
-
     heavy = ("vllm", "torch", "pydantic", "yaml", "matplotlib")
     code = f"import sys, peagle_tools.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
