@@ -24,7 +24,6 @@ from peagle_tools.shared.processes import failure_reason
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
-TIMEOUT = 3600  # seconds for one process of ``run_each``
 NOT_A_GPU = "" if HAS_GPU else "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
 
 # The same for every arm, whatever the caller's own environment says.
@@ -90,35 +89,11 @@ def run(function: Callable[..., Any], env: dict[str, str], timeout: float | None
         return json.loads(out.read_text())
 
 
-def run_each(
-    function: Callable[..., list[Any]], jobs: Iterable[dict[str, Any]], env: dict[str, dict[str, str]], **common: Any
-) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
-    """Run ``function`` for each job, its arguments, in a process each; ``env`` is that of its "arm".
-
-    Yields after each all results so far, and the jobs that failed, with "error"; these do not stop the others.
-    """
-    found, failed = [], []
-    for job in jobs:
-        print(*job.values(), "...", flush=True)
-        try:
-            found += run(function, env[job["arm"]], TIMEOUT, **job, **common)
-        except ArmError as error:
-            failed.append(job | {"error": str(error)})
-            print(f"failed: {error}", flush=True)
-        yield found, failed
-    if not found:
-        raise SystemExit("no arm ran")
-
-
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
     """Median and spread (10th and 90th percentile), and every sample, in the unit given."""
     rounded = [round(sample, digits) for sample in samples]
     p10, median, p90 = (round(float(p), digits) for p in np.percentile(rounded, (10, 50, 90)))
     return {"median": median, "p10": p10, "p90": p90, "samples": rounded}
-
-
-def verdict(met: bool) -> str:
-    return "met" if met else "missed"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], notes: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Tokens per second of the whole engine, every drafter: ``python -m benchmarks.engine [--out FILE]``.
+"""Tokens per second of the whole engine, every drafter: ``python -m benchmarks.gpu_day --only engine``.
 
 Dummy weights of gpt-oss-20b's shapes, and synthetic rejection at the published acceptance lengths (SPEED-Bench code):
 the engine's speed is real, the acceptance is the published one. One start an arm, every concurrency c inside: c
@@ -6,20 +6,17 @@ requests at once, greedy, to the same number of tokens. Without a GPU: tiny mode
 random weights give.
 """
 
-import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
-from benchmarks.engines import Arm, dummy_llm, generate
-from benchmarks.shapes import GPT_OSS_20B, HEADS, TINY_HEADS
+from benchmarks.engines import HEAD, Arm, dummy_llm, generate
+from benchmarks.shapes import GPT_OSS_20B
 from peagle_tools.shared.acceptance import read_engine
-from peagle_tools.shared.provenance import provenance
 
-CONCURRENCY = (1, 4, 16, 64) if HAS_GPU else (1, 2)
-PROMPT, TOKENS, REPEATS = (128, 512, 3) if HAS_GPU else (8, 8, 1)
-HEAD = HEADS["gpt-oss-20b"] if HAS_GPU else TINY_HEADS["tiny"]
+PROMPT, TOKENS, REPEATS = (128, 512, 2) if HAS_GPU else (8, 8, 2)
 TARGET = GPT_OSS_20B if HAS_GPU else HEAD.target.config()
 
 # With the published acceptance length at each K.
@@ -31,37 +28,34 @@ ARMS = {
     "plugin P-EAGLE K=7, V2": Arm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
 }
 OURS = "plugin P-EAGLE K=7, V2"
-# (of what, concurrency, the least that OURS may be of it); EAGLE-3 counts at its best K
-AIMS = [("stock P-EAGLE", 1, 1.25), ("stock P-EAGLE", 64, 1.1), ("EAGLE-3", 1, 1.69), ("EAGLE-3", 64, 1.25)]
 
 
-def run_arm(arm: str, concurrency: list[int], repeats: int, llm: dict[str, Any]) -> Iterator[dict]:
+def run_arm(arm: str, batches: list[int], llm: dict[str, Any]) -> Iterator[dict]:
     """A cell for every concurrency of one arm, in this process; ``llm``: more arguments for ``LLM``."""
     drafting = ARMS[arm]
-    engine, _ = dummy_llm(drafting, TARGET, HEAD, concurrency, 4096, llm)
-    for c in concurrency:
+    engine, _ = dummy_llm(drafting, TARGET, HEAD, batches, 4096, llm)
+    for c in batches:
         generate(engine, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
         before = read_engine(engine)
-        speeds = [c * TOKENS / generate(engine, c, PROMPT, TOKENS) for _ in range(repeats)]
+        speeds = [c * TOKENS / generate(engine, c, PROMPT, TOKENS) for _ in range(REPEATS)]
         counts = read_engine(engine).since(before)
         length, speed = counts.length if counts.num_drafts else None, arms.summary(speeds, 1)
         yield {"arm": arm, "k": drafting.k, "c": c, "tokens_per_second": speed, "acceptance_length": length}
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """OURS over the others, with the aims, wherever both are there."""
+    """OURS over the others wherever both are there; over EAGLE-3 at its best K."""
     found = []
-    for of, c, aim in AIMS:
-        speeds = {x["arm"]: x["tokens_per_second"]["median"] for x in cells if x["c"] == c}
+    for c, of in product(dict.fromkeys(cell["c"] for cell in cells), ("none", "stock P-EAGLE", "EAGLE-3")):
+        speeds = {cell["arm"]: cell["tokens_per_second"]["median"] for cell in cells if cell["c"] == c}
         others = [speed for name, speed in speeds.items() if name.startswith(of)]
         if OURS in speeds and others:
-            value = speeds[OURS] / max(others)
-            found.append({"over": of, "c": c, "value": round(value, 3), "aim": aim, "met": value >= aim})
+            found.append({"over": of, "c": c, "value": round(speeds[OURS] / max(others), 3)})
     return found
 
 
 def page(cells: list[dict[str, Any]]) -> str:
-    """The table, one line for each (arm, c), and on a GPU each ratio with its aim."""
+    """The table, one line for each (arm, c), and on a GPU the ratios; docs/performance.md says what they are to be."""
     rows = []
     for cell in cells:
         speed, length = cell["tokens_per_second"], cell["acceptance_length"]
@@ -69,26 +63,5 @@ def page(cells: list[dict[str, Any]]) -> str:
         rows.append((cell["arm"], cell["c"], spread, f"{length:.2f}" if length else "-"))
     lines = [arms.table(("arm", "c", "tokens/s (p10-p90)", "AL measured"), rows, NOT_A_GPU)]
     for ratio in ratios(cells) if HAS_GPU else []:
-        value, aim = f"{ratio['value']:.2f}x", f"aim >= {ratio['aim']:g}: {arms.verdict(ratio['met'])}"
-        lines.append(f"{OURS} over {ratio['over']}, c={ratio['c']}: {value}, {aim}")
+        lines.append(f"{OURS} over {ratio['over']}, c={ratio['c']}: {ratio['value']:.2f}x")
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS), metavar="ARM")
-    parser.add_argument("--c", type=int, nargs="+", default=list(CONCURRENCY))
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in every arm, as JSON")
-    args = parser.parse_args()
-    common = {"repeats": args.repeats, "llm": args.llm}
-    report = {"target": HEAD.name, "prompt": PROMPT, "tokens": TOKENS, **common, **provenance()}
-    report |= {"published_acceptance": {name: arm.length for name, arm in ARMS.items()} if HAS_GPU else None}
-    jobs, env = [{"arm": arm} for arm in args.arms], {name: arm.env for name, arm in ARMS.items()}
-    for cells, failed in arms.run_each(run_arm, jobs, env, concurrency=args.c, **common):
-        arms.write_result(args.out, __doc__, report | {"ratios": ratios(cells), "failed": failed, "cells": cells})
-    print(page(cells))
-
-
-if __name__ == "__main__":
-    main()

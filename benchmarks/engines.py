@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import HAS_GPU, ROOT
-from benchmarks.shapes import Head, own_lm_head, write_config
+from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, Head, write_config
+
+HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that draft steps and engines are measured with
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,6 @@ def dummy_llm(
         RuntimeError: vLLM built another drafter than the arm's.
     """
     prepare_process()
-    if head.reduced:
-        own_lm_head()
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:

@@ -32,9 +32,8 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outc
 SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 # (attention backend, how the engine runs it), as tests/gpu names them; "compiled" leaves the KV cache's size to vLLM.
 MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
-DEPTHS, BATCHES, HEAD, TOKENS = ((7, 5), (1, 64), "gpt-oss-20b", "4096") if HAS_GPU else ((3,), (1, 2), "tiny", "64")
+DEPTHS, BATCHES, TOKENS = ((7, 5), (1, 4, 16, 64), "4096") if HAS_GPU else ((3,), (1, 2), "64")
 ON_KERNELS = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
-DRAFT_ARMS = {arm: draft_step.ARMS[arm] for arm in (draft_step.OURS, "stock V1", "EAGLE-3 V2")}
 STATE = "state.json"
 TRIES = 2
 
@@ -55,9 +54,8 @@ class Part:
 
 def all_parts(llm: dict[str, Any]) -> list[Part]:
     """Every part; ``llm``: more arguments for ``LLM`` in draft steps and engines."""
+    common = {"batches": BATCHES, "llm": llm}
     v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
-    step = {"head": HEAD, "batches": BATCHES, "repeats": draft_step.REPEATS, "llm": llm}
-    served = {"concurrency": BATCHES, "repeats": 2, "llm": llm}
     # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
     exact = [f"tests/kernels/test_{name}.py" for name in ("prepare_inputs", "gather_hidden", "select_candidates")]
     return [
@@ -69,11 +67,11 @@ def all_parts(llm: dict[str, Any]) -> list[Part]:
         Part("copy bandwidth", call(draft_step.bandwidth, CELLS), 90),
         Part("kernels", ("benchmarks.kernels", "--out", CELLS)),
         *(
-            Part(f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, **step), env=known.env)
-            for k, (arm, known) in product(DEPTHS, DRAFT_ARMS.items())
+            Part(f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, **common), env=known.env)
+            for k, (arm, known) in product(DEPTHS, draft_step.ARMS.items())
         ),
         *(
-            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **served), 360, known.env | SYNC_CHECK)
+            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **common), 360, known.env | SYNC_CHECK)
             for arm, known in engine.ARMS.items()
         ),
         Part("partition", ("benchmarks.partition", "--out", CELLS, "--tokens", TOKENS), 300),

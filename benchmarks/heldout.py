@@ -11,17 +11,9 @@ from benchmarks.engines import inside, prepare_process, tiny_pair
 from peagle_tools.shared.acceptance import read_engine
 
 
-def engine_settings(target: str, head: str | None, k: int, models: str, batches: list[int]) -> dict[str, Any]:
-    """Arguments of ``LLM``."""
-    more = {"max_model_len": 1024, "max_num_seqs": max(batches), "disable_log_stats": False}
-    return tiny_pair(target, head, k, models) | more
-
-
 def read_prompts(llm: Any, file: Path, count: int) -> list[dict[str, Any]]:
     """The first ``count`` prompts of a file, as one user message each."""
     lines = file.read_text().splitlines()[:count]
-    if len(lines) < count:
-        raise SystemExit(f"{file}: {len(lines)} prompts, {count} are needed")
     chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
     apply = llm.get_tokenizer().apply_chat_template
     return [{"prompt_token_ids": apply(chat, add_generation_prompt=True, return_dict=False)} for chat in chats]
@@ -50,7 +42,8 @@ def measure(
     from vllm import LLM, SamplingParams
 
     began = time.perf_counter()
-    llm = LLM(**engine_settings(target, head, k, models, batches))
+    sizes = {"max_model_len": 1024, "max_num_seqs": max(batches)}
+    llm = LLM(**tiny_pair(target, head, k, models), **sizes, disable_log_stats=False)
     questions = read_prompts(llm, Path(models, "prompts/heldout.jsonl"), prompts)
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
 

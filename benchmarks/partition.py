@@ -2,8 +2,7 @@
 
 The same head and loss three ways: parts (peagle_tools.train), speculators' flat step with sdpa, and prefixes run again
 for each of 8 segments, as NeMo Automodel does, built here on speculators' model. Each cell is a process of its own; its
-peak is what the step takes beyond the resting process, on a GPU beyond what was allocated. Left out: a forward of more
-than ``--rows`` rows with a dense mask.
+peak is what the step takes beyond the resting process, on a GPU beyond what was allocated.
 """
 
 import ctypes
@@ -25,6 +24,9 @@ DEPTHS = (4, 8, 16)
 RATIOS = {"all depths": (1.0, 1.0), "COD": (0.7, 0.2)}  # COD: drop-token sampling at speculators' defaults
 SHAPE = Model(hidden=128, intermediate=384, heads=4, kv_heads=4, head_dim=32, layers=4, vocab=512)
 SEGMENTS = 8
+CHUNK_ROWS = 1024  # of the partition
+MOST_ROWS = 23_000  # of a forward with a dense mask; larger ones are left out
+TIMEOUT = 3600  # seconds for one cell
 DTYPE = torch.bfloat16 if arms.HAS_GPU else torch.float32
 
 
@@ -118,7 +120,7 @@ def options_of(depths: int, sampling: str) -> dict[str, Any]:
     return {"num_depths": depths, "loss_config": resolve_loss_config("kl_div", "eager"), **ratios}
 
 
-def measure(arm: str, tokens: int, depths: int, sampling: str, chunk_rows: int) -> list[dict[str, Any]]:
+def measure(arm: str, tokens: int, depths: int, sampling: str, chunk_rows: int) -> dict[str, Any]:
     """One cell, in this process."""
     torch.manual_seed(0)
     head, step = new_head(in_parts=arm == "partition"), STEPS[arm]
@@ -131,7 +133,7 @@ def measure(arm: str, tokens: int, depths: int, sampling: str, chunk_rows: int) 
     seconds = _now() - began
     peak = (_memory() - resting) / 1e6
     cell = {"arm": arm, "tokens": tokens, "depths": depths, "sampling": sampling}
-    return [cell | {"rows": num_rows(tokens, depths, sampling), "peak_mb": round(peak), "seconds": round(seconds, 2)}]
+    return cell | {"rows": num_rows(tokens, depths, sampling), "peak_mb": round(peak), "seconds": round(seconds, 2)}
 
 
 def _now() -> float:
@@ -156,31 +158,30 @@ def _memory(reset: bool = False) -> int:
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    """A row for each tokens, depths and sampling; peak and time of each arm."""
-    found = {(c["sampling"], c["tokens"], c["depths"], c["rows"], c["arm"]): c for c in cells}
-    rows = []
-    for sampling, *sizes in sorted({key[:-1] for key in found}, reverse=True):
-        own = [found.get((sampling, *sizes, arm)) for arm in ARMS]
-        shown = (f"{c['peak_mb']:,} / {c['seconds']:.1f}" if c else "" for c in own)
-        rows.append((sampling, *(f"{size:,}" for size in sizes), *shown))
-    return arms.table(("sampling", "tokens", "depths", "rows", *(f"{arm}, MB / s" for arm in ARMS)), rows)
+    """A row for each cell."""
+    columns = ("arm", "tokens", "depths", "sampling", "rows", "peak_mb", "seconds")
+    return arms.table(columns, ([cell[column] for column in columns] for cell in cells))
 
 
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
-    parser.add_argument("--depths", nargs="+", type=int, default=DEPTHS, choices=DEPTHS)
-    parser.add_argument("--chunk-rows", type=int, default=1024, help="of the partition")
-    parser.add_argument("--rows", type=int, default=23_000, help="the most rows of a forward with a dense mask")
     args = parser.parse_args()
-    grid = product(args.tokens, args.depths, RATIOS, ARMS)
+    grid = product(args.tokens, DEPTHS, RATIOS, ARMS)
     named = (dict(zip(("tokens", "depths", "sampling", "arm"), cell, strict=True)) for cell in grid)
-    jobs = [cell for cell in named if masked_rows(**cell) <= args.rows]
+    jobs = [cell for cell in named if masked_rows(**cell) <= MOST_ROWS]
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
-    report = {"head": shape, "chunk_rows": args.chunk_rows, "rows_limit": args.rows, **provenance()}
-    common = {"chunk_rows": args.chunk_rows}
-    for cells, failed in arms.run_each(measure, jobs, {arm: {} for arm in ARMS}, **common):
+    report = {"head": shape, "chunk_rows": CHUNK_ROWS, "rows_limit": MOST_ROWS, **provenance()}
+    cells: list[dict[str, Any]] = []
+    failed = []
+    for job in jobs:
+        print(*job.values(), "...", flush=True)
+        try:
+            cells.append(arms.run(measure, {}, TIMEOUT, **job, chunk_rows=CHUNK_ROWS))
+        except arms.ArmError as error:
+            failed.append(job | {"error": str(error)})
+            print(f"failed: {error}", flush=True)
         arms.write_result(args.out, __doc__, report | {"cells": cells, "failed": failed})
     print(table(cells))
 

@@ -11,7 +11,6 @@ from benchmarks.arms import HAS_GPU
 from benchmarks.timing import Timer, Times, profiled
 
 AHEAD = 10e-3  # seconds of other work on the device before a "behind" step: more than any arm's host time
-TRACED = 3  # steps under the profiler, whose own cost spoils their times
 
 
 @dataclass
@@ -21,17 +20,17 @@ class Steps:
     Attributes:
         behind: begun while the device was busy, as behind a real target's forward: its time is the device's own.
         idle: begun on an idle device: its time holds the launch gaps, and the host's is free of any queue.
-        traced: the CUDA calls of each (``launches.profiled``).
+        traced: the CUDA calls of one step more, under the profiler, whose own cost would spoil its time.
     """
 
     behind: Times = field(default_factory=Times)
     idle: Times = field(default_factory=Times)
-    traced: list[dict[str, int]] = field(default_factory=list)
+    traced: dict[str, int] | None = None
 
 
 def num_steps(repeats: int, warm: int) -> int:
     """Decode steps that ``watched`` needs."""
-    return warm + 2 * repeats + (TRACED if HAS_GPU else 0)
+    return warm + 2 * repeats + HAS_GPU
 
 
 def is_full_decode(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, k: int) -> bool:
@@ -47,7 +46,7 @@ def is_full_decode(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, k:
 
 @contextmanager
 def watched(drafter: Any, timer: Timer, batch: int, k: int, repeats: int, warm: int) -> Iterator[Steps]:
-    """Time the decode steps of full batches: after ``warm`` of them ``repeats`` of each kind, then the traced ones."""
+    """Time the decode steps of full batches: after ``warm`` of them ``repeats`` of each kind, then the traced one."""
     propose, steps, seen = drafter.propose, Steps(), 0
 
     def step(call: Callable[[], Any]) -> Any:
@@ -59,9 +58,8 @@ def watched(drafter: Any, timer: Timer, batch: int, k: int, repeats: int, warm: 
             if HAS_GPU:
                 torch.cuda.synchronize()
             return timer.live(call, steps.idle)
-        if HAS_GPU and len(steps.traced) < TRACED:
-            out, calls = profiled(call)
-            steps.traced.append(calls)
+        if HAS_GPU and steps.traced is None:
+            out, steps.traced = profiled(call)
             return out
         return call()
 

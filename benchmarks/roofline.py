@@ -69,10 +69,6 @@ class Roofline:
     def bytes(self) -> float:
         return sum(part.bytes for part in self.parts.values())
 
-    @property
-    def flops(self) -> float:
-        return sum(part.flops for part in self.parts.values())
-
     def seconds(self, device: Device) -> tuple[float, float]:
         """Moving and computing, each on its own; the roofline is the larger."""
         computing = sum(part.flops / part.speed for part in self.parts.values()) / device.flops
@@ -149,17 +145,12 @@ def compute() -> Iterator[dict[str, Any]]:
             }
 
 
-def rows(cells: list[dict[str, Any]], device: str) -> Iterator[tuple[str, ...]]:
-    """Each head and step: gigabytes at the largest K and the bounds of each K, for each B; a star: by arithmetic."""
-    found = {(c["head"], c["step"], c["batch"], c["k"]): c for c in cells}
-    for head, step in dict.fromkeys(key[:2] for key in found):
-        texts: list[str] = []
-        for batch in BATCHES:
-            of_k = [found[head, step, batch, k] for k in DEPTHS]
-            bounds = (cell["us"][device] for cell in of_k)
-            stars = (f"{max(us.values()):,.0f}{'*' * (us['computing'] > us['moving'])}" for us in bounds)
-            texts += [f"{of_k[-1]['bytes'] / 1e9:.2f}", " / ".join(stars)]
-        yield (head, step, *texts)
+def rows(cells: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Each cell: gigabytes, and for each device the bound in microseconds; a star: by arithmetic, else by bytes."""
+    for cell in cells:
+        bounds = cell["us"].values()
+        us = (f"{max(bound.values()):,.0f}{'*' * (bound['computing'] > bound['moving'])}" for bound in bounds)
+        yield cell["head"], cell["step"], cell["k"], cell["batch"], f"{cell['bytes'] / 1e9:.2f}", *us
 
 
 def main() -> None:
@@ -168,11 +159,11 @@ def main() -> None:
     sources = {name: source for name, (_, source) in PUBLISHED.items()}
     devices = {name: device._asdict() for name, device in DEVICES.items()}
     report = {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": devices, **provenance(), "cells": cells}
-    kinds = (f"GB at K = {DEPTHS[-1]}", f"us at K = {' / '.join(map(str, DEPTHS))}")
-    columns = ["head", "step", *(f"B = {batch}: {kind}" for batch in BATCHES for kind in kinds)]
-    for name, device in DEVICES.items():
-        rates = f"{name}: {device.bandwidth / 1e12:g} TB/s and {device.flops / 1e12:g} TFLOP/s"
-        print(arms.table(columns, rows(cells, name), f"{rates}; a star: bound by arithmetic, else by bytes\n"))
+    print(
+        arms.table(
+            ("head", "step", "K", "B", "GB", *(f"{name}, us" for name in DEVICES)), rows(cells), "*: by arithmetic"
+        )
+    )
     print(*(f"- {name}: {text}." for name, text in (ASSUMPTIONS | sources).items()), sep="\n")
     print("Computed, not measured")
     arms.write_result(out, __doc__, report)

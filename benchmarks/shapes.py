@@ -1,11 +1,5 @@
-"""Models by their shapes alone, without weights: ``python benchmarks/shapes.py [FOLDER]``.
+"""Models by their shapes alone, without weights or a hub; the benchmarks serve them with ``load_format="dummy"``."""
 
-The benchmarks serve them with ``load_format="dummy"``. Run as a script, this writes the folders that
-benchmarks/suites/h200-synthetic.yaml names, for machines that cannot reach a model hub: gpt-oss-20b's shapes are those
-of the published checkpoints; the tokenizer is made up (one word a token), since the text does not matter.
-"""
-
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +55,6 @@ class Head:
     draft_vocab: int
     num_aux: int = NUM_AUX
 
-    @property
-    def reduced(self) -> bool:
-        return self.draft_vocab < self.target.vocab
-
     def layers(self, parallel: bool) -> int:
         """Of the P-EAGLE head, or of an EAGLE-3 head."""
         return PEAGLE_LAYERS if parallel else EAGLE3_LAYERS
@@ -101,41 +91,16 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
     return str(folder)
 
 
-def own_lm_head() -> None:
-    """Let dummy heads keep an lm_head of their own, which vLLM grants only to a head loaded from a file."""
-    import wrapt
-
-    def mark(module: Any) -> None:
-        module.Eagle3LlamaForCausalLM.has_own_lm_head = True
-
-    wrapt.register_post_import_hook(mark, "vllm.model_executor.models.llama_eagle3")
-
-
 # Eight layers: the fewest with room for the default aux layers. The target's own speed plays no part in a draft step.
 GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
-HEADS = {
-    head.name: head
-    for head in (
-        # With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
-        Head("gpt-oss-20b", GPT_OSS, 14336, GPT_OSS.vocab),
-        Head("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
-        Head("4096-wide, 32k draft vocabulary", Model(4096, 4096, 32, 8, 128, 8, 128256), 14336, 32000),
-    )
-}
-TINY_HEADS = {
-    head.name: head
-    for head in (
-        Head("tiny", Model(64, 96, 2, 1, 32, 8, 512), 96, 512),
-        Head("tiny, reduced vocabulary", Model(64, 96, 2, 1, 32, 8, 512), 96, 256),
-    )
-}
-
-
+# With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
+GPT_OSS_HEAD = Head("gpt-oss-20b", GPT_OSS, 14336, GPT_OSS.vocab)
+TINY_HEAD = Head("tiny", Model(64, 96, 2, 1, 32, 8, 512), 96, 512)
 _QWEN3_8B = Model(4096, 12288, 32, 8, 128, 36, 151936)
 # name -> published P-EAGLE head, and where its sizes come from
 PUBLISHED = {
     "gpt-oss-20b": (
-        HEADS["gpt-oss-20b"],
+        GPT_OSS_HEAD,
         "amazon/GPT-OSS-20B-P-EAGLE: 4 layers, the whole vocabulary, 3 hidden states (its tensors); the target's "
         "attention; intermediate size 14336, which makes its 1.8e9 parameters (3.6 GB)",
     ),
@@ -145,7 +110,7 @@ PUBLISHED = {
         "11520 assumed (10,100 to 12,900 agree with 1.7e9)",
     ),
     "qwen3-coder-30b": (
-        HEADS["qwen3-coder-30b"],
+        Head("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
         "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE: 4 layers, 3 hidden states (its card); the target's attention, "
         "the whole vocabulary and intermediate size 6144 assumed",
     ),
@@ -171,32 +136,3 @@ GPT_OSS_20B: dict[str, Any] = {
     "pad_token_id": 1,
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED},
 }
-FOLDERS = {
-    "gpt-oss-20b-shape": GPT_OSS_20B,
-    "eagle3-shape": HEADS["gpt-oss-20b"].config(parallel=False),
-    "peagle-shape": HEADS["gpt-oss-20b"].config(parallel=True),
-}
-
-
-def write_tokenizer(folder: Path) -> None:
-    """One word a token id, whole vocabulary: t0, t1, ..."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(GPT_OSS.vocab)}, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "t0", "eos_token": "t1", "unk_token": "t0"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
-    where = parser.parse_args().folder
-    for name, config in FOLDERS.items():
-        print(write_config(where / name, config))
-    write_tokenizer(where / "gpt-oss-20b-shape")
-
-
-if __name__ == "__main__":
-    main()

@@ -123,13 +123,12 @@ def main() -> int:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--full", action="store_true", help="with the large grids")
     parser.add_argument("--next", action="store_true", help="the groups of vLLM's next release, by default all of them")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
     args = parser.parse_args()
     groups = NEXT_GROUPS if args.next else GROUPS
     if unknown := set(args.groups) - set(groups):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
     began = time.monotonic()
-    with ThreadPoolExecutor(args.jobs) as pool:
+    with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(run, name, args.full) for name in groups if name in (args.groups or groups)]
         outcomes = [future.result() for future in as_completed(futures)]
 

@@ -3,14 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import track
 
-from benchmarks.arms import ENVIRONMENT, ON_CPU, ArmError, run, write_result
-from benchmarks.heldout import engine_settings, measure
+from benchmarks.arms import ON_CPU, ArmError, run, write_result
+from benchmarks.heldout import measure
 from examples.demo.table import markdown
 from peagle_tools.shared.provenance import hardware, versions
 
@@ -23,24 +22,14 @@ ARMS = [
 ]
 
 
-def configuration(common: dict[str, Any]) -> dict[str, Any]:
-    settings = engine_settings("tiny-llama", None, 0, common["models"], BATCHES)
-    engine = {name: value for name, value in settings.items() if name not in ("model", "speculative_config")}
-    counts = {name: common[name] for name in ("prompts", "max_tokens", "repeats")}
-    environment = {"environment": ENVIRONMENT | ON_CPU}
-    fixed = {"threads": 1, "temperature": 0, "dtype": engine["dtype"], "engine": engine}
-    return {"versions": versions(), **hardware(), **counts, **fixed, **environment}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="models", help="folder of the tiny models")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3, help="timed runs; the median counts")
     parser.add_argument("--out", type=Path, help="also write the result, with its whole configuration, to this file")
     args = parser.parse_args()
-    common = {name: value for name, value in vars(args).items() if name != "out"}
+    common = {name: value for name, value in vars(args).items() if name != "out"} | {"models": "models"}
     console, results = Console(), []
     for name, head, k in track(ARMS, "arms", console=console):
         try:
@@ -52,7 +41,8 @@ def main() -> int:
         console.print(f"{name}{f' K={k}' if k else ''}: {found['tokens_per_second']['1']:.0f} tokens/s")
     for result in results:
         result["same_output"] = set(result["output_sha256"].values()) == {results[0]["output_sha256"]["1"]}
-    report = {"configuration": configuration(common), "arms": results}
+    configuration = {"dtype": "float32", "threads": 1, "versions": versions(), **hardware(), **common}
+    report = {"configuration": configuration, "arms": results}
     write_result(args.out, __doc__, report)
     console.print(Markdown(markdown(report)))
     drafters = ", ".join(dict.fromkeys(r["drafter"] for r in results if r["arm"]["parallel"]))

@@ -54,11 +54,6 @@ def test_the_report_ends_with_the_schedule(tmp_path: Path, suite: Suite) -> None
     assert (tmp_path / "r/report.md").read_text().endswith(f"\n```\n{said[-1]}\n```\n")
 
 
-def test_one_depth_throughout_needs_no_schedule(tmp_path: Path, suite: Suite) -> None:
-    said = lines(tmp_path / "r", suite, slower=EAGLE)
-    assert "num_speculative_tokens_per_batch_size" not in config(said) and not any("drops" in line for line in said)
-
-
 def test_from_where_not_to_speculate(tmp_path: Path, suite: Suite) -> None:
     wider = suite.model_copy(update={"concurrency": [1, 4, 8, 16]})
     slower = {("P-EAGLE", k, c): 5.0 for k in (3, 7) for c in (8, 16)}
@@ -90,10 +85,12 @@ def test_what_the_noise_does_not_tell_apart_is_the_smallest_depth(
 
 @pytest.mark.parametrize("arm", ["P-EAGLE", "EAGLE-3"])
 def test_the_best_of_all_arms_is_named_with_its_environment(tmp_path: Path, suite: Suite, arm: str) -> None:
+    """One depth throughout needs no schedule."""
     named = suite.arms[arm].model_copy(update={"environment": {"A": "1"}})
     slower = {(other, k, c): 2.0 for other in {"P-EAGLE", "EAGLE-3"} - {arm} for k in (3, 7) for c in (1, 4)}
     said = lines(tmp_path / "r", suite.model_copy(update={"arms": suite.arms | {arm: named}}), slower=slower)
     assert said[0].startswith(f"prompts: {arm}, ") and "With A=1 set." in said
+    assert "num_speculative_tokens_per_batch_size" not in config(said) and not any("drops" in line for line in said)
 
 
 def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suite) -> None:

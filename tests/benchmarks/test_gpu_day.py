@@ -69,16 +69,14 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
     assert "drafts: 1 of 2 tests passed, 12 draft rows" in text and "test_two: AssertionError: rows differ" in text
 
 
-def test_a_slice_cuts_a_part_off_and_two_give_it_up(tmp_path: Path):
-    hangs = Part("hangs", gpu_day.call(cells, CELLS, go=str(tmp_path / "never")), 10)
+def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
+    """Two cuts give it up."""
+    hangs = gpu_day.call(cells, CELLS, go=str(tmp_path / "never"))
     for expected in ("cut", "cut", "failed"):
-        assert run_parts([hangs], tmp_path / "results", 6)["hangs"]["state"] == expected
+        assert run_parts([Part("hangs", hangs, 10)], tmp_path / "results", 6)["hangs"]["state"] == expected
     assert not run_parts([Part("long", (), 100)], tmp_path / "results", 6).get("long")
-
-
-def test_a_limit_ends_a_part(tmp_path: Path):
-    state = run_parts([Part("hangs", gpu_day.call(cells, CELLS, go=str(tmp_path / "never")), 1)], tmp_path / "results")
-    assert state["hangs"]["error"] == "took longer than its limit of 1 s"
+    state = run_parts([Part("limited", hangs, 1)], tmp_path / "results")
+    assert state["limited"]["error"] == "took longer than its limit of 1 s"
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])
@@ -98,4 +96,3 @@ print(json.dumps([(p.name, p.label, p.limit, p.env) for p in all_parts({{}})]))
         env["VLLM_GPU_SYNC_CHECK"] == "error" for name, _, _, env in listed if name.startswith(("drafts", "eng"))
     )
     assert len([name for name, *_ in listed if name.startswith("drafts")]) == (6 if has_gpu else 1)
-    assert {"compiled" in name for name, *_ in listed} == ({True, False} if has_gpu else {False})

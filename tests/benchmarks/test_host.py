@@ -33,23 +33,6 @@ def test_operations_of_a_draft_step(runner):
             assert result["replayed"]["totals"] == one_launch_and_one_replay
 
 
-def test_what_is_committed():
-    """Every vocabulary of both runners; EAGLE-3's K - 1 decode steps are one replay, beside that of its first step.
-
-    A selector adds at most 8 operations and launches.
-    """
-    counted = committed()
-    assert list(counted) == list(host.ARMS)
-    vocabularies = [f"plugin {v}{r}" for v in ("V1", "V2") for r in ("", ", reduced vocabulary")]
-    assert sorted(PLUGIN) == sorted([*vocabularies, "plugin V2, sharpened"])
-    plain, sharpened = (counted[arm]["totals"] for arm in ("plugin V2", "plugin V2, sharpened"))
-    assert sum(sharpened[kind] - plain[kind] for kind in ("operations", "launches")) <= 8
-    assert counted["plugin V2"]["totals"]["operations"] <= 7
-    assert counted["plugin V2, reduced vocabulary"]["totals"]["operations"] <= 8
-    eagle3 = counted["EAGLE-3 V2"]["replayed"]["totals"]
-    assert (eagle3["launches"], eagle3["replays"]) == (2, 2)
-
-
 def test_both_drafters_replay_all_that_they_have_graphs_for(tmp_path):
     """And a result has the shape of the committed one."""
     printed, result = run_script("host", tmp_path / "host.json", "--arms", "--batch", "2", "--rounds", "3")

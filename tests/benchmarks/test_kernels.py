@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.kernels import KERNELS, Shape, moved_bytes
+from benchmarks.kernels import KERNELS, REPEATS, Shape, moved_bytes
 from tests.benchmarks.running import is_summary, run_script
 
 
@@ -16,7 +16,7 @@ def test_bytes_of_a_batch_by_hand():
 
 
 def test_runs_on_tiny_shapes(tmp_path):
-    printed, result = run_script("kernels", tmp_path / "kernels.json", "--repeats", "3")
+    printed, result = run_script("kernels", tmp_path / "kernels.json")
     assert result["device"].startswith("CPU")
     assert "not a GPU result" in printed
     assert {"dtype", "num_aux", "repeats", "copy_bytes_per_second", "cells"} <= set(result)
@@ -25,6 +25,6 @@ def test_runs_on_tiny_shapes(tmp_path):
         assert {"reqs", "query", "k", "width"} <= set(cell)
         assert set(cell["arms"]) == set(KERNELS)
         for arm in cell["arms"].values():
-            assert is_summary(arm["device_us"], 3)
-            assert is_summary(arm["host_us"], 3)
+            assert is_summary(arm["device_us"], REPEATS)
+            assert is_summary(arm["host_us"], REPEATS)
             assert arm["of_copy_bandwidth"] > 0

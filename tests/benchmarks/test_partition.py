@@ -21,7 +21,7 @@ def test_the_three_ways_have_the_same_gradients() -> None:
 
 @pytest.mark.parametrize("sampling", partition.RATIOS)
 def test_cells_are_shown(sampling: str) -> None:
-    cells = [cell for arm in partition.ARMS for cell in partition.measure(arm, 512, 4, sampling, chunk_rows=128)]
+    cells = [partition.measure(arm, 512, 4, sampling, chunk_rows=128) for arm in partition.ARMS]
     assert [cell["arm"] for cell in cells] == list(partition.ARMS)
-    _, line = partition.table(cells).splitlines()
-    assert line.startswith(sampling) and all(f"{cell['peak_mb']:,} / {cell['seconds']:.1f}" in line for cell in cells)
+    for cell, line in zip(cells, partition.table(cells).splitlines()[1:], strict=True):
+        assert line.startswith(cell["arm"]) and str(cell["peak_mb"]) in line

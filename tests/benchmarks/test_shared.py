@@ -2,12 +2,13 @@
 
 import os
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import arms, engines, probe, timing
+from benchmarks import arms, probe, timing
 
 
 def test_an_arm_runs_in_a_process_of_its_own_and_names_its_error(monkeypatch):
@@ -28,11 +29,6 @@ def probed(names: list[str]) -> tuple[int, list[str | None]]:
     return os.getpid(), [os.environ.get(name) for name in names]
 
 
-def test_merged_reaches_into_dictionaries():
-    both = engines.merged({"a": 1, "c": {"x": 1, "y": 2}}, {"b": 2, "c": {"y": 3}})
-    assert both == {"a": 1, "b": 2, "c": {"x": 1, "y": 3}}
-
-
 def test_launches_are_told_apart_by_their_names():
     names = ["cuLaunchKernelEx", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"]
     names += ["cudaMemsetAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::copy_", "cudaEventRecord"]
@@ -41,45 +37,19 @@ def test_launches_are_told_apart_by_their_names():
     assert timing.as_text(calls) == "3k+1g+2c"
 
 
-class FakeCuda:
-    """In place of ``torch.cuda``: notes the order of what is queued."""
-
-    def __init__(self):
-        self.log: list[str] = []
-        cuda = self
-
-        class Event:
-            def __init__(self, enable_timing):
-                assert enable_timing
-
-            def record(self):
-                cuda.log.append("event")
-
-            def elapsed_time(self, end):
-                return 0.5  # milliseconds
-
-        self.Event = Event
-
-    def synchronize(self):
-        self.log.append("wait")
-
-    def _sleep(self, cycles):
-        assert isinstance(cycles, int)
-        assert cycles > 0
-        self.log.append("sleep")
-
-
 def test_on_a_gpu_the_timer_queues_the_call_behind_other_work(monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(timing.torch, "cuda", fake)
+    cuda = MagicMock()
+    cuda.Event.return_value.elapsed_time.return_value = 0.5  # milliseconds
+    monkeypatch.setattr(timing.torch, "cuda", cuda)
     monkeypatch.setattr(timing, "HAS_GPU", True)
     timer = timing.Timer()
-    timer.flush = SimpleNamespace(zero_=lambda: fake.log.append("flush"))
-    times = timer.measure(lambda: fake.log.append("call"), repeats=2)
-    assert times.device == [500.0, 500.0]
-    assert len(times.host) == 2
-    warm = 5 * ["event", "call", "event"] + ["wait"]
-    assert fake.log == warm + 2 * ["wait", "flush", "sleep", "event", "call", "event", "wait"]
+    timer.flush = cuda.flush
+    times = timer.measure(cuda.call, repeats=2)
+    assert times.device == [500.0, 500.0] and len(times.host) == 2
+    order = [name for name, _, _ in cuda.mock_calls if name not in ("Event", "Event().elapsed_time")]
+    timed = ["Event().record", "call", "Event().record"]
+    again = ["synchronize", "flush.zero_", "_sleep", *timed, "synchronize"]
+    assert order == [*5 * timed, "synchronize", *2 * again]
 
 
 def decode(batch: int, rows: int):
@@ -108,12 +78,6 @@ def test_probe_sees_each_kind_of_step_and_goes_away():
             assert drafter.propose(decode(2, 4)).shape == (2, 3)
     assert (len(steps.behind.device), len(steps.idle.device)) == (2, 2)
     assert "propose" not in vars(drafter)
-
-
-def test_probe_says_when_steps_were_missing():
-    drafter = Drafter()
-    with (
-        pytest.raises(RuntimeError, match="only 1 decode steps with all 2 requests"),
-        probe.watched(drafter, timing.Timer(), batch=2, k=3, repeats=2, warm=1),
-    ):
+    few = probe.watched(drafter, timing.Timer(), batch=2, k=3, repeats=2, warm=1)
+    with pytest.raises(RuntimeError, match="only 1 decode steps with all 2 requests"), few:
         drafter.propose(decode(2, 4))

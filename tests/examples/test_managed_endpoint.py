@@ -61,18 +61,6 @@ def test_where_the_model_comes_from(tmp_path: Path) -> None:
     assert model(HF_MODEL_ID="hub", SM_VLLM_MODEL="named") == "named"
 
 
-def test_published_pair_is_the_published_command() -> None:
-    flags = arguments(variables("gpt-oss-20b.env"))
-    config = json.loads(flags[flags.index("--speculative-config") + 1])
-    assert flags[flags.index("--model") + 1] == "openai/gpt-oss-20b"
-    assert config == {
-        "method": "eagle3",
-        "model": "amazon/gpt-oss-20b-p-eagle",
-        "num_speculative_tokens": 7,
-        "parallel_drafting": True,
-    }
-
-
 def test_endpoint_serves_with_drafts() -> None:
     port = free_port()
     given = variables("tiny.env") | {"SM_VLLM_PORT": str(port), "SM_VLLM_HOST": "127.0.0.1"}

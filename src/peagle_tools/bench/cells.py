@@ -3,7 +3,7 @@
 RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
 RESULTS/cells/CELL.json     one cell; there only when it is whole
 RESULTS/logs/               what servers and clients wrote; not part of the result
-RESULTS/report.md           with report.csv and plots/*.svg; made from the above, any time
+RESULTS/report.md           with plots/*.svg; made from the above, any time
 """
 
 import json
@@ -121,11 +121,15 @@ _CELL_RESULT = TypeAdapter(CellResult)
 
 
 def read_cell(file: Path) -> CellResult:
-    """Raises BenchError when the file is no cell."""
+    """Raises BenchError when the file is not what ``bench run`` wrote for a cell."""
     try:
         return _CELL_RESULT.validate_json(file.read_bytes())
-    except ValidationError:
-        raise BenchError(f"{file}: no cell of a sweep; delete it and run the sweep again") from None
+    except ValidationError as error:
+        place, message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        wrong = ": ".join([*map(str, place), message])
+        raise BenchError(
+            f"{file} is not a result of `bench run` ({wrong}); delete it, and the same `bench run` measures it again"
+        ) from None
 
 
 def read_results(folder: Path) -> list[CellResult]:

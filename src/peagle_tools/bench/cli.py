@@ -95,7 +95,6 @@ def compare(
         float,
         typer.Option(min=0, max=1, help="A loss of throughput or TPOT up to this share never counts (TTFT: twice)."),
     ] = 0.05,
-    al_tolerance: Annotated[float, typer.Option(min=0, max=1, help="The same for AL.")] = 0.03,
     other_hardware: Annotated[bool, typer.Option(help="Compare although the hardware differs.")] = False,
 ) -> None:
     """Which cells of B are worse than in A, beyond noise: throughput, TTFT, TPOT, AL, and the text in float32?
@@ -110,13 +109,8 @@ def compare(
     from peagle_tools.bench.compare import compare as compare_results
 
     try:
-        found = compare_results(
-            read_results(before),
-            read_results(after),
-            tolerance=tolerance,
-            al_tolerance=al_tolerance,
-            other_hardware=other_hardware,
-        )
+        results = read_results(before), read_results(after)
+        found = compare_results(*results, tolerance=tolerance, other_hardware=other_hardware)
     except BenchError as error:
         fail(str(error))
     Console().print(found.table())

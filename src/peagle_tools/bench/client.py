@@ -6,13 +6,12 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.suite import HUB, Suite
@@ -24,8 +23,7 @@ MODEL_NAME = "target"  # what clients call the model, so that no path gets into 
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 RESULT = "vllm.json"
-PAUSE = 0.2  # seconds between two checks of a running client
-SAMPLES = ("ttfts", "itls", "latencies", "start_times")  # seconds; kept to the microsecond
+PAUSE = 0.1  # seconds between two checks of a running client
 
 
 class CellFailed(Exception):
@@ -54,7 +52,8 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
     process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
     deadline = time.monotonic() + suite.cell_seconds
     try:
-        while (status := _wait(process)) is None:
+        while (status := process.poll()) is None:
+            time.sleep(PAUSE)
             serving.check()
             if time.monotonic() > deadline:
                 raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
@@ -75,13 +74,6 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
         reason = first.strip().splitlines()[-1][:300]
         raise CellFailed(f"{raw.get('completed')} of {sent} requests were answered: {reason}")
     return raw
-
-
-def _wait(process: psutil.Popen) -> int | None:
-    try:
-        return process.wait(PAUSE)
-    except psutil.TimeoutExpired:
-        return None
 
 
 def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
@@ -107,24 +99,16 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
         words += ["--dataset-name", "hf", "--dataset-path", HUB[dataset.hub]]
     elif dataset.jsonl is not None:
         words += ["--dataset-name", "custom", "--dataset-path", dataset.jsonl, "--disable-shuffle"]
-    elif dataset.speed_bench is not None:
-        words += ["--dataset-name", "speed_bench", "--dataset-path", dataset.speed_bench, "--disable-shuffle"]
-        words += ["--speed-bench-dataset-subset", dataset.speed_bench_subset]
-        words += ["--speed-bench-output-len", str(dataset.output_tokens)]
-        if dataset.speed_bench_category is not None:
-            words += ["--speed-bench-category", dataset.speed_bench_category]
     else:
-        words += ["--dataset-name", "random", "--input-len", str(dataset.random_input_tokens)]
+        words += shlex.split(dataset.flags or "")
     words += ["--num-prompts", str(dataset.num_prompts(cell.concurrency)), "--output-len", str(dataset.output_tokens)]
-    if dataset.ignore_eos:
-        words += ["--ignore-eos"]
-    if dataset.chat and dataset.random_input_tokens is None:  # the chat template has put the special tokens in
+    if dataset.chat:  # the chat template has put the special tokens in
         words += ["--extra-body", json.dumps({"add_special_tokens": False})]
     else:
         words += ["--skip-chat-template"]
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
-    words += ["--temperature", str(suite.temperature), "--seed", str(suite.seed)]
-    words += ["--request-id-prefix", f"{cell.id}-", "--percentile-metrics", "ttft,tpot,e2el"]
+    words += ["--temperature", str(suite.temperature), "--request-id-prefix", f"{cell.id}-"]
+    words += ["--percentile-metrics", "ttft,tpot,e2el"]
     return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
@@ -150,11 +134,8 @@ def without_paths(text: str) -> str:
 
 
 def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Samples rounded to the microsecond; texts as hashes, enough to see whether two arms wrote the same."""
+    """Texts as hashes, enough to see whether two arms wrote the same."""
     kept = {name: value for name, value in raw.items() if name not in ("generated_texts", "errors", "tokenizer_id")}
-    for name in SAMPLES:
-        if name in kept:
-            kept[name] = [[round(v, 6) for v in x] if isinstance(x, list) else round(x, 6) for x in kept[name]]
     texts = raw.get("generated_texts", [])
     kept["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
     return kept

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from peagle_tools.bench.metrics import Point, Spread, best_rows
+from peagle_tools.bench.metrics import Point, Spread, best_points
 from peagle_tools.shared.plots import COLORS, Plot, chart, line, log_x
 
 
@@ -17,9 +17,9 @@ def _curve(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[Spread], col
 
 def _series(points: Sequence[Point]) -> Iterator[tuple[str, list[Point], int]]:
     """Name, points and colour of each arm, at its best K for each concurrency."""
-    rows = best_rows(points)
-    for color, arm in enumerate(dict.fromkeys(p.arm for p in points)):
-        mine = [row.best[arm] for row in rows if arm in row.best]
+    best = best_points(points)
+    for color, arm in enumerate(dict.fromkeys(arm for arm, _ in best)):
+        mine = sorted((p for p in best.values() if p.arm == arm), key=lambda p: p.concurrency)
         depths = ", ".join(dict.fromkeys(str(p.k) for p in mine))
         yield f"{arm}, K={depths}" if mine[0].k else arm, mine, color
 

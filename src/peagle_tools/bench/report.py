@@ -10,11 +10,10 @@ from typing import Any
 from peagle_tools.bench import BenchError, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
 from peagle_tools.bench.metrics import (
-    PERCENTILES,
     Point,
-    best_rows,
-    by_dataset,
-    metrics_of,
+    arm_pairs,
+    best_points,
+    metric,
     number,
     points,
     same_texts,
@@ -40,10 +39,10 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note
 
 def cell_table(dataset: str, points: Sequence[Point]) -> str:
     """One row a point: rates, latencies and acceptance."""
-    base = {p.concurrency: p for p in points if p.kind == "none"}
+    base = without_speculation(points)
 
     def tail(point: Point, name: str) -> str:
-        shown = (number(point.spread(name, at).median, ".1f") for at in (0, 2))
+        shown = (number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
         return " / ".join(filter(None, shown))
 
     rows = [
@@ -56,7 +55,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
             tail(p, "tpot"),
             p.spread("acceptance_length").text(".2f"),
             " ".join(f"{100 * share:.0f}" for share in p.acceptance),
-            number(100 * same_texts(p, base.get(p.concurrency))),
+            number(100 * same_texts(p, base.get((dataset, p.concurrency)))),
             f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
         )
         for p in points
@@ -71,34 +70,35 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
 
 def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     """Output tokens/s of each arm at its best K, and the ratios between them."""
-    rows = best_rows(points)
-    arms, pairs = dict.fromkeys(p.arm for p in points), dict.fromkeys(pair for row in rows for pair in row.ratios)
-    rates, columns = [], [f"c={row.concurrency}" for row in rows]
-    for arm in arms:
-        bests = [row.best.get(arm) for row in rows]
-        cells = [
-            f"{number(p.tokens_per_second.median)}{f' (K={p.k})' if p.k else ''}" if p else "failed" for p in bests
-        ]
-        rates.append([arm, *cells])
+    best, concurrencies = best_points(points), sorted({p.concurrency for p in points})
+    columns = [f"c={c}" for c in concurrencies]
+
+    def rate(point: Point | None) -> str:
+        if point is None:
+            return "failed"
+        return number(point.tokens_per_second.median) + (f" (K={point.k})" if point.k else "")
+
+    def ratio(a: Point | None, b: Point | None) -> str:
+        return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
+
+    rates = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in dict.fromkeys(p.arm for p in points)]
     ratios = [
-        [" / ".join(pair), *(row.ratios[pair].text() if pair in row.ratios else "" for row in rows)] for pair in pairs
+        [f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)]
+        for a, b in arm_pairs(points)
     ]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
-    best = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
-    return [best] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
+    first = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
+    return [first] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
 
 
 def as_csv(results: Iterable[CellResult]) -> str:
-    """One row for each whole cell; times in milliseconds."""
-    names = [f"{name}_p{p}" for name in ("ttft", "tpot") for p in PERCENTILES]
+    """One row for each whole cell; metrics by vLLM's names, times in milliseconds."""
+    names = [f"p{p}_{name}_ms" for name in ("ttft", "tpot") for p in (50, 90, 99)]
+    names = ["output_throughput", "acceptance_length", *names]
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(("arm", "k", "dataset", "concurrency", "repeat", "tokens_per_second", "acceptance_length", *names))
-    for r in results:
-        if r.ok:
-            m = metrics_of(r)
-            values = (m.output_tokens_per_second, m.acceptance_length, *m.ttft, *m.tpot)
-            rows.writerow((*asdict(r.cell).values(), *(number(value, ".6g") for value in values)))
+    rows.writerow(("arm", "k", "dataset", "concurrency", "repeat", *names))
+    rows.writerows((*asdict(r.cell).values(), *(number(metric(r, n), ".6g") for n in names)) for r in results if r.ok)
     return out.getvalue()
 
 
@@ -125,7 +125,7 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
     datasets = "; ".join(
         f"{name}: at least {d['prompts']} {'chat' if d['chat'] else 'raw'} prompts a cell, "
-        f"{'exactly' if d['ignore_eos'] else 'at most'} {d['output_tokens']} output tokens each"
+        f"at most {d['output_tokens']} output tokens each"
         for name, d in suite.get("datasets", {}).items()
     )
     repeats = max(r.cell.repeat for r in results)
@@ -153,7 +153,8 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    groups = by_dataset(points(results))
+    found = points(results)
+    groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
     if not groups:
         raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
     suite: dict[str, Any] = read_sweep(folder).get("suite", {})

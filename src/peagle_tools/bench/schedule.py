@@ -62,8 +62,7 @@ def whole_config(arm: Mapping[str, Any], schedule: Sequence[Sequence[int]]) -> d
     deepest = max(k for *_, k in schedule)
     if deepest == 0:
         return {}
-    more = (arm.get("overrides") or {}).get(str(deepest), {})
-    config = {**arm["speculative_config"], **more, "num_speculative_tokens": deepest}
+    config = {**arm["speculative_config"], "num_speculative_tokens": deepest}
     return config | ({"num_speculative_tokens_per_batch_size": schedule} if len(schedule) > 1 else {})
 
 
@@ -86,14 +85,15 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
 
     def mean_gain(arm: str) -> tuple[float, float]:
         """By its schedule, then by its fastest depths."""
-        gains = {c: math.log(c.gain.median) for c in arms[arm] if c.concurrency in shared}
-        return math.fsum(gain for c, gain in gains.items() if c.k), math.fsum(gains.values())
+        gains = [(c.k, math.log(c.gain.median)) for c in arms[arm] if c.concurrency in shared]
+        return math.fsum(gain for k, gain in gains if k), math.fsum(gain for _, gain in gains)
 
     arm = max(arms, key=mean_gain)
     chosen = arms[arm]
     yield f"{dataset}: {arm}" + (", which has the largest mean gain of all arms." if len(arms) > 1 else ".")
     for c in chosen:
-        gain = f"{c.gain.median:.2f} x no speculation ({c.gain.sure()})"
+        sure = f"{'in doubt: ' * c.gain.in_doubt}{c.gain.low:.2f}..{c.gain.high:.2f} over {c.gain.repeats} repeats"
+        gain = f"{c.gain.median:.2f} x no speculation ({sure})"
         if c.k:
             yield f"c={c.concurrency}: K={c.k}, {c.point.tokens_per_second.median:,.0f} tokens/s, {gain}"
         else:

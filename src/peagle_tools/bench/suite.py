@@ -1,7 +1,7 @@
 """A suite: what a sweep measures. YAML, every key checked, mistakes named with line and key.
 
-Paths in a suite begin with ``./`` or ``../`` and are relative to the suite's folder, which is also the working
-directory of server and client; every other model name is one of the model hub.
+Paths are relative to the suite's folder, the working directory of server and client. Those of models begin with ``./``
+or ``../``; every other model name is one of the model hub.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from peagle_tools.bench import BenchError
@@ -26,27 +26,23 @@ SET_BY_THE_SWEEP = {
 }
 
 
-def is_path(name: str) -> bool:
-    return name.startswith(("./", "../", "/"))
-
-
 def _exists(path: str, info: ValidationInfo) -> str:
     """``path``, if it is there; the folder that it is relative to is the validation's context."""
     what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
     if not ((folder / path).is_file() if what == "file" else (folder / path).is_dir()):
-        mend = "; docs/bench.md shows how to make it" if info.field_name == "speed_bench" else ""
-        raise ValueError(f"there is no {what} {path} (looked in {folder}){mend}")
+        raise ValueError(f"there is no {what} {path} (looked in {folder})")
     return path
 
 
 def _model(name: str, info: ValidationInfo) -> str:
-    return _exists(name, info) if is_path(name) else name
+    return _exists(name, info) if name.startswith(("./", "../", "/")) else name
 
 
-def _data(path: str, info: ValidationInfo) -> str:
-    if not is_path(path):
-        raise ValueError("begin the path with ./ or ../ (relative to the suite) or /")
-    return path if info.data.get("optional") else _exists(path, info)
+def _not_the_sweeps(flags: str) -> str:
+    for word in shlex.split(flags):
+        if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
+            raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
+    return flags
 
 
 def _unique(numbers: list[int]) -> list[int]:
@@ -58,7 +54,8 @@ def _unique(numbers: list[int]) -> list[int]:
 Positive = Annotated[int, Field(ge=1)]
 Numbers = Annotated[list[Positive], AfterValidator(_unique)]
 Model = Annotated[str, AfterValidator(_model)]
-Data = Annotated[str, AfterValidator(_data)]
+Words = Annotated[str, AfterValidator(_not_the_sweeps)]
+Data = Annotated[str, AfterValidator(_exists)]
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -71,16 +68,8 @@ class SpeculativeConfig(TypedDict, total=False):
 class Flags(Strict):
     """Flags of ``vllm serve`` as one string, word for word, and environment variables."""
 
-    flags: str = ""
+    flags: Words = ""
     environment: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("flags")
-    @classmethod
-    def _not_the_sweeps(cls, flags: str) -> str:
-        for word in shlex.split(flags):
-            if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
-                raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
-        return flags
 
     @property
     def words(self) -> list[str]:
@@ -92,7 +81,6 @@ class Arm(Flags):
 
     speculative_config: SpeculativeConfig | None = None
     k: Numbers = Field(default_factory=list)
-    overrides: dict[int, dict[str, Any]] = Field(default_factory=dict)  # K -> more entries for the config at that K
 
     @model_validator(mode="after")
     def _depths_fit_the_config(self) -> "Arm":
@@ -103,8 +91,6 @@ class Arm(Flags):
             raise ValueError("a speculative_config needs k, the list of depths to measure")
         elif "num_speculative_tokens" in self.speculative_config:
             raise ValueError("leave num_speculative_tokens out: k sets it")
-        if unknown := set(self.overrides) - set(self.k):
-            raise ValueError(f"overrides names a depth that k does not list: {min(unknown)}")
         return self
 
     @property
@@ -125,47 +111,35 @@ class Arm(Flags):
         """vLLM's ``--speculative-config`` for this arm at depth ``k``."""
         if self.speculative_config is None:
             return None
-        return {**self.speculative_config, "num_speculative_tokens": k, **self.overrides.get(k, {})}
+        return {**self.speculative_config, "num_speculative_tokens": k}
 
 
 class Dataset(Strict):
     """Prompts, exactly one source of them.
 
     Attributes:
-        optional: skipped with a warning where its file or folder is absent.
         hub: a data set that vLLM's hub loaders read.
         jsonl: file with a ``prompt`` in each line.
-        speed_bench: folder made by SPEED-Bench's own script; its licence forbids shipping it.
-        random_input_tokens: random token ids, for dummy weights.
+        flags: of ``vllm bench serve``, word for word, for every other data set that it reads.
         prompts: requests of one cell; at least ``prompts_per_client`` times the concurrency.
-        output_tokens: at most, of one request; exactly, with ``ignore_eos``.
+        output_tokens: at most, of one request.
         chat: put each prompt into the target's chat template; false sends it raw.
     """
 
-    optional: Annotated[bool, Field(exclude=True)] = False  # first, for the paths depend on it; no part of a result
     hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None
     jsonl: Data | None = None
-    speed_bench: Data | None = None
-    speed_bench_subset: str = "qualitative"
-    speed_bench_category: str | None = None
-    random_input_tokens: Positive | None = None
+    flags: Words | None = None
     prompts: Positive
     prompts_per_client: Annotated[int, Field(ge=0)] = 0
     output_tokens: Positive
-    ignore_eos: bool = False
     chat: bool = True
 
     @model_validator(mode="after")
     def _one_source(self) -> "Dataset":
-        sources = ("hub", "jsonl", "speed_bench", "random_input_tokens")
+        sources = ("hub", "jsonl", "flags")
         if sum(getattr(self, name) is not None for name in sources) != 1:
             raise ValueError(f"give exactly one of {', '.join(sources)}")
         return self
-
-    def absent(self, folder: Path) -> str:
-        """The path that is not there, of an optional data set in a suite of ``folder``; else empty."""
-        path = self.jsonl or self.speed_bench or "."
-        return path if self.optional and not (folder / path).exists() else ""
 
     def num_prompts(self, concurrency: int) -> int:
         return max(self.prompts, self.prompts_per_client * concurrency)
@@ -183,10 +157,8 @@ class Suite(Strict):
     repeats: Positive = 3
     warmups: Annotated[int, Field(ge=0)] = 8  # requests before each cell, not counted
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
-    seed: int = 0
     server_start_seconds: Positive = 1200
     cell_seconds: Positive = 3600
-    notes: str = ""
 
     @model_validator(mode="after")
     def _file_names_differ(self) -> "Suite":
@@ -200,8 +172,8 @@ class Suite(Strict):
         return self
 
     def fingerprint(self) -> str:
-        """Changes when anything that is measured changes. More repeats or notes leave it."""
-        facts = self.model_dump(mode="json", exclude={"repeats", "notes", "server_start_seconds"})
+        """Changes when anything that is measured changes. More repeats leave it."""
+        facts = self.model_dump(mode="json", exclude={"repeats", "server_start_seconds"})
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,7 +15,6 @@ import fcntl
 import itertools
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -33,16 +32,11 @@ from peagle_tools.shared.server import Server, ServerFailed
 
 
 class Sweep:
-    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``.
-
-    Attributes:
-        absent: optional data sets that are not there, with their paths; their cells are left out.
-    """
+    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``."""
 
     def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
         self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
-        self.absent = {name: path for name, data in suite.datasets.items() if (path := data.absent(folder))}
-        self.cells = [cell for cell in cells if cell.dataset not in self.absent]
+        self.cells = cells
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
         self._partial = self.results / ".partial"
 
@@ -52,8 +46,6 @@ class Sweep:
         Raises:
             BenchError: the sweep cannot go on; OSError: ``results`` cannot be written.
         """
-        for name, path in self.absent.items():
-            print(f"warning: {name} is skipped, for {path} is not there (docs/bench.md, A suite)", file=sys.stderr)
         if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
         with self._locked():

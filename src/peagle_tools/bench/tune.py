@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from peagle_tools.shared.terminal import (
     fail,
     one_line_errors,
 )
-
-if TYPE_CHECKING:
-    from peagle_tools.bench.suite import Suite
 
 MOST_PROMPTS = 80
 DATASET = "prompts"  # as suite.yaml names it
@@ -61,18 +58,33 @@ def tune(
     from peagle_tools.bench.metrics import points
     from peagle_tools.bench.report import warnings
     from peagle_tools.bench.schedule import advice
-    from peagle_tools.bench.suite import slug
+    from peagle_tools.bench.suite import read_suite, slug
     from peagle_tools.bench.sweep import Sweep
 
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
     lines = _prompt_lines(prompts) if prompts else []
-    text = suite_text(folder, name, target, head, lines, k, concurrency, serve, max_tokens)
+    deepest = _trained_depth(target, head)
+    config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
+    text = Template(Path(__file__).with_name("suite.yaml").read_text()).substitute(
+        name=name,
+        target=json.dumps(_as_in_suite(target, folder)),
+        flags=json.dumps(serve),
+        config=json.dumps(config),
+        k=k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest],
+        source="jsonl: ./suite.jsonl" if lines else "hub: mt-bench",
+        prompts=min(len(lines) or MOST_PROMPTS, MOST_PROMPTS),
+        max_tokens=max_tokens,
+        concurrency=concurrency or [1, 8],
+    )
     files = {folder / "suite.yaml": text} | ({folder / "suite.jsonl": "".join(lines)} if lines else {})
     try:
-        if any(path.exists() and path.read_text() != text for path, text in files.items()):
+        if (folder / "sweep.json").exists() and any(path.read_text() != text for path, text in files.items()):
             fail(f"{folder} holds results of other prompts or options; name another folder with --results")
-        suite = _written(files)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text)
+        suite = read_suite(folder / "suite.yaml")
         cells = grid(suite)
         source = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
         print(f"tune: {source}, at least {suite.datasets[DATASET].prompts} requests a cell")
@@ -92,18 +104,8 @@ def tune(
         fail("interrupted; the same command goes on where it stopped")
 
 
-def suite_text(
-    folder: Path,
-    name: str,
-    target: str,
-    head: str,
-    lines: list[str],
-    k: list[int] | None,
-    concurrency: list[int] | None,
-    serve: str,
-    max_tokens: int,
-) -> str:
-    """suite.yaml in ``folder``; the command ends with a line where target or head cannot be read, or do not fit."""
+def _trained_depth(target: str, head: str) -> int:
+    """Of the head; the command ends with a line where target or head cannot be read, or do not fit."""
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import find
     from peagle_vllm.heads.head import read_head
@@ -112,35 +114,7 @@ def suite_text(
     with one_line_errors():
         source = read_head(find(head))
         exit_if_unfit(check(source, read_target(target)))
-    deepest = source.trained_depth or 7
-    config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
-    return Template(Path(__file__).with_name("suite.yaml").read_text()).substitute(
-        name=name,
-        target=json.dumps(_as_in_suite(target, folder)),
-        flags=json.dumps(serve),
-        config=json.dumps(config),
-        k=k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest],
-        source="jsonl: ./suite.jsonl" if lines else "hub: mt-bench",
-        prompts=min(len(lines) or MOST_PROMPTS, MOST_PROMPTS),
-        max_tokens=max_tokens,
-        concurrency=concurrency or [1, 8],
-    )
-
-
-def _written(files: dict[Path, str]) -> "Suite":
-    """Write suite and prompts; neither is left where an option made no suite, which raises BenchError."""
-    from peagle_tools.bench import BenchError
-    from peagle_tools.bench.suite import read_suite
-
-    try:
-        for path, text in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return read_suite(next(iter(files)))
-    except BenchError:
-        for path in files:
-            path.unlink()
-        raise
+    return source.trained_depth or 7
 
 
 def _prompt_lines(prompts: Path) -> list[str]:

@@ -1,10 +1,8 @@
 """Stands for `vllm bench serve`: writes a synthetic result. STANDIN_CLIENT in its environment says what fails.
 
 fails         an error and no result
-half          half of the requests failed (STANDIN_CLIENT_FOR_EAGLE: only in that arm; so does half-eagle)
+half          half of the requests failed (STANDIN_CLIENT_FOR_EAGLE: only in that arm)
 noise:F       everything takes F times as long
-wrong         half of the draft tokens are accepted, the first token takes ten times as long, and one answer of each
-              cell that speculates is another, all at the same throughput
 slow          takes a second before it writes
 """
 
@@ -26,7 +24,7 @@ args, _ = parser.parse_known_args()
 wanted = os.environ.get("STANDIN_CLIENT", "")
 cell = args.request_id_prefix.removesuffix("-")
 if cell.startswith("eagle"):
-    wanted = os.environ.get("STANDIN_CLIENT_FOR_EAGLE", "half" if wanted == "half-eagle" else wanted)
+    wanted = os.environ.get("STANDIN_CLIENT_FOR_EAGLE", wanted)
 wanted, _, factor = wanted.partition(":")
 factor = float(factor or 1)
 log = Path(os.environ["STANDIN_LOG"])
@@ -46,12 +44,6 @@ k = int(cell.split("-k")[1].split("-")[0])
 kind = {"none": "none", "eagle": "EAGLE-3"}.get(cell.split("-")[0], "P-EAGLE")
 noise = factor if wanted == "noise" else 1.0
 found = raw(kind, k, int(args.max_concurrency), prompts=int(args.num_prompts), noise=noise)
-if wanted == "wrong" and k:
-    found |= {name: value * 10 for name, value in found.items() if "_ttft_ms" in name}
-    counts = [round(500 * rate) for rate in found["spec_decode_per_position_acceptance_rates"]]
-    found["spec_decode_per_position_acceptance_rates"] = [count / 1000 for count in counts]
-    found["spec_decode_accepted_tokens"] = sum(counts)
-    found["generated_texts"][0] = "another"
 if wanted == "half":
     found |= {"completed": found["completed"] // 2, "failed": 6, "errors": ["", "Connection lost"]}
 (Path(args.result_dir) / args.result_filename).write_text(json.dumps(found))
