@@ -8,13 +8,10 @@ One pytest process serves one arm, because they need different state:
 
 A test that needs one arm says so: ``@pytest.mark.arm("plugin-v1", "stock-v1")``. The others are not
 collected, so no report lists a skip that only says "run me elsewhere".
-
-The suite also runs on the next release (`make test-next`). A test that is not about it says so, and why:
-``@pytest.mark.not_on("0.33", "...")``; what is left out is listed at the end of the report.
 """
 
 import atexit
-import functools
+import itertools
 import os
 import shutil
 import tempfile
@@ -43,7 +40,6 @@ import torch  # noqa: E402  (it reads the number of threads)
 # many bfloat16 drafts are ties as on other CPUs. Its vector form is what both are compared on, on every machine.
 torch.cpu._is_amx_tile_supported = lambda: False
 
-LEFT_OUT: list[str] = []  # tests and reasons
 HAS_GPU = torch.cuda.is_available()
 if ARM == "plugin-v2" and not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -51,22 +47,12 @@ if ARM == "stock-v1":
     os.environ["PEAGLE_VLLM_DISABLE"] = "1"
 
 
-@functools.cache
-def minor_of_vllm() -> str:
-    """ "0.32", read without importing vLLM."""
-    from peagle_vllm.patches.version import find_vllm
-
-    install = find_vllm()
-    return install.minor if install else ""
-
-
 def pytest_report_header() -> str:
-    return f"arm: {ARM} (PEAGLE_TEST_ARM), vLLM {minor_of_vllm()}"
+    return f"arm: {ARM} (PEAGLE_TEST_ARM)"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "arm(*names): run only where PEAGLE_TEST_ARM is one of these")
-    config.addinivalue_line("markers", "not_on(minor, why): left out on this vLLM, and named with the reason")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -74,20 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
         return mark is not None and ARM not in mark.args
 
-    def left_out(item: pytest.Item) -> bool:
-        reasons = [mark.args[1] for mark in item.iter_markers("not_on") if mark.args[0] == minor_of_vllm()]
-        LEFT_OUT.extend(f"{item.nodeid}: {why}" for why in reasons)
-        return bool(reasons)
-
-    away = [item for item in items if elsewhere(item) or left_out(item)]
-    config.hook.pytest_deselected(items=away)
-    items[:] = [item for item in items if item not in away]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if LEFT_OUT:
-        terminalreporter.section(f"left out on vLLM {minor_of_vllm()}")
-        terminalreporter.write_line("\n".join(LEFT_OUT))
+    config.hook.pytest_deselected(items=list(filter(elsewhere, items)))
+    items[:] = itertools.filterfalse(elsewhere, items)
 
 
 def pytest_sessionfinish() -> None:

@@ -36,24 +36,13 @@ SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
 
 
 @dataclass(frozen=True)
-class Graphs:
-    """V2's draft graphs, as ``tests.support.graphs.emulate`` takes them."""
-
-    request_counts: tuple[int, ...]
-    sizes: tuple[int, ...]
-    mode: str
-    in_place: bool
-    kernel_blocks: bool
-
-
-@dataclass(frozen=True)
 class Configuration:
     """An engine, and the requests that it gets, wave after wave.
 
     Attributes:
         target: of ``TARGETS``.
         settings: without their folders.
-        graphs: of V2 and some configurations only.
+        graphs: V2's draft graphs, as ``tests.support.graphs.emulate`` takes them; of some configurations only.
         kernels: Triton's interpreter runs our kernels; else their torch twins run, four times as fast a row.
     """
 
@@ -61,38 +50,9 @@ class Configuration:
     target: str
     head: tiny_heads.HeadSpec
     settings: Settings
-    graphs: Graphs | None
+    graphs: dict[str, Any] | None
     kernels: bool
     waves: tuple[tuple[Request, ...], ...]
-
-    @property
-    def dtype(self) -> str:
-        return self.settings.dtype
-
-    def choices(self) -> list[str]:
-        """In words, what this configuration is a case of."""
-        head, settings, more = self.head, self.settings, dict(self.settings.speculative)
-        words = {
-            "target": self.target,
-            "K": settings.k,
-            "dtype": settings.dtype,
-            "head": f"{head.family} {head.fmt}{' served' if settings.serve_head else ''}",
-            "layers": head.layers,
-            "aux layers": len(head.aux_layers),
-            "vocabulary": "reduced" if head.draft_vocab < tiny_heads.VOCAB else "whole",
-            "windows": {0: "none", head.layers: "every layer"}.get(sum(map(bool, head.windows)), "some layers"),
-            "selector": head.selector,
-            "block size": dict(settings.llm)["block_size"],
-            "prefix caching": settings.prefix_caching,
-            "chunked prefill": settings.token_budget < MAX_MODEL_LEN,
-            "requests at once": settings.max_num_seqs,
-            "schedule of K": "num_speculative_tokens_per_batch_size" in more,
-            "draft sampling": more.get("draft_sample_method", "greedy"),
-            "async scheduling": dict(settings.llm)["async_scheduling"],
-            "graphs": self.graphs.mode if self.graphs else "none",
-            "kernels": "interpreted" if self.kernels else "torch twins",
-        }
-        return [f"{name}: {value}" for name, value in words.items()]
 
 
 def draw(seed: int) -> Configuration:
@@ -151,18 +111,18 @@ def _settings(rng: random.Random, cell: Cell, head: tiny_heads.HeadSpec, target:
     )
 
 
-def _graphs(rng: random.Random, settings: Settings) -> Graphs | None:
+def _graphs(rng: random.Random, settings: Settings) -> dict[str, Any] | None:
     if not V2 or rng.random() < 0.4:
         return None
     counts = range(1, settings.max_num_seqs + 1)
     sizes = [size for size in (16, 48, 96) if size <= 2 * settings.max_num_seqs * (settings.k + 1)]  # vLLM's limit
-    return Graphs(
-        tuple(sorted(rng.sample(counts, min(len(counts), rng.randint(1, 4))))),
-        tuple(rng.sample(sizes, rng.randint(0, len(sizes)))),
-        rng.choice(("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL")),
-        in_place=rng.random() < 0.5,
-        kernel_blocks=rng.random() < 0.3,
-    )
+    return {
+        "request_counts": sorted(rng.sample(counts, min(len(counts), rng.randint(1, 4)))),
+        "sizes": rng.sample(sizes, rng.randint(0, len(sizes))),
+        "mode": rng.choice(("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL")),
+        "in_place": rng.random() < 0.5,
+        "kernel_blocks": rng.random() < 0.3,
+    }
 
 
 def _waves(rng: random.Random, kernels: bool, seed: int) -> list[tuple[Request, ...]]:

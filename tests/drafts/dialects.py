@@ -5,17 +5,15 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from tests.heads.writers import Written
 from tests.support import random_heads as tiny_heads
 from tests.support.random_heads import MASK_TOKEN, VOCAB, HeadSpec
-
-Weights = dict[str, torch.Tensor]
-Rewrite = Callable[[dict, Weights], tuple[dict, Weights]]
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,13 @@ class Case:
     """
 
     spec: HeadSpec
-    rewrite: Rewrite
+    rewrite: Callable[[Written], object]
     layers: tuple[tuple[str, object], ...] = ()
     dtype: torch.dtype = torch.float32
     shards: int = 1
     v2: bool = False
     direct: bool = True
-    options: tuple[str, ...] = field(default=())
+    options: tuple[str, ...] = ()
 
     @property
     def weights(self) -> tuple:
@@ -48,116 +46,94 @@ class Case:
         return replace(self.spec, fmt="aws"), self.layers, self.dtype
 
 
+def read(folder: Path) -> Written:
+    return Written(json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"))
+
+
 def write_own(folder: Path, target: Path, case: Case) -> Path:
     """The head in vLLM's own format, written from its facts and not by ``convert``."""
-    tiny_heads.write_head(folder, target, replace(case.spec, fmt="aws"))
-    config = json.loads((folder / "config.json").read_text())
-    weights = load_file(folder / "model.safetensors")
-    config["mask_token_id"] = config.pop("ptd_token_id")
-    config |= dict(case.layers)
-    weights = {name.replace("midlayer.", "layers.0."): _stored(tensor, case.dtype) for name, tensor in weights.items()}
-    return _save(folder, config, weights)
+    head = read(tiny_heads.write_head(folder, target, replace(case.spec, fmt="aws")))
+    head.config["mask_token_id"] = head.config.pop("ptd_token_id")
+    head.config |= dict(case.layers)
+    head.tensors = {
+        name.replace("midlayer.", "layers.0."): tensor.to(case.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in head.tensors.items()
+    }
+    return head.save(folder)
 
 
 def write_dialect(folder: Path, own: Path, case: Case) -> Path:
     """The head of ``own`` in the dialect's words."""
-    config = json.loads((own / "config.json").read_text())
-    return _save(folder, *case.rewrite(config, load_file(own / "model.safetensors")), shards=case.shards)
+    head = read(own)
+    head.shards = case.shards
+    case.rewrite(head)
+    return head.save(folder)
 
 
-def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _save(folder: Path, config: dict, weights: Weights, shards: int = 1) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    names = sorted(weights)
-    if shards == 1:
-        save_file(weights, folder / "model.safetensors")
-        return folder
-    weight_map = {}
-    for i in range(shards):
-        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
-        save_file({name: weights[name] for name in names[i::shards]}, folder / file)
-        weight_map |= dict.fromkeys(names[i::shards], file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return folder
-
-
-# ----------------------------------------------------------------------------------------- the dialects
-
-
-def own(config: dict, weights: Weights) -> tuple[dict, Weights]:
-    return config, weights
-
-
-def aws(config: dict, weights: Weights) -> tuple[dict, Weights]:
+def aws(head: Written) -> None:
     """``midlayer``, ``ptd_token_id``, no count of aux states, and a map even where it maps nothing."""
-    config["ptd_token_id"] = config.pop("mask_token_id")
-    del config["num_aux_hidden_states"]
-    weights = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights.items()}
-    identity = {"d2t": torch.zeros(VOCAB, dtype=torch.long), "t2d": torch.ones(VOCAB, dtype=torch.bool)}
-    return config, identity | weights if config["draft_vocab_size"] == VOCAB else weights
+    head.config["ptd_token_id"] = head.config.pop("mask_token_id")
+    del head.config["num_aux_hidden_states"]
+    head.tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in head.tensors.items()}
+    if head.config["draft_vocab_size"] == VOCAB:
+        head.tensors |= {"d2t": torch.zeros(VOCAB, dtype=torch.long), "t2d": torch.ones(VOCAB, dtype=torch.bool)}
 
 
-def flat(config: dict, weights: Weights) -> tuple[dict, Weights]:
-    config, weights = aws(config, weights)
-    return config | {"architectures": ["LlamaForCausalLM"]}, weights
+def flat(head: Written) -> None:
+    aws(head)
+    head.config["architectures"] = ["LlamaForCausalLM"]
 
 
-def nemo(config: dict, weights: Weights) -> tuple[dict, Weights]:
-    config |= {"architectures": ["LlamaEagle3DraftModel"], "parallel_drafting": True, "num_depths": 8}
-    return config, {n if n in ("lm_head.weight", "mask_hidden") else f"model.{n}": t for n, t in weights.items()}
+def nemo(head: Written) -> None:
+    head.config |= {"architectures": ["LlamaEagle3DraftModel"], "parallel_drafting": True, "num_depths": 8}
+    top = ("lm_head.weight", "mask_hidden")
+    head.tensors = {name if name in top else f"model.{name}": tensor for name, tensor in head.tensors.items()}
 
 
-def nemo_first(config: dict, weights: Weights) -> tuple[dict, Weights]:
+def nemo_first(head: Written) -> None:
     """As NeMo's first release had it: another class, and ``mask_hidden`` under the prefix too."""
-    config, weights = nemo(config, weights)
-    weights["model.mask_hidden"] = weights.pop("mask_hidden")
-    return config | {"architectures": ["LlamaPEagleDraftModel"]}, weights
+    nemo(head)
+    head.tensors["model.mask_hidden"] = head.tensors.pop("mask_hidden")
+    head.config["architectures"] = ["LlamaPEagleDraftModel"]
 
 
-def specforge(config: dict, weights: Weights) -> tuple[dict, Weights]:
+def specforge(head: Written) -> None:
     """The mask token is in nobody's config, aux layers stand inside ``eagle_config``."""
-    del config["mask_token_id"], config["num_aux_hidden_states"]
-    ids = config.pop("eagle_aux_hidden_state_layer_ids")
+    del head.config["mask_token_id"], head.config["num_aux_hidden_states"]
+    ids = head.config.pop("eagle_aux_hidden_state_layer_ids")
     eagle = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
-    return config | {"architectures": ["PEagleDraftModel"], "eagle_config": eagle}, weights
+    head.config |= {"architectures": ["PEagleDraftModel"], "eagle_config": eagle}
 
 
-def specforge_mended(config: dict, weights: Weights) -> tuple[dict, Weights]:
-    config, weights = specforge(config, weights)
-    return config | {"mask_token_id": MASK_TOKEN}, weights
+def specforge_mended(head: Written) -> None:
+    specforge(head)
+    head.config["mask_token_id"] = MASK_TOKEN
 
 
-def speculators(config: dict, weights: Weights) -> tuple[dict, Weights]:
+def speculators(head: Written) -> None:
     """As the speculators library saves it: its own fields beside the layers', no count of aux states."""
+    config = head.config
     names = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "fc_norm", "mask_token_id", "norm_before_fc")
-    names += ("norm_before_residual",)
-    top = {name: config.pop(name) for name in names} | {"target_hidden_size": None}
+    top = {name: config.pop(name) for name in (*names, "norm_before_residual")} | {"target_hidden_size": None}
     del config["num_aux_hidden_states"], config["target_hidden_size"]
-    family = config["model_type"]
-    config["architectures"] = ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"]
-    method = {"proposal_type": "greedy", "speculative_tokens": 8}
-    return top | {
+    config["architectures"] = ["LlamaForCausalLM" if config["model_type"] == "llama" else "Qwen3ForCausalLM"]
+    head.config = top | {
         "architectures": ["PEagleDraftModel"],
         "speculators_model_type": "peagle",
         "transformer_layer_config": config,
         "speculators_config": {
             "algorithm": "peagle",
             "default_proposal_method": "greedy",
-            "proposal_methods": [method],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 8}],
             "verifier": {"name_or_path": None, "architectures": []},
         },
-    }, weights
+    }
 
 
-def target_ids(config: dict, weights: Weights) -> tuple[dict, Weights]:
+def target_ids(head: Written) -> None:
     """The map as target ids, and no ``t2d``."""
-    del weights["t2d"]
-    weights["d2t"] = weights["d2t"] + torch.arange(len(weights["d2t"]))
-    return config, weights
+    del head.tensors["t2d"]
+    head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(len(head.tensors["d2t"]))
 
 
 LLAMA, QWEN3 = HeadSpec(), HeadSpec(family="qwen3")

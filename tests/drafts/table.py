@@ -22,16 +22,7 @@ def run(arm: str, path: str, report: Path) -> dict[str, dict[str, str]]:
     Raises:
         SystemExit: a test failed.
     """
-    command = (
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "junit_family=xunit1",
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
     python_path = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PEAGLE_TEST_ARM": arm, "PYTHONPATH": python_path}
     command += [f"--junitxml={report}", "tests/drafts/test_targets.py"]
@@ -40,10 +31,7 @@ def run(arm: str, path: str, report: Path) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         noted = {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
-        columns = found.setdefault(noted.pop("target"), {})
-        k = noted.pop("k", None)
-        for column, value in noted.items():
-            columns[arm + f", K={k}" if column == "drafts" else column] = value
+        found.setdefault(noted["target"], {})[f"{arm}, K={noted['k']}"] = noted["drafts"]
     return found
 
 

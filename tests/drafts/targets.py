@@ -151,15 +151,3 @@ def image() -> Any:
     from PIL import Image
 
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8))
-
-
-def greedy(target: Path, prompt: tuple[int, ...], count: int) -> list[int]:
-    """The prompt and the answer of ``count`` tokens that transformers gives."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    ids = torch.tensor([prompt])
-    answer = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
-    )
-    return answer[0].tolist()

@@ -12,7 +12,7 @@ from tests.conftest import ARM
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.random_heads import prompt
-from tests.support.recorder import Recording, Report, compare, planter, record
+from tests.support.recorder import record, serve_exactly
 from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
@@ -23,71 +23,48 @@ MAX_MODEL_LEN = 96
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny_heads.write_target(folder / "target")
-    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec())
+    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"))
 
 
 def start(pair: tuple[Path, Path], k: int = K, **changes: Any) -> Engine:
     return engine(Settings(*pair, k=k, max_model_len=MAX_MODEL_LEN, **changes))
 
 
-def exact(
-    pair: tuple[Path, Path], live: Engine, requests: list[Request], num_right: int | None = None
-) -> tuple[Report, Recording]:
-    """Run with planted drafts; drafts and output must equal the simulation's."""
-    reference = Reference(*pair)
-    right = {r.id: reference.greedy(r.prompt, r.max_tokens) for r in requests}
-    with record(live, planter(right, tiny_heads.VOCAB, num_right)) as noted:
-        finished = live.run(requests)
-    report = compare(noted, finished, reference, k=live.settings.k, max_model_len=MAX_MODEL_LEN)
-    print(report)
-    assert {req: done.tokens for req, done in finished.items()} == right
-    return report, noted
-
-
 def test_decoding(pair: tuple[Path, Path]):
     """Prompts in one piece, then decode batches of two with some drafts refused."""
-    report, _ = exact(pair, start(pair), [Request("a", prompt(9), 24), Request("b", prompt(30, 1), 24)])
+    requests = [Request("a", prompt(9), 24), Request("b", prompt(30, 1), 24)]
+    report, _ = serve_exactly(start(pair), requests, Reference(*pair))
     assert len(report.rejections) > 2
 
 
 def test_decoding_of_a_sharpened_head(tmp_path: Path):
     """Each draft is chosen among the head's best tokens, knowing the one before it."""
-    target = tiny_heads.write_target(tmp_path / "target")
-    pair = target, tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(draft_vocab=200, selector=True))
-    report, _ = exact(pair, start(pair), [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)])
+    pair = tiny_heads.write_pair(tmp_path, tiny_heads.HeadSpec(draft_vocab=200, selector=True))
+    requests = [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)]
+    report, _ = serve_exactly(start(pair), requests, Reference(*pair))
     assert report.rows > 10
 
 
 def test_every_draft_accepted(pair: tuple[Path, Path]):
     """The longest windows: K + 1 valid rows and K - 1 mask rows."""
     requests = [Request("a", prompt(9), 60), Request("b", prompt(20, 1), 60)]
-    report, _ = exact(pair, start(pair), requests, num_right=K)
+    report, _ = serve_exactly(start(pair), requests, Reference(*pair), num_right=K)
     assert set(report.rejections) <= {0, K}  # K: planted past the end of what is known
 
 
 def test_chunked_prefill_beside_decoding(pair: tuple[Path, Path]):
     """Chunks that are not the last take the next prompt token, and decoding goes on beside them."""
     requests = [Request("a", prompt(5), 30), Request("chunked", prompt(70, 1), 20, arrives=2)]
-    report, _ = exact(pair, start(pair, token_budget=12), requests)
+    report, _ = serve_exactly(start(pair, token_budget=12), requests, Reference(*pair))
     assert report.dropped["partial prefill"] > 4
-
-
-def test_mixture_of_experts(tmp_path: Path):
-    """The target that data-parallel ranks serve (tests/features/test_processes.py), here on one rank."""
-    target = tiny_heads.write_target(tmp_path / "target", "qwen3_moe")
-    pair = target, tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())
-    requests = [Request("a", prompt(5), 20), Request("chunked", prompt(40, 1), 8, arrives=1)]
-    report, _ = exact(pair, start(pair, token_budget=12), requests)
-    assert report.rows > 5
 
 
 def test_next_to_max_model_len(pair: tuple[Path, Path]):
     """Some requests reach the end of their sequence; the other must not notice, and their last drafts are right."""
     requests = [Request(f"end{n}", prompt(MAX_MODEL_LEN - n, n), n) for n in (14, 11, 8)]
     requests.append(Request("other", prompt(20, 1), 12))
-    report, _ = exact(pair, start(pair, k=8), requests, num_right=0)  # one token a step: every position is drafted at
+    # One token a step: every position is drafted at.
+    report, _ = serve_exactly(start(pair, k=8), requests, Reference(*pair), num_right=0)
     assert report.near_end > 12
 
 
@@ -100,7 +77,7 @@ def test_fewer_drafts_some_steps(pair: tuple[Path, Path]):
         Request("b", prompt(30, 1), 18, arrives=3),
         Request("c", prompt(12, 2), 6, arrives=6),
     ]
-    _, noted = exact(pair, live, requests)
+    _, noted = serve_exactly(live, requests, Reference(*pair))
     assert {len(row.draft) for row in noted.rows} == {0, K // 2, K}
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ARM
-from tests.drafts.dialects import CASES, Case, write_dialect, write_own
+from tests.drafts.dialects import CASES, Case, read, write_dialect, write_own
 from tests.drafts.grid import MAX_MODEL_LEN, requests
 from tests.inspect.running import run
 from tests.support import random_heads as tiny_heads
-from tests.support.engines import Settings, engine
+from tests.support.engines import Settings, engine, without_speculation
 from tests.support.recorder import planter, record
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
@@ -20,20 +20,15 @@ Drafts = dict[tuple[str, int], tuple[int, ...]]  # by request and p_last
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("dialects")
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> Path:
-    return tiny_heads.write_target(folder / "target")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_heads.write_target(tmp_path_factory.mktemp("dialects") / "target")
 
 
 @pytest.fixture(scope="module")
 def right(target: Path) -> dict[str, list[int]]:
     """Each request's tokens without speculation."""
-    live = engine(Settings(target, max_model_len=MAX_MODEL_LEN))
-    return {req: done.tokens for req, done in live.run(asked()).items()}
+    alone = without_speculation(Settings(target, max_model_len=MAX_MODEL_LEN), asked())
+    return {req: done.tokens for req, done in alone.items()}
 
 
 def asked():
@@ -50,14 +45,14 @@ def drafts(target: Path, head: Path, right: dict[str, list[int]]) -> Drafts:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, target: Path, right: dict[str, list[int]]):
+def expected(target: Path, right: dict[str, list[int]]):
     """What each set of weights drafts in vLLM's own format; one engine a set."""
     known: dict[tuple, tuple[Path, Drafts]] = {}
 
     def of(case: Case) -> tuple[Path, Drafts]:
         key = repr(case.weights)
         if key not in known:
-            own = write_own(folder / f"own-{len(known)}", target, case)
+            own = write_own(target.parent / f"own-{len(known)}", target, case)
             known[key] = own, drafts(target, own, right)
         return known[key]
 
@@ -69,8 +64,8 @@ ORDER = sorted((name for name in CASES if CASES[name].v2 is V2), key=lambda name
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_drafts_of_a_dialect(name: str, folder: Path, target: Path, right, expected, monkeypatch: pytest.MonkeyPatch):
-    case = CASES[name]
+def test_drafts_of_a_dialect(name: str, target: Path, right, expected, monkeypatch: pytest.MonkeyPatch):
+    case, folder = CASES[name], target.parent
     own, wanted = expected(case)
     assert len(wanted) >= (12 if V2 else 60) and len(set(wanted.values())) >= len(wanted) // 2
     head = write_dialect(folder / name, own, case)
@@ -88,24 +83,35 @@ def test_a_window_changes_drafts(expected):
 
 
 @pytest.mark.arm("plugin-v1")
-def test_windows_that_only_v2_serves_are_refused_on_v1(folder: Path, target: Path):
+def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path):
     from peagle_vllm.serving import RefusedError
 
-    own = write_own(folder / "mixed", target, CASES["speculators-mixed"])
+    own = write_own(target.parent / "mixed", target, CASES["speculators-mixed"])
     with pytest.raises(RefusedError, match=r"full_attention and sliding_attention layers, and the V1 "):
         engine(Settings(target, own, k=K))
 
 
 @pytest.mark.arm("plugin-v1")
-def test_what_needs_convert_is_refused_by_inspects_line(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_needs_convert_is_refused_by_inspects_line(target: Path, monkeypatch: pytest.MonkeyPatch):
     from peagle_vllm.serving import RefusedError
 
     for name in (name for name, case in CASES.items() if not case.direct):
-        own = write_own(folder / f"{name}-own", target, CASES[name])
-        head = write_dialect(folder / f"{name}-refused", own, CASES[name])
+        own = write_own(target.parent / f"{name}-own", target, CASES[name])
+        head = write_dialect(target.parent / f"{name}-refused", own, CASES[name])
         inspected = run(monkeypatch, "inspect", head, "--target", target)
         assert inspected.code == 1
         with pytest.raises(RefusedError) as refused:
             engine(Settings(target, head, k=K))
         line = str(refused.value).removeprefix("P-EAGLE refused: ")
         assert f"unfit    {line}" in inspected.out
+
+
+@pytest.mark.arm("plugin-v1")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, target: Path):
+    from peagle_vllm.serving import RefusedError
+
+    head = read(write_own(target.parent / f"with {value}", target, CASES["aws"]))
+    head.tensors["layers.1.mlp.up_proj.weight"][-1, -1] = value
+    with pytest.raises(RefusedError, match=r"up_proj.* NaN or Inf"):
+        engine(Settings(target, head.save(target.parent / f"with {value}, stored"), k=K))

@@ -26,9 +26,7 @@ K = 4
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny_heads.write_target(folder / "target")
-    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec())
+    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"))
 
 
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
@@ -95,10 +93,7 @@ def test_dynamic_k_gives_drafts_to_the_wrong_request(pair: tuple[Path, Path]):
 
 
 def test_length_bound_is_stale_after_queries_are_extended(pair: tuple[Path, Path]):
-    """Stock's extend_all_queries_by_N lengthens seq_lens, not the host's upper bound on them.
-
-    (Nor dcp_local_seq_lens; the plugin refuses decode context parallelism.)
-    """
+    """Stock's extend_all_queries_by_N lengthens seq_lens, not the host's upper bound on them."""
     live = start(pair)
     original, bounds = live.drafter.build_per_group_and_layer_attn_metadata, []
 

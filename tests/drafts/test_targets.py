@@ -14,8 +14,8 @@ import pytest
 from tests.conftest import ARM
 from tests.drafts import targets
 from tests.support import random_heads as tiny_heads
-from tests.support.engines import Request, Settings, engine
-from tests.support.recorder import DifferentError, compare, planter, record
+from tests.support.engines import Request, Settings, engine, without_speculation
+from tests.support.recorder import DifferentError, serve_exactly
 from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
@@ -44,20 +44,6 @@ FAILS = {
     **{(arm, "deepseek_v2"): BLOCKS for arm in ("plugin-v1", "plugin-v2", "stock-v1")},
 }
 
-Note = Callable[[str, object], None]
-
-
-@pytest.fixture
-def note(record_property: Note) -> Note:
-    """Keeps a value of this test for the table."""
-    return record_property
-
-
-def words(error: BaseException) -> str:
-    """The first line of an error, its type before it where it is no comparison of rows."""
-    line = (str(error) or "without words").splitlines()[0]
-    return line if isinstance(error, DifferentError) else f"{type(error).__name__}: {line}"
-
 
 def requests() -> list[Request]:
     text = [Request(f"{n}", tiny_heads.prompt(n, seed=n), ANSWER) for n in LENGTHS]
@@ -67,27 +53,17 @@ def requests() -> list[Request]:
     return [text[1], Request("image", prompt, ANSWER, image=targets.image())]
 
 
-def answers(target: Path) -> dict[str, list[int]]:
-    """The target's own, without speculation."""
-    alone = engine(Settings(target, max_model_len=MAX_MODEL_LEN, llm=LLM)).run(requests())
-    right = {req: done.tokens for req, done in alone.items()}
-    said = {token for tokens in right.values() for token in tokens[-ANSWER:]}
-    assert len(said) > ANSWER, "a target that repeats itself"
-    return right
-
-
 def drafts(target: Path, head: Path, k: int) -> str:
     """Serve ``target`` with ``head``: "n of n" rows equal to the reference.
 
     Raises:
         DifferentError: rows that are not.
     """
-    right = answers(target)
+    alone = without_speculation(Settings(target, max_model_len=MAX_MODEL_LEN, llm=LLM), requests())
+    right = {req: done.tokens for req, done in alone.items()}
+    assert len({t for tokens in right.values() for t in tokens[-ANSWER:]}) > ANSWER, "a target that repeats itself"
     live = engine(Settings(target, head, k=k, max_model_len=MAX_MODEL_LEN, llm=LLM))
-    with record(live, planter(right, tiny_heads.VOCAB), keep_hidden=True) as noted:
-        finished = live.run(requests())
-    assert {req: done.tokens for req, done in finished.items()} == right
-    report = compare(noted, finished, Reference(None, head), k=k, max_model_len=MAX_MODEL_LEN)
+    report, _ = serve_exactly(live, requests(), Reference(None, head), right, keep_hidden=True)
     assert report.rows >= 6 and not report.ties
     return f"{report.rows} of {report.rows}"
 
@@ -97,45 +73,17 @@ KS = [pytest.param(3, marks=pytest.mark.full), K, pytest.param(7, marks=pytest.m
 
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("name", NAMES)
-def test_drafts_for_a_target(name: str, k: int, tmp_path: Path, note: Note) -> None:
+def test_drafts_for_a_target(name: str, k: int, tmp_path: Path, record_property: Callable[[str, object], None]):
+    """What it notes is for the table."""
     target = targets.write(tmp_path, name)
     head = tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())
-    note("target", name + ", with an image" * IMAGES)
-    note("k", k)
+    record_property("target", name + ", with an image" * IMAGES)
+    record_property("k", k)
     expected = FAILS.get((ARM, name))
     if expected is None:
-        note("drafts", drafts(target, head, k))
+        record_property("drafts", drafts(target, head, k))
         return
     with pytest.raises(Exception, match=expected) as caught:
         drafts(target, head, k)
-    note("drafts", words(caught.value))
-
-
-@pytest.mark.full
-@pytest.mark.arm("plugin-v2")
-@pytest.mark.parametrize("name", [name for name in NAMES if ("plugin-v2", name) not in FAILS])
-def test_a_head_has_its_own_window_beside_any_target(name: str, tmp_path: Path) -> None:
-    target = targets.write(tmp_path, name)
-    head = tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(windows=(8, 8)))
-    drafts(target, head, K)
-
-
-@pytest.mark.full
-@pytest.mark.arm("stock-v1")
-@pytest.mark.parametrize("name", NAMES)
-def test_the_target_alone_and_under_eagle3(name: str, tmp_path: Path, note: Note) -> None:
-    """The controls of the table: vLLM answers as transformers does, and vLLM's EAGLE-3 does not change an answer."""
-    target = targets.write(tmp_path, name)
-    right = answers(target)
-    note("target", name + ", with an image" * IMAGES)
-    if not IMAGES:
-        same = sum(targets.greedy(target, request.prompt, ANSWER) == right[request.id] for request in requests())
-        note("alone", f"{same} of {len(right)}")
-    head = tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(fmt="aws"))
-    try:
-        live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, parallel_drafting=False, llm=LLM))
-        finished = live.run(requests())
-    except (AssertionError, ValueError) as error:
-        note("eagle3", words(error))
-    else:
-        note("eagle3", f"{sum(finished[req].tokens == right[req] for req in right)} of {len(right)}")
+    first = str(caught.value).splitlines()[0]
+    record_property("drafts", first if caught.type is DifferentError else f"{caught.typename}: {first}")

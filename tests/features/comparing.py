@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.support.engines import Settings, engine
+from tests.support.engines import Settings, engine, on_v1
 from tests.support.models import PEAGLE, TARGET, prompt_token_ids
 
 K = 5
@@ -20,8 +20,12 @@ class Case:
     sampling: tuple[tuple[str, Any], ...] = ()
 
 
-def outputs(settings: Settings, cases: Sequence[Case]) -> list[Any]:
-    """vLLM's RequestOutput for each case, all submitted together. Greedy, and past the end of text, unless told."""
+def outputs(settings: Settings, cases: Sequence[Case], **more: Any) -> list[Any]:
+    """vLLM's RequestOutput for each case, all submitted together. Greedy, and past the end of text, unless told.
+
+    Args:
+        more: of ``LLM.generate``'s arguments.
+    """
     live = engine(settings)  # before vLLM is imported: on V2 it must find Triton's interpreter
     from vllm import SamplingParams, TokensPrompt
 
@@ -30,12 +34,13 @@ def outputs(settings: Settings, cases: Sequence[Case]) -> list[Any]:
         SamplingParams(max_tokens=case.max_tokens, **({"temperature": 0.0, "ignore_eos": True} | dict(case.sampling)))
         for case in cases
     ]
-    return live.llm.generate(prompts, params, use_tqdm=False)
+    return live.llm.generate(prompts, params, use_tqdm=False, **more)
 
 
 def both(settings: Settings, cases: Sequence[Case]) -> list[tuple[Any, Any]]:
     """(unspeculated, speculated) RequestOutput for each case."""
-    plain = outputs(replace(settings, head=None), cases)
+    with on_v1():
+        plain = outputs(replace(settings, head=None), cases)
     return list(zip(plain, outputs(settings, cases), strict=True))
 
 

@@ -1,8 +1,6 @@
 """What the log says of drafts: one line at the start, on V2 how steps ran, and nothing for other drafters."""
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,20 +13,6 @@ from tests.support.models import EAGLE3
 pytestmark = pytest.mark.arm("plugin-v1")
 
 CASES = [Case(i, 12 + i) for i in range(3)]
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """vLLM's log from DEBUG on, for engines that start now; what is said once is said again."""
-    engine(SETTINGS)  # the first engine of a process sets the log up
-    from vllm import logger
-
-    logger._print_info_once.cache_clear()
-    vllm_logger = logging.getLogger("vllm")
-    vllm_logger.addHandler(caplog.handler)
-    with caplog.at_level(logging.DEBUG, "vllm"):
-        yield caplog
-    vllm_logger.removeHandler(caplog.handler)
 
 
 def said(log: pytest.LogCaptureFixture) -> list[str]:

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from tests.conftest import ARM
 from tests.features.comparing import SETTINGS, Case, outputs, tokens
-from tests.support.engines import Settings, engine
-from tests.support.models import TARGET, prompt_token_ids
+from tests.support.engines import engine
+from tests.support.models import TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -43,20 +43,12 @@ def test_lora_target(tmp_path: Path):
     from vllm.lora.request import LoRARequest
 
     adapter = LoRARequest("random", 1, str(write_lora(tmp_path)))
-    plain, speculated = (with_lora(chosen, adapter) for chosen in (replace(settings, head=None), settings))
+    plain, speculated = (
+        [tokens(output) for output in outputs(chosen, CASES, lora_request=adapter)]
+        for chosen in (replace(settings, head=None), settings)
+    )
     assert plain != base, "the adapter must change something"
     assert speculated == plain
-
-
-def with_lora(settings: Settings, adapter: object) -> list[list[list[int]]]:
-    from vllm import SamplingParams, TokensPrompt
-
-    prompts = [TokensPrompt(prompt_token_ids=prompt_token_ids()[case.prompt]) for case in CASES]
-    params = SamplingParams(temperature=0.0, max_tokens=CASES[0].max_tokens, ignore_eos=True)
-    return [
-        tokens(output)
-        for output in engine(settings).llm.generate(prompts, params, lora_request=adapter, use_tqdm=False)
-    ]
 
 
 def test_target_weights_reloaded_in_place():

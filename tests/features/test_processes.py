@@ -1,19 +1,20 @@
 """Engines of several processes, tensor, data and pipeline parallel: output and drafts are those of one."""
 
 import json
-import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from openai import OpenAI
 
+from peagle_tools.shared import processes
 from tests.features.comparing import SETTINGS, Case, K, outputs, tokens
-from tests.support import random_heads as tiny_heads
 from tests.support.models import PEAGLE, TARGET, prompt_token_ids
-from tests.support.serving import ROOT, START_SECONDS, Server, end, environment, free_port, running
+from tests.support.random_heads import HeadSpec, write_pair
+from tests.support.serving import START_SECONDS, environment, free_port, running, start
 
 pytestmark = pytest.mark.arm("plugin-v1")  # of this process; each process that it starts has its own
 
@@ -29,33 +30,27 @@ def command(port: int, *arguments: str) -> list[str]:
     ]
 
 
-def complete(server: Server, case: Case) -> list[int]:
-    body = {
-        "model": "tiny",
-        "prompt": prompt_token_ids()[case.prompt],
-        "max_tokens": case.max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)["choices"][0]["token_ids"]
-
-
 @pytest.mark.parametrize("kind", ["tensor", pytest.param("data", marks=pytest.mark.full)])
 def test_two_ranks_give_the_output_of_one(kind: str):
     cases = [Case(i, 24) for i in range(4)]
     alone = [tokens(output)[0] for output in outputs(SETTINGS, cases)]
     port = free_port()
     with running(command(port, f"--{kind}-parallel-size", "2"), port, environment()) as server:
-        together = [complete(server, case) for case in cases]
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        together = [
+            client.completions.create(
+                model="tiny",
+                prompt=prompt_token_ids()[case.prompt],
+                max_tokens=case.max_tokens,
+                temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            for case in cases
+        ]
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
         announced = server.log().count("P-EAGLE active: Model Runner V1, K=5, head trained 8 deep")
     assert announced == 1
-    assert together == alone
+    assert [answer.choices[0].token_ids for answer in together] == alone
     assert drafted > 0
 
 
@@ -63,28 +58,19 @@ def run_together(folder: Path, module: str, arguments: list[str], each: list[dic
     """Run a module of this folder on Model Runner V2 to its end: a process for each environment in ``each``."""
     command = [sys.executable, "-m", f"tests.features.{module}", str(folder), *arguments]
     common = environment() | {"PEAGLE_TEST_ARM": "plugin-v2"}
-    processes: list[subprocess.Popen] = []
+    started: list[psutil.Popen] = []
     logs = [folder / f"{module}{i}.log" for i in range(len(each))]
     deadline = time.monotonic() + START_SECONDS
     try:
         for path, own in zip(logs, each, strict=True):
             with path.open("w") as log:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=ROOT,
-                        env=common | own,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
+                started.append(start(command, common | own, log))
         # One that failed is the end of all: the others would wait for it.
-        while None in (ended := [one.poll() for one in processes]) and not any(ended) and time.monotonic() < deadline:
+        while None in (ended := [one.poll() for one in started]) and not any(ended) and time.monotonic() < deadline:
             time.sleep(0.2)
     finally:
-        for process in processes:
-            end(process)
+        for process in started:
+            processes.end(process)
     wrote = [path.read_text()[-3000:] for path in logs]
     assert set(ended) == {0}, "\n".join([f"exit codes {ended} (None: ended by this test)", *wrote])
 
@@ -99,11 +85,9 @@ def reports_of_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
 def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
     """V2: no collective in a draft step, and no graph lost to another rank's prefill.
 
-    Each rank compares its own drafts and output with the simulation, which is what one rank alone drafts
-    (tests/drafts/test_basics.py has the same target).
+    Each rank compares its own drafts and output with the simulation, which is what one rank alone drafts.
     """
-    target = tiny_heads.write_target(tmp_path / "target", "qwen3_moe")
-    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())
+    write_pair(tmp_path, family="qwen3_moe")
     ranks = reports_of_ranks(tmp_path, "data")
     for how in ("eager", "graphs"):
         each = [rank[how]["steps"] for rank in ranks]
@@ -121,13 +105,11 @@ def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
 
 def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
     """V2; the selector's candidates are those of all ranks."""
-    target = tiny_heads.write_target(tmp_path / "target")
-    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(selector=True))
+    write_pair(tmp_path, HeadSpec(selector=True))
     assert all(rank["eager"]["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))
 
 
 def test_the_last_pipeline_stage_drafts_what_one_process_drafts(tmp_path: Path):
     """V2; the first stage sends two of three aux hidden states; embeddings and lm_head are the target's."""
-    target = tiny_heads.write_target(tmp_path / "target")
-    tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec(own_embeddings=False, own_lm_head=False))
+    write_pair(tmp_path, HeadSpec(own_embeddings=False, own_lm_head=False))
     run_together(tmp_path, "stages", [], [{}])

@@ -5,7 +5,6 @@ from tests.mutants.mutation import DECODING, Mutation
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
-PREPARE = "kernels/peagle_kernels/prepare_inputs_kernel.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
 SELECT = "kernels/peagle_kernels/select_candidates.py"
@@ -85,7 +84,7 @@ DRAFTING = (
         "slot = position + (block",
         "slot = (position ^ 1) + (block",
     ),
-    Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN, "kernels"),
+    Mutation("block 0 written", GEOMETRY, "writes_kv & (block > 0)", "writes_kv", EXPAND_TWIN),
     Mutation("mask token is 0", V1, "=self.parallel_drafting_token_id,", "=0,"),
     Mutation(
         "bonus token of another request",
@@ -108,13 +107,6 @@ DRAFTING = (
         "if key.num_tokens > sizes[-1]])",
         "if False])",
         f"{CAPTURED}::test_full_graphs_keep_vllms_sizes_and_piecewise_ones_reach_the_drafts",
-    ),
-    Mutation(
-        "V1: attention builders make room for splits of every draft batch",
-        CAPTURE,
-        "self.compilation_config = copy.copy(config)",
-        "self.compilation_config = config",
-        f"{CAPTURED}::test_split_kv_takes_what_it_takes_without_the_patch",
     ),
     # V2 and the kernels, under the interpreter.
     Mutation(
@@ -171,7 +163,6 @@ DRAFTING = (
         "run.fc_inputs[0].copy_(self.model.mask_hidden.view(-1))",
         "pass",
         REPLAYED,
-        "plugin-v2",
     ),
     Mutation(
         "graph: a step without drafts asks for a shape that no graph has",
@@ -179,7 +170,6 @@ DRAFTING = (
         "if captured >= length and",
         "if captured == length and",
         WITHOUT,
-        "plugin-v2",
     ),
     Mutation(
         "graph: the backend's own block table is the one of capture time",
@@ -187,7 +177,6 @@ DRAFTING = (
         "self.attention.map_kernel_block_tables(num_reqs)",
         "pass",
         STALE + "[kernel_blocks]",
-        "plugin-v2",
     ),
     Mutation(
         "graph: metadata that a backend cannot refresh is not built anew",
@@ -195,7 +184,6 @@ DRAFTING = (
         "not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update)",
         "mode != CUDAGraphMode.FULL",
         STALE + "[rebuilt]",
-        "plugin-v2",
     ),
     Mutation(
         "graph: rebuilt metadata reads lengths back",
@@ -203,15 +191,6 @@ DRAFTING = (
         "bound = torch.from_numpy(_padded(seq_lens_bound, num_reqs, 0))",
         "bound = self.buffers.seq_lens[:num_reqs].cpu()",
         READS,
-        "plugin-v2",
-    ),
-    Mutation(
-        "graph: metadata is rebuilt and nobody says so",
-        V2,
-        "self.attention.warn_of_rebuilt_metadata()",
-        "pass",
-        READS,
-        "plugin-v2",
     ),
     Mutation(
         "piecewise: input rows stand elsewhere at every step",
@@ -219,7 +198,6 @@ DRAFTING = (
         "hidden_states=first_rows(self.hidden_states, batch.num_rows),",
         "hidden_states=self.hidden_states.new_empty(batch.num_rows, self.hidden_size),",
         MIXED,
-        "plugin-v2",
     ),
     Mutation(
         "graph: padding requests keep a sequence",
@@ -227,15 +205,6 @@ DRAFTING = (
         "tl.where(live, seq_len, 0).to(tl.int32)",
         "seq_len.to(tl.int32)",
         KERNEL_TEST,
-        "kernels",
-    ),
-    Mutation(
-        "kernel: a number of the step is compiled in",
-        PREPARE,
-        '        "num_reqs",\n',
-        "",
-        "tests/kernels/test_launch.py::test_prepare_inputs",
-        "compile",
     ),
     Mutation(
         "kernel: padding rows take mask_hidden",
@@ -243,25 +212,14 @@ DRAFTING = (
         "in_range & (source == MASK_ROW)",
         "in_range & (source < 0)",
         BROADCAST_TEST,
-        "kernels",
     ),
     # vLLM's start-up.
-    Mutation(
-        "profile: the drafts' rows come off the target's batch",
-        V2,
-        "        self.num_query_per_req = self.num_speculative_steps\n",
-        "        self.num_query_per_req = self.num_speculative_steps\n"
-        "        self.num_extra_query_per_req = self.num_speculative_steps - 1\n",
-        PROFILE,
-        "plugin-v2",
-    ),
     Mutation(
         "profile: more draft rows than heads are compiled for",
         GRAPH,
         "if is_dummy and starts[-1] > max_num_tokens:",
         "if False:",
         PROFILE,
-        "plugin-v2",
     ),
     Mutation(
         "profile: drafts look slots up in the block tables that vLLM has profiled with",
@@ -269,14 +227,6 @@ DRAFTING = (
         "            block_tables,\n            self.buffers,",
         '            self.__dict__.setdefault("first_tables", block_tables),\n            self.buffers,',
         "tests/v2/test_graph.py::test_drafts_after_vllm_has_profiled_the_memory_of_graphs[in_place]",
-        "plugin-v2",
-    ),
-    Mutation(
-        "kernel: select_candidates compiles anew for another K",
-        SELECT,
-        'do_not_specialize=["num_k", "last_position"]',
-        'do_not_specialize=["last_position"]',
-        "tests/kernels/test_aot.py::test_a_server_compiles_select_candidates_once",
     ),
     Mutation(
         "a selector asks for a top-k that does not compile",
@@ -284,7 +234,6 @@ DRAFTING = (
         "        model.has_vllm_top_k = False\n",
         "",
         "tests/v2/test_graph.py::test_a_selector_drafts_where_flashinfer_does_not_compile",
-        "plugin-v2",
     ),
     Mutation(
         "select_candidates prefers the candidates that come first",
@@ -311,14 +260,6 @@ DRAFTING = (
         f"{FUZZ}[7]",
     ),
     Mutation(
-        "groups: slots from the first group's table",
-        ATTENTION,
-        "tuple(tables.input_block_tables[gid] for gid in self.group_ids)",
-        "tuple(tables.input_block_tables[0] for gid in self.group_ids)",
-        f"{FUZZ}[128]",
-        "plugin-v2",
-    ),
-    Mutation(
         "groups: every layer reads the first group's slots",
         ATTENTION,
         "layer: buffers.slot_mappings[row]\n",
@@ -332,26 +273,6 @@ DRAFTING = (
         "tuple(table[:num_reqs] for table in self.block_tables.input_block_tables)",
         "tuple(table[:num_reqs].clone() for table in self.block_tables.input_block_tables)",
         REPLAYED,
-        "plugin-v2",
-    ),
-    Mutation(
-        "an abort is lost",
-        V1,
-        "        refuse_mixed_windows(vllm_config)\n",
-        "        refuse_mixed_windows(vllm_config)\n"
-        "        from vllm.v1.engine.core import EngineCore\n"
-        "        EngineCore.abort_requests = lambda self, request_ids: None\n",
-        f"{FUZZ}[14]",
-    ),
-    Mutation(
-        "a request keeps its last block",
-        V1,
-        "        refuse_mixed_windows(vllm_config)\n",
-        "        refuse_mixed_windows(vllm_config)\n"
-        "        from vllm.v1.core.block_pool import BlockPool\n"
-        "        free = BlockPool.free_blocks\n"
-        "        BlockPool.free_blocks = lambda self, blocks: free(self, list(blocks)[1:])\n",
-        f"{FUZZ}[7]",
     ),
     Mutation(
         "top_k alone ends the engine",

@@ -4,8 +4,11 @@ Greedy output notices none of them: the target corrects every wrong draft. That 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 DECODING = "tests/drafts/test_basics.py::test_decoding"
+ARMS = {"tests/kernels/": "kernels", "tests/v2/": "plugin-v2"}  # what the tests of a folder need
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,7 @@ class Mutation:
     Attributes:
         old: text that stands exactly once in ``file``.
         killer: pytest node id of the test that must fail.
-        arm: PEAGLE_TEST_ARM for it; plugin-v1 runs the torch twins, plugin-v2 the kernels; kernels and compile
-            import no vLLM, and run under Triton's interpreter and without it.
+        named_arm: PEAGLE_TEST_ARM for it, where its place does not tell.
     """
 
     name: str
@@ -24,4 +26,12 @@ class Mutation:
     old: str
     new: str
     killer: str = DECODING
-    arm: str = "plugin-v1"
+    named_arm: str = ""
+
+    @property
+    def arm(self) -> str:
+        """plugin-v1 runs the torch twins, plugin-v2 the kernels; "kernels" runs those without vLLM."""
+        return self.named_arm or next((arm for at, arm in ARMS.items() if self.killer.startswith(at)), "plugin-v1")
+
+    def fits(self) -> bool:
+        return (ROOT / self.file).read_text().count(self.old) == 1

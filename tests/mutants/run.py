@@ -2,62 +2,114 @@
 
     python -m tests.mutants.run [WORDS OF A NAME ...]
 
-Works on copies of the product in a temporary folder. Exits 1 if a mutant survives, if a test fails without any
-mutant, or if a mutation no longer fits the source.
+Exits 1 if a mutant survives, if a test fails without any mutant, or if a mutation no longer fits the source.
+
+Each arm has a process of its own, which forks for each trial: importing vLLM takes ten times as long as a small draft
+test. A fork starts with vLLM imported and without our packages, which it takes from a copy of the tree, broken or not.
 """
 
 import argparse
-import subprocess
+import multiprocessing
+import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from tests.mutants.mutation import Mutation
-from tests.mutants.mutations import MUTATIONS
-from tests.mutants.trials import ROOT, Trial, environment
+from tests.mutants.drafting import DRAFTING
+from tests.mutants.heads import HEADS
+from tests.mutants.mutation import ROOT, Mutation
+
+MUTATIONS = (*DRAFTING, *HEADS)
+TIMEOUT = 300  # seconds; a mutant may hang the engine
+PYTEST = ("-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore")
 
 
-def stale(mutation: Mutation) -> bool:
-    return (ROOT / mutation.file).read_text().count(mutation.old) != 1
-
-
-def planned(chosen: list[Mutation]) -> dict[str, list[Trial]]:
-    """By arm: every killer once without a mutant, then every mutant."""
-    plan: dict[str, list[Trial]] = {}
-    for arm in dict.fromkeys(m.arm for m in chosen):
-        mine = [m for m in chosen if m.arm == arm]
-        plan[arm] = [Trial(node) for node in dict.fromkeys(m.killer for m in mine)]
-        plan[arm] += [Trial(m.killer, m.name, m.file, m.old, m.new) for m in mine]
+def planned(chosen: list[Mutation]) -> dict[str, list[Mutation]]:
+    """By arm: every killer once without a mutant, a text replaced by itself, then every mutant."""
+    plan: dict[str, list[Mutation]] = {}
+    for mutation in chosen:
+        plan.setdefault(mutation.arm, []).append(mutation)
+    for trials in plan.values():
+        unbroken = {trial.killer: replace(trial, name="(no mutant)", new=trial.old) for trial in trials}
+        trials[:0] = unbroken.values()
     return plan
 
 
-def run_arm(arm: str, trials: list[Trial], folder: Path) -> list[str]:
-    """Run the trials of one arm in one process of its own; returns the lines of what went wrong."""
-    command = [sys.executable, "-m", "tests.mutants.trials", arm, str(folder)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(arm), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None and process.stdout is not None
-    bad, left = [], list(trials)
-    process.stdin.write("\n".join(trial.to_json() for trial in trials) + "\n")
-    process.stdin.close()
-    for line in process.stdout:
-        if not line.startswith("trial\t"):
-            continue
-        _, index, status, seconds = line.split("\t")
-        trial = trials[int(index)]
-        left.remove(trial)
-        verdict = trial.verdict(int(status))
-        print(
-            f"{verdict:9} {float(seconds):4.0f} s  {arm:9}  {trial.name:48} {trial.node.rpartition('/')[2]}", flush=True
-        )
+def run_arm(arm: str, trials: list[Mutation]) -> list[str]:
+    """Run the trials of one arm in this process, which does nothing else; returns what went wrong."""
+    import_early(arm)
+    bad = []
+    for trial in trials:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="peagle-mutant-") as folder:
+            status = run_forked(trial, Path(folder))
+            log = Path(folder, "log").read_text()
+        words = ("passed", "failed") if trial.new == trial.old else ("survived", "killed")
+        verdict = words[status] if status in (0, 1) else f"exit {status}"  # pytest's 1 is failing tests
+        seconds = time.monotonic() - began
+        print(f"{verdict:9} {seconds:4.0f} s  {arm:9}  {trial.name:48} {trial.killer.rpartition('/')[2]}", flush=True)
         if verdict not in ("killed", "passed"):
-            log = (folder / f"{arm}-{index}.log").read_text()
             bad.append(f"===== {trial.name}: {verdict} =====\n{log[-3000:]}")
-    process.wait()
-    return bad + [f"===== {trial.name}: never ran =====" for trial in left]
+    return bad
+
+
+def import_early(arm: str) -> None:
+    """The arm's environment, and what every trial would import anyway, our own packages excepted."""
+    for name in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM"):
+        os.environ.pop(name, None)
+    os.environ |= {"TRITON_INTERPRET": "1"} if arm == "kernels" else {"PEAGLE_TEST_ARM": arm}
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    if arm != "kernels":
+        from tests import conftest  # noqa: F401  (the environment that Triton and vLLM read when they are imported)
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import torch
+    import triton  # noqa: F401
+
+    torch.set_num_threads(1)
+    if arm == "kernels":
+        return
+    if arm == "plugin-v2":
+        from tests.support.interpreter import enable
+
+        enable()
+    import vllm.entrypoints.llm
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    ours = [name for name in sys.modules if name.split(".")[0] in ("peagle_vllm", "peagle_kernels")]
+    assert not ours, f"imported too early to be broken: {ours}"
+
+
+def run_forked(trial: Mutation, folder: Path) -> int:
+    """Pytest's exit status on a copy of the product in ``folder``, where its output is ``log``."""
+    for entry in ("kernels", "src"):
+        shutil.copytree(ROOT / entry, folder / entry, ignore=shutil.ignore_patterns("__pycache__"))
+    broken = folder / trial.file
+    broken.write_text(broken.read_text().replace(trial.old, trial.new))
+    pid = os.fork()
+    if pid == 0:
+        status = 70
+        try:
+            os.setsid()
+            signal.alarm(TIMEOUT)
+            out = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            sys.path[:0] = [str(folder / "kernels"), str(folder / "src")]
+            import pytest
+
+            status = int(pytest.main([*PYTEST, trial.killer]))
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(pid, 0)
+    return 1 if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
 
 
 def main() -> int:
@@ -65,12 +117,15 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="run the mutations whose name holds one of these")
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if not args.words or any(word in m.name for word in args.words)]
-    if unfit := [m.name for m in chosen if stale(m)]:
-        print(f"these mutations no longer fit the source, adapt tests/mutants/mutations.py: {', '.join(unfit)}")
+    if unfit := [m.name for m in chosen if not m.fits()]:
+        print(f"these mutations no longer fit the source, adapt them in tests/mutants: {', '.join(unfit)}")
         return 1
     began, plan = time.monotonic(), planned(chosen)
-    with tempfile.TemporaryDirectory(prefix="peagle-mutants-") as name, ThreadPoolExecutor(2) as pool:
-        bad = [line for lines in pool.map(lambda arm: run_arm(arm, plan[arm], Path(name)), plan) for line in lines]
+    spawn = multiprocessing.get_context("spawn")  # a new process for each arm, which has imported nothing yet
+    with tempfile.TemporaryDirectory(prefix="peagle-mutants-") as folder:
+        os.environ |= {"TMPDIR": folder, "PYTHONWARNINGS": "ignore"}  # else one of semaphores that engines leave
+        with ProcessPoolExecutor(2, spawn, max_tasks_per_child=1) as pool:
+            bad = [line for lines in pool.map(run_arm, plan, plan.values()) for line in lines]
     print("\n".join(bad))
     print(f"{len(chosen)} mutants, {len(bad)} problems, {time.monotonic() - began:.0f} s")
     return 1 if bad else 0

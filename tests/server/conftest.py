@@ -1,13 +1,12 @@
 """One server, started by the serving example, for every test in this folder."""
 
-import json
 import sys
 from collections.abc import Iterator
 
 import pytest
 from openai import OpenAI
 
-from tests.support.models import MODELS
+from tests.support.models import heldout
 from tests.support.serving import Server, environment, free_port, running
 
 
@@ -15,8 +14,6 @@ from tests.support.serving import Server, environment, free_port, running
 def server() -> Iterator[Server]:
     port = free_port()
     command = ["bash", "examples/serve.sh", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    # A tiny model would fill JSON with blanks for as long as the grammar lets it.
-    command += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     # For test_prompts_stand_in_no_log: with every line that there can be.
     env = environment() | {"PYTHON": sys.executable, "VLLM_LOGGING_LEVEL": "DEBUG"}
     with running(command, port, env) as server:
@@ -30,6 +27,4 @@ def client(server: Server) -> OpenAI:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
-    """The held-out prompts."""
-    lines = (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()
-    return [json.loads(line)["prompt"] for line in lines]
+    return heldout()

@@ -1,13 +1,33 @@
 """The server answers streams, shows what it drafted, and survives clients that leave or come all at once."""
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.server.asking import MODEL, chat, streamed_chat
-from tests.support.serving import Server
+from tests.support.serving import ROOT, Server
+
+MODEL = "tiny-llama"
+
+
+def ask(client: OpenAI, prompt: str, **more: Any) -> Any:
+    """A greedy question; ``more`` of its parameters."""
+    messages: Any = [{"role": "user", "content": prompt}]
+    return client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=48, **more)
+
+
+def chat(client: OpenAI, prompt: str) -> str:
+    """The whole answer in one piece."""
+    return ask(client, prompt).choices[0].message.content
+
+
+def streamed_chat(client: OpenAI, prompt: str) -> list[str]:
+    """The pieces of the answer, as they arrived."""
+    return [chunk.choices[0].delta.content or "" for chunk in ask(client, prompt, stream=True) if chunk.choices]
 
 
 def test_streaming_chat(client: OpenAI, prompts: list[str]) -> None:
@@ -64,3 +84,11 @@ def test_prompts_stand_in_no_log(server: Server, client: OpenAI) -> None:
     assert "DEBUG" in log
     assert "lanterns" not in log and "Aldeburgh" not in log
     assert answer not in log
+
+
+def test_client_example(server: Server) -> None:
+    command = [sys.executable, "examples/client.py", server.url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    chat, completion = done.stdout.removeprefix("--- chat\n").split("--- completion\n")
+    assert chat.strip() and completion.strip()

@@ -25,8 +25,6 @@ class Tally:
     choices: int = 0  # finished ones
     prompt_tokens: int = 0  # of answered requests
     output_tokens: int = 0
-    left_choices: int = 0  # of requests whose client went away: how much of them ran is not known
-    left_tokens: int = 0  # at most
     compared: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -111,12 +109,9 @@ def note(
     tally: Tally, ask: Ask, ended: str, answers: list[Answer], usage: Mapping[str, int], right: Mapping[int, Answer]
 ) -> None:
     """Add one request to the tally; what should not be goes to ``tally.wrong``."""
-    if ended == "left":
-        tally.left_choices += ask.body.get("n", 1) if isinstance(ask.body, dict) else 0
-        tally.left_tokens += ask.most_tokens
-    elif ask.refused and ended.startswith("4"):
+    if ask.refused and ended.startswith("4"):
         ended = "refused"
-    elif ended != "answered" or ask.refused:
+    elif ended not in ("answered", "left") or ask.refused:
         tally.wrong.append(f"{ended}: {ask.kind} {str(ask.body)[:200]}")
         ended = "stuck" if ended == "stuck" else "failed"
     tally.ended[ended] += 1

@@ -1,12 +1,11 @@
 """What the soak's clients send: greedy questions whose answers are known, sampled ones, and requests that are wrong."""
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.models import MODELS
+from tests.support.models import heldout
 
 MODEL = "tiny-llama"
 MAX_MODEL_LEN = 512
@@ -42,18 +41,6 @@ class Ask:
     leaves: int | None = None
     refused: bool = False
 
-    @property
-    def most_tokens(self) -> int:
-        """Output tokens that it can cost, all choices together."""
-        if self.refused or isinstance(self.body, bytes):
-            return 0
-        return self.body["max_tokens"] * self.body.get("n", 1)
-
-
-def heldout() -> list[str]:
-    lines = (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()
-    return [json.loads(line)["prompt"] for line in lines]
-
 
 def greedy_questions(count: int) -> list[Ask]:
     """Questions of which each has one right answer."""
@@ -80,74 +67,58 @@ def greedy_questions(count: int) -> list[Ask]:
     return made
 
 
-class Traffic:
+def traffic(seed: int, known: list[Ask], prompts: list[str], filtered: bool) -> Iterator[Ask]:
     """An endless mixture for one client, decided by its seed.
 
     Args:
         filtered: some requests ask for top_p or top_k; Triton's interpreter cannot run vLLM's kernel for them.
     """
-
-    def __init__(self, seed: int, known: list[Ask], prompts: list[str], filtered: bool = True):
-        self.rng, self.known, self.prompts = random.Random(seed), known, prompts
-        self.sampling: list[dict[str, Any]] = [{}, {"logprobs": 2}, {"presence_penalty": 1.0}]
-        self.sampling += [{"top_p": 0.8}, {"top_k": 5}] if filtered else []
-
-    def __iter__(self) -> Iterator[Ask]:
-        while True:
-            yield self._next()
-
-    def _next(self) -> Ask:
-        rng, share = self.rng, self.rng.random()
+    rng = random.Random(seed)
+    while True:
+        share = rng.random()
         if share < 0.12:
-            return wrong(rng)
-        ask = rng.choice(self.known) if share < 0.75 else self._sampled()
+            yield wrong(rng)
+            continue
+        ask = rng.choice(known) if share < 0.75 else sampled(rng, prompts, filtered)
         assert isinstance(ask.body, dict)
         stream = rng.random() < 0.5
         leaves = rng.choice((-1, -3, 0, 1, 2, 4, 9)) if rng.random() < 0.15 else None
         body = ask.body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
-        return Ask(ask.kind, ask.path, body, ask.known, stream, leaves)
+        yield Ask(ask.kind, ask.path, body, ask.known, stream, leaves)
 
-    def _sampled(self) -> Ask:
-        rng = self.rng
-        body: dict[str, Any] = {"model": MODEL, "prompt": rng.choice(self.prompts), "max_tokens": rng.randint(1, 64)}
-        body |= {"temperature": rng.choice((0.2, 0.7, 1.0, 1.5))}
-        # No seeds: on V1 without a GPU a seeded prompt in chunks ends the engine, "CPU Generator does not use offset".
-        body |= rng.choice(self.sampling)
-        if rng.random() < 0.4:
-            return Ask("several choices", COMPLETIONS, body | {"n": rng.randint(2, 4)})
-        return Ask("sampled", COMPLETIONS, body)
+
+def sampled(rng: random.Random, prompts: list[str], filtered: bool) -> Ask:
+    body: dict[str, Any] = {"model": MODEL, "prompt": rng.choice(prompts), "max_tokens": rng.randint(1, 64)}
+    body |= {"temperature": rng.choice((0.2, 0.7, 1.0, 1.5))}
+    # No seeds: on V1 without a GPU a seeded prompt in chunks ends the engine, "CPU Generator does not use offset".
+    filters = ({"top_p": 0.8}, {"top_k": 5}) if filtered else ()
+    body |= rng.choice(({}, {"logprobs": 2}, {"presence_penalty": 1.0}, *filters))
+    if rng.random() < 0.4:
+        return Ask("several choices", COMPLETIONS, body | {"n": rng.randint(2, 4)})
+    return Ask("sampled", COMPLETIONS, body)
 
 
 def wrong(rng: random.Random) -> Ask:
     """A request that no server may answer."""
     prompt = {"model": MODEL, "prompt": "def f(", "max_tokens": 8}
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no"}}}
+    values = {
+        "max_tokens": (-1, "many", 1.5, [1], 10**30),
+        "temperature": (-1, "hot", {}),
+        "n": (0, -3, "two"),
+        "prompt": (5, {}, [[]], [10**9], [-5], [None], [VOCAB + 5] * 9, [9] * (MAX_MODEL_LEN + 1), "word " * 400_000),
+        "top_p": (7,),
+        "stop": ([3],),
+        "logprobs": (-5,),
+        "model": ("another",),
+    }
+    no_json = (b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"model": "tiny-llama", ', b"[" * 9999)
     bodies: list[tuple[str, dict[str, Any] | bytes]] = [
-        *(
-            (COMPLETIONS, text)
-            for text in (b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"model": "tiny-llama", ', b"[" * 9999)
-        ),
-        *((COMPLETIONS, prompt | {"max_tokens": value}) for value in (-1, "many", 1.5, [1], 10**30)),
-        *((COMPLETIONS, prompt | {"temperature": value}) for value in (-1, "hot", {})),
-        *((COMPLETIONS, prompt | {"n": value}) for value in (0, -3, "two")),
-        *((COMPLETIONS, prompt | {"prompt": value}) for value in (5, {}, [[]], [10**9], [-5], [None], [VOCAB + 5] * 9)),
-        *((COMPLETIONS, prompt | {"prompt": value}) for value in ([9] * (MAX_MODEL_LEN + 1), "word " * 400_000)),
-        *(
-            (
-                COMPLETIONS,
-                prompt | {"top_p": 7},
-            ),
-            (COMPLETIONS, prompt | {"stop": [3]}),
-            (COMPLETIONS, prompt | {"logprobs": -5}),
-        ),
-        (COMPLETIONS, prompt | {"model": "another"}),
-        (CHAT, chat | {"messages": "x"}),
-        (CHAT, chat | {"messages": []}),
-        (CHAT, chat | {"messages": [{"role": "user"}, 5]}),
-        (
-            CHAT,
-            chat | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no"}}}},
-        ),
+        *((COMPLETIONS, text) for text in no_json),
+        *((COMPLETIONS, prompt | {name: value}) for name, those in values.items() for value in those),
+        *((CHAT, chat | {"messages": value}) for value in ("x", [], [{"role": "user"}, 5])),
+        (CHAT, chat | {"response_format": schema}),
         ("/v1/nowhere", prompt),
     ]
     path, body = rng.choice(bodies)

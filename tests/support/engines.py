@@ -7,11 +7,16 @@ collections over vLLM's million objects, so those are frozen first and collected
 import gc
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
 
 from tests.conftest import ARM, HAS_GPU
 
@@ -191,32 +196,22 @@ def _finished(request: Request, out: Any) -> Finished:
 @contextmanager
 def count_preemptions(engine: Engine) -> Iterator[list[str]]:
     """The ids of requests that the scheduler preempts meanwhile."""
-    scheduler, seen = engine.scheduler, []
-    original = scheduler._preempt_request
+    seen, original = [], engine.scheduler._preempt_request
 
     def _preempt_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(request.request_id)
         return original(request, *args, **kwargs)
 
-    scheduler._preempt_request = _preempt_request
-    try:
+    with patch.object(engine.scheduler, "_preempt_request", _preempt_request):
         yield seen
-    finally:
-        del scheduler._preempt_request
 
 
 _live: Engine | None = None
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
+def no_collection() -> AbstractContextManager[Any]:
     """vLLM collects garbage seven times a start; over its own modules that takes seconds and finds nothing."""
-    collect = gc.collect
-    gc.collect = lambda *_: 0  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        gc.collect = collect
+    return patch.object(gc, "collect", lambda *_: 0)
 
 
 def shut_down() -> None:
@@ -232,6 +227,8 @@ def shut_down() -> None:
 
 def prepare_process() -> None:
     """What must happen once, before the first engine of this process."""
+    if not HAS_GPU:  # log probabilities and experts, compiled beside the model: half a minute, for the same numbers
+        torch._dynamo.config.disable = True
     if ARM == "plugin-v2" and not HAS_GPU:
         from tests.support.interpreter import enable
 
@@ -261,3 +258,25 @@ def engine(settings: Settings) -> Engine:
             destroy_model_parallel()  # groups of an engine that did not start may not suit the next one
             raise
     return _live
+
+
+@contextmanager
+def on_v1() -> Iterator[None]:
+    """Engines meanwhile are V1, which needs no interpreter. vLLM remembers what it read in os.environ."""
+
+    def forget() -> None:
+        if "vllm.envs" in sys.modules:
+            sys.modules["vllm.envs"].disable_envs_cache()
+
+    with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="0"):
+        forget()
+        try:
+            yield
+        finally:
+            forget()
+
+
+def without_speculation(settings: Settings, requests: Sequence[Request]) -> dict[str, Finished]:
+    """What the target alone answers, on every arm from V1, which is the faster one without a GPU."""
+    with on_v1():
+        return engine(replace(settings, head=None)).run(requests)

@@ -135,14 +135,11 @@ def _profile_memory(engine: Engine, config: Any) -> None:
         engine.drafter.capture()
         return 0
 
-    with ExitStack() as patches:
-        for name, value in {
-            "vllm_config": config,
-            "compilation_config": config.compilation_config,
-            "capture_model": capture_model,
-        }.items():
-            patches.enter_context(patch.object(runner, name, value))
-        patches.enter_context(patch.object(model_runner, "has_compiled_submodule", lambda model: True))
+    compilation = config.compilation_config
+    with (
+        patch.multiple(runner, vllm_config=config, compilation_config=compilation, capture_model=capture_model),
+        patch.object(model_runner, "has_compiled_submodule", lambda model: True),
+    ):
         cudagraph_utils.profile_cudagraph_memory(runner)
         assert engine.drafter.cudagraph_manager is None, "vLLM drops the managers that it finds"
         engine.worker.initialize_from_config(kv_cache_config)

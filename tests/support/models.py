@@ -13,14 +13,18 @@ QWEN3 = MODELS / "tiny-qwen3"
 QWEN3_PEAGLE = MODELS / "tiny-qwen3-peagle"
 
 
+def heldout() -> list[str]:
+    """The held-out prompts."""
+    return [json.loads(line)["prompt"] for line in (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()]
+
+
 @functools.cache
 def prompt_token_ids() -> list[list[int]]:
     """The held-out prompts through the target's chat template, as token ids."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    lines = (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()
-    chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
+    chats = [[{"role": "user", "content": prompt}] for prompt in heldout()]
     return [
         tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
         for chat in chats

@@ -209,6 +209,12 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
     return write_selector(folder, gen, 0.2 if spec.gentle else 1.0) if spec.selector else folder
 
 
+def write_pair(folder: Path, spec: HeadSpec = HeadSpec(), family: str = "llama") -> tuple[Path, Path]:
+    """A random target and a random head for it: their folders, ``target`` and ``head``."""
+    target = write_target(folder / "target", family)
+    return target, write_head(folder / "head", target, spec)
+
+
 def write_selector(
     folder: Path, gen: torch.Generator, scale: float = 1.0, candidates: int = SELECTOR_CANDIDATES
 ) -> Path:

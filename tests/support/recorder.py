@@ -5,16 +5,18 @@ also *plant*: hand the engine other drafts than those it noted, for instance rig
 column. So random heads get every rejection count, and the greedy output must still not change.
 """
 
+import inspect
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tests.support.engines import Engine, Finished
+from tests.support.engines import Engine, Finished, Request
+from tests.support.random_heads import VOCAB
 from tests.support.reference import Draft, Reference
 
 
@@ -74,21 +76,6 @@ def _own_id(internal: str) -> str:
     return internal.rpartition("-")[0]
 
 
-_V2_POSITIONAL = (
-    "input_batch",
-    "attn_metadata",
-    "slot_mappings",
-    "last_hidden_states",
-    "aux_hidden_states",
-    "num_sampled",
-    "num_rejected",
-    "last_sampled",
-    "next_prefill_tokens",
-    "temperature",
-    "seeds",
-)
-
-
 @dataclass
 class Recording:
     """What ``record`` noted.
@@ -107,10 +94,10 @@ def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False
     from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
     drafter, noted = engine.drafter, Recording()
-    original = drafter.propose
+    original, signature = drafter.propose, inspect.signature(type(drafter).propose)
 
     def propose(*args: Any, **kwargs: Any) -> torch.Tensor:
-        named = dict(zip(_V2_POSITIONAL, args, strict=False)) | kwargs
+        named = signature.bind(drafter, *args, **kwargs).arguments
         # Before drafting: where graphs share memory, the drafter's may write over what the target's left there.
         with gpu_sync_allowed():
             states = _captured(named) if keep_hidden and not named.get("dummy_run") else None
@@ -189,12 +176,8 @@ class Report:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: "Report") -> "Report":
-        self.rows += other.rows
-        self.tokens += other.tokens
-        self.near_end += other.near_end
-        self.ties += other.ties
-        self.rejections += other.rejections
-        self.dropped += other.dropped
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
         return self
 
     def __str__(self) -> str:
@@ -277,6 +260,29 @@ def compare(
     return report
 
 
+def serve_exactly(
+    live: Engine,
+    requests: Sequence[Request],
+    reference: Reference,
+    right: Mapping[str, list[int]] | None = None,
+    num_right: int | None = None,
+    keep_hidden: bool = False,
+) -> tuple[Report, Recording]:
+    """Run with planted drafts; drafts must equal the reference's, and output what comes without speculation.
+
+    Args:
+        right: each request's whole token sequence without speculation; by default the reference's.
+    """
+    right = right or {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
+    with record(live, planter(right, VOCAB, num_right), keep_hidden) as noted:
+        finished = live.run(requests)
+    settings = live.settings
+    report = compare(noted, finished, reference, k=settings.k, max_model_len=settings.max_model_len)
+    print(report)
+    assert {req: done.tokens for req, done in finished.items()} == right
+    return report, noted
+
+
 def kept_hidden(noted: Recording, finished: Mapping[str, Finished], req: str, last: int) -> torch.Tensor:
     """[last + 1, width] hidden states of a request; where the prefix cache spared them, another request's."""
     tokens = finished[req].tokens
@@ -294,13 +300,13 @@ def _judge(row: Row, expected: Draft, columns: int, dtype: str) -> str | None:
     """None where the row equals the reference, else one line that says how it differs."""
     if row.draft[:columns] == expected.tokens[:columns]:
         return None
-    differing = [i for i in range(columns) if row.draft[i] != expected.tokens[i]]
-    tie = True
-    for i in differing:
-        best, got = expected.logit(i, expected.tokens[i]), expected.logit(i, row.draft[i])
-        tie &= best - got <= TIE_ULPS[dtype] * _ulp(best, dtype)
-    margins = ", ".join(f"{m:.4g}" for m in expected.margins()[:columns])
+    ulps = {}  # how far below the best logit the drafted one is
+    for i in range(columns):
+        if row.draft[i] != expected.tokens[i]:
+            best, got = expected.logit(i, expected.tokens[i]), expected.logit(i, row.draft[i])
+            ulps[i] = (best - got) / _ulp(best, dtype)
     return (
-        f"{'tie' if tie else 'wrong'}: {row.req} p_last={row.p_last} refused={row.num_rejected}/{row.num_verified} "
-        f"columns {differing}: drafted {row.draft[:columns]}, expected {expected.tokens[:columns]}, margins [{margins}]"
+        f"{'tie' if max(ulps.values()) <= TIE_ULPS[dtype] else 'wrong'}: {row.req} p_last={row.p_last} "
+        f"refused={row.num_rejected}/{row.num_verified} drafted {row.draft[:columns]}, "
+        f"expected {expected.tokens[:columns]}, ulps apart by column {ulps}"
     )

@@ -66,11 +66,6 @@ class Draft:
             self if self.candidate_sampler is None else self.candidate_sampler.draft(self, [bonus, *drafted], tolerance)
         )
 
-    def margins(self) -> list[float]:
-        """Distance of the two best logits, for each column."""
-        top = self.logits.topk(2, dim=-1).values
-        return (top[:, 0] - top[:, 1]).tolist()
-
 
 @dataclass(frozen=True)
 class CandidateSampler:
@@ -106,21 +101,6 @@ def load_weights(folder: Path, cut: Round) -> Weights:
     return {name: cut(w.float()) if w.is_floating_point() else w for name, w in weights.items()}
 
 
-def inverse_frequencies(config: dict, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] rotary frequencies: plain, or stretched as Llama 3 does."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = rope.get("rope_theta") or config.get("rope_theta", 10000.0)
-    freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return freqs
-    assert kind == "llama3", f"the reference does not know rope type {kind}"
-    low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-    wavelength = 2 * math.pi / freqs
-    smooth = ((old / wavelength - low) / (high - low)).clamp(0, 1)
-    return (1 - smooth) * freqs / rope["factor"] + smooth * freqs
-
-
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary embedding of x [T, heads, head_dim]; cos and sin are [T, 1, head_dim / 2], the halves pair up."""
     a, b = x.chunk(2, dim=-1)
@@ -138,7 +118,10 @@ class Stack:
         self.eps = config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.freqs = inverse_frequencies(config, self.head_dim)
+        rope = config.get("rope_parameters") or config
+        assert rope.get("rope_type", "default") == "default" and not config.get("rope_scaling")
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
+        self.freqs = 1.0 / rope.get("rope_theta", 10000.0) ** exponents  # [head_dim / 2], rotary
         self.num_experts, self.experts_per_token = config.get("num_experts", 0), config.get("num_experts_per_tok", 0)
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:

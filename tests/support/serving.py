@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import psutil
+
+from peagle_tools.shared import processes
 from peagle_tools.shared.server import free_port as free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +33,7 @@ def environment() -> dict[str, str]:
 class Server:
     url: str
     logged: TextIO
-    process: subprocess.Popen
+    process: psutil.Popen
 
     def log(self) -> str:
         """All that the server has written."""
@@ -49,22 +51,25 @@ class Server:
         return sum(map(float, values))
 
 
+def start(command: list[str], env: dict[str, str], log: TextIO) -> psutil.Popen:
+    """In a process group of its own, which ``processes.end`` ends."""
+    return psutil.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
 @contextmanager
 def running(command: list[str], port: int, env: dict[str, str], ready: str = "/health") -> Iterator[Server]:
     """Run ``command`` until the block ends; it must answer ``ready`` on ``port`` in time."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = start(command, env, log)
         server = Server(f"http://127.0.0.1:{port}", log, process)
         try:
             _wait(server, ready, process)
             yield server
         finally:
-            end(process)
+            processes.end(process)
 
 
-def _wait(server: Server, ready: str, process: subprocess.Popen) -> None:
+def _wait(server: Server, ready: str, process: psutil.Popen) -> None:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -73,13 +78,3 @@ def _wait(server: Server, ready: str, process: subprocess.Popen) -> None:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.25)
     raise AssertionError(f"the server did not start; it wrote:\n{server.log()[-4000:]}")
-
-
-def end(process: subprocess.Popen) -> None:
-    """End a process that leads its process group (``start_new_session``), and those it started."""
-    for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(patience)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
