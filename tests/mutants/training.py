@@ -113,8 +113,8 @@ TRAINING = (
     Mutation(
         "pipeline: settings are noted at a step's end only",
         PIPELINE,
-        '"versions": used_now}\n            _write(stamp, found)',
-        '"versions": used_now}',
+        '"finished": False}\n            _write(stamp, found)',
+        '"finished": False}',
         BEGUN,
     ),
     # The target's dtype and the step's; requests that fail.
@@ -152,13 +152,6 @@ TRAINING = (
         "if len(left) == before:",
         "if not left:",
         FAILED,
-    ),
-    Mutation(
-        "hidden states: a time-out has no reason in the log",
-        STEPS,
-        '"peagle_tools.train.library"',
-        '"speculators"',
-        "tests/train/test_steps.py::test_a_request_without_an_answer_has_a_reason_in_the_log",
     ),
     Mutation(
         "sharpen: a CPU's KV cache for one request",

@@ -4,14 +4,12 @@ After what its chat template puts before a user's words, an instruct model write
 """
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from openai import APIStatusError, OpenAI, OpenAIError
 from tqdm import tqdm
 
 from peagle_tools.shared.errors import ToolError, TryAgain
@@ -23,46 +21,26 @@ from peagle_vllm.heads.files import one_line
 SENTINEL = "whattheusersays"
 AT_ONCE = 64  # requests
 MAX_TOKENS = 256
-SPEAKS = "The user writes in {}."
 
 
-class Opening(NamedTuple):
-    """What stands before a user's words.
-
-    Attributes:
-        system: the system prompt that was given, or ""; it stays with the prompt.
-        text: rendered by the chat template.
-        end: what the template puts after the words.
-    """
-
-    system: str
-    text: str
-    end: str
-
-
-def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[Opening]:
-    """One for each system prompt and language; without either the template's own.
+def opening(tokenizer: Any) -> tuple[str, str]:
+    """What the chat template puts before a user's words, and what it puts after them.
 
     Raises:
         ToolError: the template is missing, or does not render a user's words as they are.
     """
-    found = []
-    for system, language in product(systems or ("",), languages or ("",)):
-        said = " ".join(filter(None, (system, SPEAKS.format(language) if language else "")))
-        messages = [{"role": "system", "content": said}] if said else []
-        messages.append({"role": "user", "content": SENTINEL})
-        try:
-            rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is code of its own
-            raise ToolError(f"the target's chat template fails ({one_line(error)})") from None
-        before, _, after = rendered.partition(SENTINEL)
-        if not before or not after.strip():
-            raise ToolError("the target's chat template puts nothing before or after a user's words: give data sets")
-        first = tokenizer(after.strip(), add_special_tokens=False)["input_ids"][0]
-        is_token = first in tokenizer.added_tokens_decoder
-        end = tokenizer.decode([first]) if is_token else after.strip().splitlines()[0]
-        found.append(Opening(system, before.rstrip(" "), end))  # a space is part of the next token
-    return found
+    said = [{"role": "user", "content": SENTINEL}]
+    try:
+        rendered = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is code of its own
+        raise ToolError(f"the target's chat template fails ({one_line(error)})") from None
+    before, _, after = rendered.partition(SENTINEL)
+    if not before or not after.strip():
+        raise ToolError("the target's chat template puts nothing before or after a user's words: give data sets")
+    first = tokenizer(after.strip(), add_special_tokens=False)["input_ids"][0]
+    is_token = first in tokenizer.added_tokens_decoder
+    end = tokenizer.decode([first]) if is_token else after.strip().splitlines()[0]
+    return before.rstrip(" "), end  # a space is part of the next token
 
 
 def sampled(config: Config, file: Path) -> Iterator[dict]:
@@ -71,48 +49,44 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
     They are kept in ``file``, one a line, and what is there is not sampled again.
 
     Raises:
-        ToolError: ``file`` is of another target, or of other system prompts.
+        OSError: the target has no tokenizer.
+        ToolError: ``file`` is of another target.
         TryAgain: the server is gone; what was sampled is kept.
     """
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.target)
-    except (OSError, ValueError) as error:
-        raise ToolError(f"target: {config.target} has no tokenizer that can be read ({one_line(error)})") from None
-    number, kinds = config.data.from_target, openings(tokenizer, config.data.systems, config.data.languages)
+    tokenizer = AutoTokenizer.from_pretrained(config.target)
+    begin, end = opening(tokenizer)
     rows = {row["number"]: row for row in read_lines(file, must_exist=False)}
-    if any(row["after"] != kinds[each % len(kinds)].text for each, row in rows.items()):
-        raise ToolError(f"{file}: was sampled after other system prompts, or from another target; remove it")
-    if missing := [each for each in range(number) if each not in rows]:
+    if any(row["after"] != begin for row in rows.values()):
+        raise ToolError(f"{file}: was sampled with another chat template, of another target; remove it")
+    if missing := [number for number in range(config.data.from_target) if number not in rows]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, rows.values())  # without a line that was cut off
-        _sample(config, tokenizer, kinds, missing, file)
+        _sample(config, tokenizer, begin, end, missing, file)
         rows = {row["number"]: row for row in read_lines(file)}
-    for each in range(number):
-        system = kinds[each % len(kinds)].system
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": rows[each]["text"].strip()})
-        yield {"messages": messages, "end": rows[each]["end"]}
+    for number in range(config.data.from_target):
+        row = rows[number]
+        yield {"messages": [{"role": "user", "content": row["text"].strip()}], "end": row["end"]}
 
 
-def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path) -> None:
-    """Let the target's server complete the openings; each completion is appended to ``file`` at once."""
+def _sample(config: Config, tokenizer: Any, begin: str, end: str, numbers: list[int], file: Path) -> None:
+    """Let the target's server go on from ``begin`` to ``end``; each completion is appended to ``file`` at once."""
+    client = OpenAI(base_url=config.data.endpoint, api_key="none", timeout=None, max_retries=0)
+    ids = tokenizer(begin, add_special_tokens=False)["input_ids"]
 
     def ask(number: int) -> dict[str, Any]:
-        kind = kinds[number % len(kinds)]
-        ids = tokenizer(kind.text, add_special_tokens=False)["input_ids"]
-        seed = config.optimizer.seed + number
-        body = {"model": config.target, "prompt": ids, "seed": seed, "stop": [kind.end], **config.data.sampling}
-        body |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
-        asked = urllib.request.Request(
-            f"{config.data.endpoint}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(asked) as answer:
-            choice = json.load(answer)["choices"][0]
-        special = any(token in choice["text"] for token in tokenizer.all_special_tokens)
-        end = "special token" if special else choice["finish_reason"]
-        return {"number": number, "after": kind.text, "text": choice["text"], "end": end}
+        choice = client.completions.create(
+            model=config.target,
+            prompt=ids,
+            seed=config.optimizer.seed + number,
+            stop=[end],
+            max_tokens=MAX_TOKENS,
+            extra_body={**config.data.sampling, "skip_special_tokens": False},
+        ).choices[0]
+        special = any(token in choice.text for token in tokenizer.all_special_tokens)
+        why = "special token" if special else choice.finish_reason
+        return {"number": number, "after": begin, "text": choice.text, "end": why}
 
     with (
         serve.running(config, config.run / "logs/prompts-server.log") as server,
@@ -126,11 +100,10 @@ def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[
                 out.write(json.dumps(done.result(), ensure_ascii=False) + "\n")
                 out.flush()
                 progress.update()
-        except OSError as error:
-            reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
+        except OpenAIError as error:
             if server:
                 server.check_well()
-            kind = ToolError if isinstance(error, urllib.error.HTTPError) else TryAgain
-            raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
+            kind = ToolError if isinstance(error, APIStatusError) else TryAgain
+            raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(error, 300)})") from None
         finally:
             pool.shutdown(cancel_futures=True)
