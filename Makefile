@@ -95,6 +95,7 @@ soak: env ## 64 clients, faults and a killed engine: ten minutes; SOAK="--second
 .PHONY: models
 models: env ## train the tiny models and heads again, by the commands that users run (about an hour on 2 cores)
 	@$(py) models/recipe/build.py --out models
+	@$(MAKE) --no-print-directory sharpen
 	@$(py) tools/docs.py
 
 .PHONY: real-target

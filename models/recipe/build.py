@@ -1,12 +1,12 @@
-"""Rebuild every tiny model from nothing: ``python models/recipe/build.py --out models``.
+"""Rebuild every tiny target and head from nothing: ``python models/recipe/build.py --out models``.
 
-Stages run as processes of one thread each, ``--jobs`` at a time, in the order of their needs. A finished model is
-moved into the output folder at once, so that folder always holds models that load.
+Stages run as processes of one thread each, two at a time, in the order of their needs. A finished model is moved into
+the output folder at once, so that folder always holds models that load; logs and training text are in ``.build`` there.
 """
 
 import argparse
 import json
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,16 +14,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
 from plan import ASKED_FOR, SEED, STAGES
-from publish import publish
+
+from benchmarks import arms
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 def run_stage(name: str, work: Path) -> dict:
@@ -42,14 +39,9 @@ def run_stage(name: str, work: Path) -> dict:
         from target import train_target
 
         return train_target(options["kind"], work / "tokenizer-files", place, options["steps"], SEED)
-    target = work / options.pop("target")
-    if stage.does == "sharpen":
-        from sharpen import sharpen
-
-        found = sharpen(target, work / stage.needs[0], place)
-        return {**stage.options, **{name: found[name] for name in ("chosen", "drafts")}}
     from heads import answers, train_head
 
+    target = work / options.pop("target")
     data = work / f"{target.name}-answers-run"
     if stage.does == "answers":
         return {**answers(target, data, **options), "seed": SEED}
@@ -58,29 +50,44 @@ def run_stage(name: str, work: Path) -> dict:
     return {**stage.options, **train_head(target, data, place, **options), "seed": SEED}
 
 
-def run(name: str, work: Path, out: Path) -> None:
-    """One stage in a process of its own, with its log in ``work``; publishes the model that it made."""
+def run(name: str, out: Path) -> None:
+    """One stage in a process of its own; publishes the model that it made."""
+    work = out / ".build"
     began, log, figures = time.time(), work / f"{name}.log", work / f"{name}.json"
     print(f"start   {name}, which writes {log}", flush=True)
-    command = [sys.executable, str(HERE / "build.py"), "--work", str(work), "--stage", name]
+    command = [sys.executable, str(HERE / "build.py"), "--out", str(out), "--stage", name]
     with log.open("w") as written:
-        done = subprocess.run(command, stdout=written, stderr=written, env={**os.environ, **ENVIRONMENT}, check=False)
+        done = subprocess.run(command, stdout=written, stderr=written, env=arms.environment({}), check=False)
     if done.returncode:
         raise SystemExit(f"stage {name} failed, its log ends:\n{log.read_text()[-3000:]}")
     minutes = round((time.time() - began) / 60, 1)
     figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": minutes}, indent=2))
-    publish(work / name, out / name)
+    if (work / name).is_dir():
+        publish(work / name, out / name)
     print(f"done    {name} in {minutes} min", flush=True)
 
 
-def build(names: list[str], work: Path, out: Path, jobs: int) -> None:
+def publish(folder: Path, place: Path) -> None:
+    """Put a copy of ``folder`` at ``place``; what was there is replaced by two renames."""
+    fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(folder, fresh)
+    for file in fresh.rglob("*.safetensors"):
+        file.chmod(0o644)  # safetensors files come readable by their owner only
+    if place.exists():
+        place.rename(old)
+    fresh.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def build(names: list[str], out: Path) -> None:
     """Run the stages ``names``; a stage waits for those of its needs that are among them."""
     order = TopologicalSorter({name: set(STAGES[name].needs) & set(names) for name in names})
     order.prepare()
     running: dict[Future[None], str] = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(2) as pool:
         while order.is_active():
-            running |= {pool.submit(run, name, work, out): name for name in order.get_ready()}
+            running |= {pool.submit(run, name, out): name for name in order.get_ready()}
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 future.result()
                 order.done(running.pop(future))
@@ -89,21 +96,18 @@ def build(names: list[str], work: Path, out: Path, jobs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE.parent, help="folder that receives the models")
-    parser.add_argument("--work", type=Path, help="folder for logs and training text (default: OUT/.build)")
     parser.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"of: {', '.join(STAGES)}")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    work = (args.work or args.out / ".build").resolve()
+    out = args.out.resolve()
+    work = out / ".build"
     work.mkdir(parents=True, exist_ok=True)
     if args.stage:
         (work / f"{args.stage}.json").write_text(json.dumps(run_stage(args.stage, work)))
         return
-    args.out.mkdir(parents=True, exist_ok=True)
-    build(args.only or [name for name in STAGES if name not in ASKED_FOR], work, args.out.resolve(), args.jobs)
+    build(args.only or [name for name in STAGES if name not in ASKED_FOR], out)
     if not args.only:
-        evaluate = [sys.executable, str(HERE / "evaluate.py"), "--models", str(args.out), "--work", str(work)]
-        subprocess.run(evaluate, check=True)
+        subprocess.run([sys.executable, str(HERE / "evaluate.py"), "--models", str(out)], check=True)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,6 @@ class Piece:
     prompt: str
     answer: str
 
-    @property
-    def text(self) -> str:
-        return self.prompt + self.answer
-
 
 def library_files() -> list[tuple[str, str]]:
     """(name relative to the library, text) of every source file used, sorted by name."""
@@ -87,16 +83,3 @@ def fingerprint() -> str:
     for name, text in library_files():
         digest.update(name.encode() + b"\0" + text.encode())
     return digest.hexdigest()[:16]
-
-
-def corpus_figures(seed: int) -> dict:
-    """Size and fingerprint of the text, as recorded in RESULTS.json."""
-    training, held_out = pieces(False, seed), pieces(True, seed)
-    return {
-        "fingerprint": fingerprint(),
-        "files": len(library_files()),
-        "training_pieces": len(training),
-        "training_characters": sum(len(piece.text) for piece in training),
-        "held_out_pieces": len(held_out),
-        "held_out": f"one library file in {HELD_OUT_BUCKETS}, by hash of its name",
-    }

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,32 +16,23 @@ import yaml
 from corpus import pieces
 from plan import PROMPTS, SEED
 
+from peagle_tools.shared.server import HOST, free_port
+
 STEP_TOKENS = 1024
+LOSS = '{"kl_div": 0.5, "ce": 0.5}'
 
 
-@dataclass(frozen=True)
-class Arm:
-    """How a head is trained.
-
-    Attributes:
-        loss: speculators' name of it.
-        by: our trainer, or speculators' own.
-        depths: that P-EAGLE drafts at once, or steps that EAGLE-3 is trained to go on alone.
-        muon_lr: peak learning rate of the matrices; AdamW's, of all else, is a tenth of it.
-        init: ``target``, or a finished head.
-    """
-
-    loss: str = '{"kl_div": 0.5, "ce": 0.5}'
-    by: str = "ours"
-    kind: str = "peagle"
-    layers: int = 4
-    depths: int = 8
-    muon_lr: float = 0.01
-    draft_vocab: int | None = None
-    init: str = "target"
+ARM: dict[str, Any] = {  # how the shipped P-EAGLE heads are trained
+    "kind": "peagle",  # by our trainer, or eagle3 by speculators' own
+    "layers": 4,
+    "depths": 8,  # that P-EAGLE drafts at once, or steps that EAGLE-3 is trained to go on alone
+    "muon_lr": 0.01,  # peak learning rate of the matrices; AdamW's, of all else, is a tenth of it
+    "draft_vocab": None,
+    "init": "target",  # or a finished head
+}
 
 
-def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8377) -> Path:
+def write_config(target: Path, folder: Path, arm: dict[str, Any], steps: int) -> Path:
     """peagle.yaml of an arm in ``folder``."""
     settings: dict[str, Any] = {
         "target": str(target),
@@ -51,18 +41,15 @@ def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8
             "pii": "none",
             "held_out": PROMPTS,
             "max_tokens": 128,
-            "endpoint": f"http://127.0.0.1:{port}/v1",
+            "endpoint": f"http://{HOST}:{free_port()}/v1",
         },
         "head": {
-            "layers": arm.layers,
-            "depths": arm.depths,
-            "draft_vocab": arm.draft_vocab,
+            **{key: arm[key] for key in ("layers", "depths", "draft_vocab", "init")},
             "aux_layers": [2, 5, 7],
             "mask_token": 6,
-            "init": arm.init,
         },
         "step": {"tokens": STEP_TOKENS, "cod": [0.7, 0.2], "dtype": "float32"},
-        "optimizer": {"name": "muon", "lr": arm.muon_lr / 10, "steps": steps, "seed": SEED},
+        "optimizer": {"name": "muon", "lr": arm["muon_lr"] / 10, "steps": steps, "seed": SEED},
         "every": {"checkpoint": steps, "replay": steps},
         "engine": {
             "dtype": "float32",
@@ -71,9 +58,9 @@ def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8
             "enforce_eager": True,
             "kv_cache_memory_bytes": 2**29,
         },
-        "speculators": {"num_workers": 0, "muon_lr": arm.muon_lr, "loss_fn": arm.loss},
+        "speculators": {"num_workers": 0, "muon_lr": arm["muon_lr"], "loss_fn": LOSS},
     }
-    if arm.kind == "eagle3":
+    if arm["kind"] == "eagle3":
         settings["speculators"]["norm_before_residual"] = True  # speculators' default, and that of published heads
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "peagle.yaml"
@@ -81,12 +68,12 @@ def write_config(target: Path, folder: Path, arm: Arm, steps: int, port: int = 8
     return file
 
 
-def answers(target: Path, folder: Path, prompts: int, port: int) -> dict[str, Any]:
+def answers(target: Path, folder: Path, prompts: int) -> dict[str, Any]:
     """Let ``target`` answer ``prompts`` prompts and keep their hidden states, from which all its heads learn."""
     from peagle_tools.train.config import read_config
     from peagle_tools.train.pipeline import do
 
-    file = write_config(target, folder, Arm(), 1, port)
+    file = write_config(target, folder, ARM, 1)
     found = pieces(held_out=False, seed=SEED)[:prompts]
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": piece.prompt}) + "\n" for piece in found))
     config = read_config(file)
@@ -100,7 +87,7 @@ def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) ->
     """Train a head on ``data`` in ``place``-run, and put what vLLM reads of it into ``place``.
 
     Args:
-        how: attributes of ``Arm`` that are not those of the shipped P-EAGLE heads.
+        how: keys in place of those of ``ARM``.
 
     Returns:
         ``seconds`` of the processor; ``parameters`` that are trained, and ``tflop`` of all steps, if each has as many
@@ -112,25 +99,25 @@ def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) ->
     from peagle_tools.train.run import train
 
     torch.set_num_threads(1)
-    arm, folder = Arm(**how), place.with_name(f"{place.name}-run")
+    arm, folder = ARM | how, place.with_name(f"{place.name}-run")
     shutil.rmtree(folder, ignore_errors=True)
     file = write_config(target, folder, arm, steps)
     (folder / "run").mkdir()
     (folder / "run/data").symlink_to(data / "run/data")
     config, began = read_config(file), time.process_time()
     with counted(steps) as found:
-        head = train(config).checkpointer.path / "best" if arm.by == "ours" else train_eagle3(config, arm)
+        head = train(config).checkpointer.path / "best" if arm["kind"] == "peagle" else train_eagle3(config)
     found["seconds"] = round(time.process_time() - began)
     place.mkdir(exist_ok=True)
     shutil.copy(head / "model.safetensors", place)
     settings = json.loads((head / "config.json").read_text())
     settings["speculators_config"]["verifier"]["name_or_path"] = f"models/{target.name}"  # not its place here
     (place / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    if arm.by == "ours":
+    if arm["kind"] == "peagle":
         held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
         found["accuracy"] = held_out["accuracy"]
-    shape = {"kind": arm.kind, "layers": arm.layers, "trained_depth": arm.depths, "muon_lr": arm.muon_lr}
-    return shape | {"draft_vocab": arm.draft_vocab, "seen": f"{steps:,} steps of {STEP_TOKENS:,} tokens"} | found
+    shape = {"kind": arm["kind"], "layers": arm["layers"], "trained_depth": arm["depths"], "muon_lr": arm["muon_lr"]}
+    return shape | {"draft_vocab": arm["draft_vocab"], "seen": f"{steps:,} steps of {STEP_TOKENS:,} tokens"} | found
 
 
 @contextmanager
@@ -155,7 +142,7 @@ def counted(steps: int) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def train_eagle3(config: Any, arm: Arm) -> Path:
+def train_eagle3(config: Any) -> Path:
     """speculators' own command in this process, without a GPU; the folder of its head."""
     from datasets import load_from_disk
     from safetensors.torch import load_file, save_file
@@ -184,7 +171,7 @@ def train_eagle3(config: Any, arm: Arm) -> Path:
     data = load_from_disk(str(config.data_folder))
     rows, steps = len(data), config.optimizer.steps
     flat = to_options(config).flatten() | {
-        "speculator_type": arm.kind,
+        "speculator_type": "eagle3",
         "epochs": steps * STEP_TOKENS // sum(data["seq_len"]) + 1,
         "max_steps": steps,
         "train_data_ratio": (rows - PROMPTS + 0.5) / rows,

@@ -8,12 +8,14 @@ import torch
 from corpus import pieces
 from tokens import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, USER_ID, VOCAB_SIZE, load_tokenizer
 from tqdm import tqdm
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 CHAT_SHARE = 0.75
 ROWS = ((0.6, 16, 256), (0.3, 8, 512), (0.1, 4, 1024))  # (share of the steps, rows, tokens a row): 4,096 tokens a step
 SHARED = {
     "vocab_size": VOCAB_SIZE,
+    "num_hidden_layers": 8,
+    "head_dim": 32,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
     "pad_token_id": PAD_ID,
@@ -23,24 +25,9 @@ SHARED = {
     "initializer_range": 0.02,
 }
 SHAPES = {
-    "llama": {
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-    },
-    "qwen3": {
-        "hidden_size": 96,
-        "intermediate_size": 256,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-    },
+    "llama": {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen3": {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 3, "num_key_value_heads": 1},
 }
-CLASSES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
 def token_stream(tokenizer, seed: int) -> torch.Tensor:
@@ -69,7 +56,7 @@ def batches(tokenizer, steps: int, seed: int):
             yield torch.stack([window[r * length : (r + 1) * length + 1] for r in range(rows)])
 
 
-def make_optimizers(model: torch.nn.Module, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embeddings, output matrix and norms."""
     matrices, others = [], []
     for name, weight in model.named_parameters():
@@ -77,38 +64,35 @@ def make_optimizers(model: torch.nn.Module, muon_lr: float, adam_lr: float) -> l
             inner = weight.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
             (matrices if inner else others).append(weight)
     return [
-        torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=adam_lr, weight_decay=0.0, betas=(0.9, 0.98)),
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=4e-3, weight_decay=0.0, betas=(0.9, 0.98)),
     ]
-
-
-def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int) -> None:
-    """Linear warm-up over 3% of the steps, then linear decay to 2% of the peak."""
-    factor = min((step + 1) / (0.03 * steps + 1), max(0.02, 1 - step / steps))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group.setdefault("peak_lr", group["lr"])
-            group["lr"] = group["peak_lr"] * factor
 
 
 def train_target(kind: str, tokenizer_folder: Path, folder: Path, steps: int, seed: int) -> dict:
     """Train a ``kind`` target for ``steps`` steps of 4,096 tokens and save it in bf16; returns figures of the run."""
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(tokenizer_folder)
-    config_class, model_class = CLASSES[kind]
-    model = model_class(config_class(**SHARED, **SHAPES[kind]))
-    optimizers = make_optimizers(model, muon_lr=0.02, adam_lr=4e-3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHARED, **SHAPES[kind]))
+    optimizers = make_optimizers(model)
+    # Linear warm-up over 3% of the steps, then linear decay to 2% of the peak.
+    schedule = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / (0.03 * steps + 1), max(0.02, 1 - step / steps))
+        )
+        for optimizer in optimizers
+    ]
     began, smooth = time.time(), None
     progress = tqdm(total=steps, desc=f"target {kind}", unit="step", mininterval=5)
-    for step, batch in enumerate(batches(tokenizer, steps, seed)):
-        set_rate(optimizers, step, steps)
+    for batch in batches(tokenizer, steps, seed):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        for optimizer in optimizers:
+        for optimizer, rate in zip(optimizers, schedule, strict=True):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            rate.step()
         smooth = loss.item() if smooth is None else 0.97 * smooth + 0.03 * loss.item()
         progress.set_postfix(loss=f"{smooth:.3f}", refresh=False)
         progress.update()

@@ -11,15 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
-PAD, BOS, END, SYSTEM, USER, ASSISTANT, MASK = SPECIAL = [
-    "<|pad|>",
-    "<|bos|>",
-    "<|end|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|mask|>",
-]
+SPECIAL = [f"<|{name}|>" for name in ("pad", "bos", "end", "system", "user", "assistant", "mask")]
+PAD, BOS, END, SYSTEM, USER, ASSISTANT, MASK = SPECIAL
 PAD_ID, BOS_ID, END_ID, SYSTEM_ID, USER_ID, ASSISTANT_ID, MASK_ID = range(len(SPECIAL))
 
 CHAT_TEMPLATE = (
@@ -29,7 +22,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(folder: Path, seed: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(folder: Path, seed: int) -> None:
     """Train the tokenizer on the training pieces and write it to ``folder`` in Hugging Face format."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,7 +33,7 @@ def train_tokenizer(folder: Path, seed: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((piece.text for piece in pieces(held_out=False, seed=seed)), trainer)
+    tokenizer.train_from_iterator((piece.prompt + piece.answer for piece in pieces(held_out=False, seed=seed)), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -52,15 +45,10 @@ def train_tokenizer(folder: Path, seed: int) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder, save_jinja_files=False)
-    _name_plain_class(folder / "tokenizer_config.json")
-    return fast
-
-
-def _name_plain_class(path: Path) -> None:
-    """transformers 5 writes a class name that transformers 4 does not know; both know this one."""
-    config = json.loads(path.read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    file = folder / "tokenizer_config.json"
+    # transformers 5 writes a class name that transformers 4 does not know; both know this one.
+    config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

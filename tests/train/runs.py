@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import sys
-import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +18,13 @@ from peagle_tools.train.config import STAMP, Config, read_config
 
 HIDDEN, VOCAB, LAYERS, MASK = 16, 32, 8, 31
 FORK = get_context("fork")
+ENGINE: dict[str, Any] = {  # of tiny-llama
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 256 << 20,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"held_out": 4},
     "head": {"layers": 2, "depths": 3},
@@ -75,7 +79,7 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
     (data / STAMP).write_text(json.dumps(config.stamp))
     (data / "hidden_states").mkdir()
     for row, ids in enumerate(tokens):
-        states = torch.randn(len(ids), len(config.aux_layers) + 1, HIDDEN, dtype=getattr(torch, config.target_dtype))
+        states = torch.randn(len(ids), len(config.aux_layers) + 1, HIDDEN).to(getattr(torch, config.target_dtype))
         save_file({"hidden_states": states, "token_ids": ids}, data / f"hidden_states/hs_{row}.safetensors")
     return file
 
@@ -84,36 +88,24 @@ def train(file: Path, **options: Any) -> Any:
     return run.train(read_config(file), **options)
 
 
-def in_child(work: Callable[..., object], *args: object, seconds: float | None = None, env: dict | None = None) -> Any:
-    """A forked process that does ``work``; with ``seconds`` it is killed then, if it still runs.
-
-    Returns the process, which has ended if ``seconds`` were given.
-    """
+def in_child(work: Callable[..., object], *args: object, env: dict[str, str] | None = None) -> Any:
+    """A forked process that does ``work``."""
 
     def child() -> None:
         os.environ.update(env or {})
-        torch.set_num_threads(1)
-        try:
-            work(*args)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-        os._exit(0)
+        work(*args)
 
     process = FORK.Process(target=child)
     process.start()
-    if seconds is not None:
-        process.join(seconds)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-        process.join()
     return process
 
 
-def finish(file: Path) -> None:
-    """Train to the end in a process of its own."""
-    assert in_child(train, file, seconds=60).exitcode == 0
+def exit_code(process: Any, seconds: float = 60) -> int:
+    """Of a process, which is killed after so many seconds, such as one that waits for another."""
+    process.join(seconds)
+    process.kill()
+    process.join()
+    return process.exitcode
 
 
 def result(file: Path) -> dict[str, Any]:

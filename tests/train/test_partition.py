@@ -48,28 +48,18 @@ def test_a_step_in_parts_is_the_flat_step(case: int) -> None:
         assert furthest(part, flat_part) < limit
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_loss_and_metrics_are_the_librarys(autocast: bool) -> None:
-    """Of its own losses, in both modes, with fewer anchors than there are; in bfloat16 as near as its own error."""
+def test_loss_and_metrics_are_the_librarys() -> None:
+    """Of its own losses, with and without gradients, with fewer anchors than there are."""
     flat, parts = pair(Shape("qwen3"))
     given = batch([40], [*range(4, 40)], torch.float32)
-    options = {
-        "num_depths": 5,
-        "max_anchors": 20,
-        "loss_config": resolve_loss_config('{"kl_div": 0.5, "ce": 0.5}', "eager"),
-    }
-    exact = step(flat, given, 3, **options)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        wanted = step(flat, given, 3, **options)
-        found = step(parts, given, 3, chunk_rows=16, **options)
-        with torch.no_grad():
-            torch.manual_seed(3)
-            _, loss, metrics = parts(**given, **options, chunk_rows=16)
-    limits = [max(1e-5, 2 * furthest(part, exact_part)) for part, exact_part in zip(wanted, exact, strict=True)]
-    for part, wanted_part, limit in zip(found, wanted, limits, strict=True):
-        assert furthest(part, wanted_part) < limit
-    assert furthest({"loss": loss}, found[0]) < 1e-5
-    assert furthest(metrics, found[1]) < 1e-5
+    losses = resolve_loss_config('{"kl_div": 0.5, "ce": 0.5}', "eager")
+    options = {"num_depths": 5, "max_anchors": 20, "loss_config": losses}
+    wanted, found = step(flat, given, 3, **options), step(parts, given, 3, chunk_rows=16, **options)
+    with torch.no_grad():
+        torch.manual_seed(3)
+        _, loss, metrics = parts(**given, **options, chunk_rows=16)
+    for part, wanted_part in zip((*found, {"loss": loss}, metrics), (*wanted, *wanted[:2]), strict=True):
+        assert furthest(part, wanted_part) < 1e-5
 
 
 class Largest(TorchDispatchMode):
@@ -97,19 +87,10 @@ def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens(sliding: str) 
     assert largest(sliding, 1024, 3) < 2.1 * largest(sliding, 512, 3)
 
 
-@pytest.mark.parametrize("supervised", [0, 5, 9], ids=("first position", "first of a document", "padding"))
-def test_what_is_supervised_where_it_must_not_be_is_refused(supervised: int) -> None:
-    given = batch([5, 3], [2, supervised], torch.float32, padding=2)
-    with pytest.raises(ValueError, match=f"^loss_mask: position {supervised} is padding or begins a document"):
-        step(pair(Shape())[1], given, 0)
-
-
 def test_checkpoints_are_the_librarys(tmp_path: Path) -> None:
-    flat, parts = pair(Shape())
-    for name, head in (("flat", flat), ("parts", parts)):
+    heads = pair(Shape())
+    for name, head in zip(("flat", "parts"), heads, strict=True):
         head.save_pretrained(tmp_path / name)
-    flat_config, config = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("flat", "parts"))
-    assert config == flat_config and config["architectures"] == ["PEagleDraftModel"]
-    with pytest.raises(ValueError, match="does not support gradient checkpointing"):
-        parts.gradient_checkpointing_enable()
-    assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "flat/model.safetensors").read_bytes()
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "flat" / file).read_bytes()
+    assert json.loads((tmp_path / "parts/config.json").read_text())["architectures"] == ["PEagleDraftModel"]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train.config import read_config
 from peagle_tools.train.run import make_trainer, to_options
 from peagle_tools.train.trainer import Trainer
-from tests.train.runs import in_child, toy_run, train
+from tests.support.serving import free_port
+from tests.train.runs import exit_code, in_child, toy_run, train
 
 STEPS = 4
 # Two say nothing.
@@ -30,27 +30,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(file: Path) -> dict[str, torch.Tensor]:
-    return load_file(read_config(file).run / f"checkpoints/step-{STEPS}/master.safetensors")
-
-
 def in_two(file: Path, work: Callable[[Path], object] = train) -> list[int]:
     """Exit codes of two processes that do ``work`` as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     both = [in_child(work, file, env={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
-    for process in both:
-        process.join(60)
-        process.kill()  # one that waits for the other
-        process.join()
-    return [process.exitcode for process in both]
+    return [exit_code(process) for process in both]
 
 
-@pytest.fixture(scope="module")
-def by_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def by_one(file: Path) -> dict[str, torch.Tensor]:
     """The head after the steps that two processes make, their gradients averaged in one."""
-    config = read_config(toy_run(tmp_path_factory.mktemp("one"), DOCUMENTS, **SETTINGS))
+    config = read_config(file)
     trainer = make_trainer(config, to_options(config))
     loader, head, (optimizer,) = trainer.train_loader, trainer.model.train(), trainer.optimizers
     samplers = [MultipackDistributedBatchSamplerV2(32, loader.dataset.approx_lengths, 2, rank) for rank in (0, 1)]
@@ -70,20 +59,19 @@ def by_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return head.state_dict()
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=("whole", "split"))
-def test_two_processes_are_one(by_one: dict[str, torch.Tensor], tmp_path: Path, shard: bool) -> None:
-    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "shard": shard}}
-    file = toy_run(tmp_path / "run", DOCUMENTS, **settings)
-    assert in_two(file) == [0, 0]
-    found = trained(file)
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, by_one[name], rtol=1e-5, atol=1e-7)
-    # Going on from step 2 ends with the same head.
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    """And going on from their second step they end with the same head."""
+    file, wanted = toy_run(tmp_path / "run", DOCUMENTS, **SETTINGS), by_one(toy_run(tmp_path, DOCUMENTS, **SETTINGS))
     last = read_config(file).run / f"checkpoints/step-{STEPS}"
+    assert in_two(file) == [0, 0]
+    found = load_file(last / "master.safetensors")
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-7)
     (last / "training_state.json").unlink()
     assert in_two(file) == [0, 0]
-    assert all(torch.equal(tensor, found[name]) for name, tensor in trained(file).items())
-    with pytest.raises(ToolError, match=r"processes was 2 and is 1|one process only"):
+    again = load_file(last / "master.safetensors")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in again.items())
+    with pytest.raises(ToolError, match="processes was 2 and is 1"):
         train(file)
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from presidio_analyzer.predefined_recognizers.ner import huggingface_ner_recognizer
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import PROMPTS
-from peagle_tools.train.config import Data
-from peagle_tools.train.from_target import openings
-from peagle_tools.train.prompts import write_prompts
+from peagle_tools.train import prompts
+from peagle_tools.train.config import Config, Data
+from peagle_tools.train.from_target import opening
 from tests.support.models import MODELS, TARGET
 
 PLANTED = {
@@ -24,82 +25,53 @@ PLANTED = {
 SENTENCES = ("Please write a note about {} for me.", "{} is what the log shows; why?", "Summarise: a, b, {}, c.")
 
 
-def written(tmp_path: Path, rows: list[Any], **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def written(tmp_path: Path, rows: list[Any], **data: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The lines of prompts.jsonl that are made of ``rows``, and the report."""
-    source, out = tmp_path / "source.jsonl", tmp_path / "prompts.jsonl"
+    source = tmp_path / "source.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = write_prompts(Data(prompts=[str(source)], **options), out)
-    return [json.loads(line) for line in out.read_text().splitlines()], report
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(prompts=[str(source)] if rows else [], **data))
+    report = json.loads(prompts.prompts(config))
+    return lines_of(tmp_path / "prompts.jsonl"), report
 
 
-def planted() -> list[dict[str, str]]:
-    return [{"prompt": s.format(each)} for some in PLANTED.values() for each in some for s in SENTENCES]
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one, of its kind, and nothing goes to the network for it."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("goes to the network"))
-    lines, report = written(tmp_path, [{"prompt": "What is a hash table?"}, *planted()])
+    planted = [(kind, s.format(each)) for kind, some in PLANTED.items() for each in some for s in SENTENCES]
+    rows = [{"prompt": text} for text in ("What is a hash table?", *(text for _, text in planted))]
+    lines, report = written(tmp_path, rows)
     assert [line["messages"][0]["content"] for line in lines] == ["What is a hash table?"]
-    dropped = [json.loads(line) for line in (tmp_path / "prompts.dropped.jsonl").read_text().splitlines()]
+    dropped = lines_of(tmp_path / "prompts.dropped.jsonl")
     assert {row["messages"] for row in dropped} == {None}
-    texts = [each for some in PLANTED.values() for each in some for _ in SENTENCES]
-    kinds = {text: kind for kind, some in PLANTED.items() for text in some}
     found = {int(row["source"].rpartition(":")[2]): row["pii"] for row in dropped}
-    for number, text in enumerate(texts, start=2):
-        assert kinds[text] in found[number], text
-    assert report["rows"]["dropped for personal data"] == len(texts)
+    for number, (kind, text) in enumerate(planted, start=2):
+        assert kind in found[number], text
+    assert report["rows"]["dropped for personal data"] == len(planted)
     assert report["NOT looked for"] == ["names", "places"]
 
 
-def test_masked_prompts_hold_no_personal_data(tmp_path: Path) -> None:
-    lines, _ = written(tmp_path, planted(), pii_action="mask")
-    texts = "\n".join(line["messages"][0]["content"] for line in lines)
-    for kind, some in PLANTED.items():
-        assert f"<{kind}>" in texts
-        assert not [text for text in some if text in texts]
-    assert all(line["pii"] for line in lines)
+def test_a_model_for_token_classification_finds_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers' pipeline says of a text is a stand-in: a name in Alice, and nothing else."""
+
+    def model(text: str) -> list[dict[str, Any]]:
+        at = text.find("Alice")
+        name = {"entity_group": "PER", "score": 0.9, "start": at, "end": at + 5, "word": "Alice"}
+        return [name] if at >= 0 else []
+
+    monkeypatch.setattr(huggingface_ner_recognizer, "hf_pipeline", lambda *_, **__: model)
+    lines, report = written(tmp_path, [{"prompt": "Where does Alice live?"}, {"prompt": "Is Paris large?"}], ner="some")
+    assert [line["messages"][0]["content"] for line in lines] == ["Is Paris large?"]
+    assert report["personal data found"] == {"PERSON": 1} and report["NOT looked for"] == []
 
 
-def test_a_model_for_token_classification_finds_names_and_places(tmp_path: Path) -> None:
-    """One in a folder, made to see a name in alice and a place in paris, and nothing else."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
-
-    words = {"[UNK]": 0, "[PAD]": 1, "alice": 2, "paris": 3}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(tmp_path)
-    config = BertConfig(
-        vocab_size=4,
-        hidden_size=4,
-        num_attention_heads=1,
-        num_hidden_layers=0,
-        id2label={0: "O", 1: "B-PER", 2: "B-LOC"},
-    )
-    model = BertForTokenClassification(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.zero_()
-        model.bert.embeddings.LayerNorm.weight.fill_(1)
-        model.bert.embeddings.word_embeddings.weight.copy_(torch.eye(4))
-        model.classifier.weight[1, words["alice"]] = model.classifier.weight[2, words["paris"]] = 10
-    model.save_pretrained(tmp_path)
-    rows = [{"prompt": text} for text in ("Where does Alice live?", "Is Paris large?", "What is a hash table?")]
-    lines, report = written(tmp_path, rows, pii_action="mask", ner=str(tmp_path))
-    texts = {line["messages"][0]["content"]: line["pii"] for line in lines}
-    assert texts == {
-        "Where does <PERSON> live?": {"PERSON": 1},
-        "Is <LOCATION> large?": {"LOCATION": 1},
-        "What is a hash table?": {},
-    }
-    assert report["NOT looked for"] == []
-
-
-def test_a_clean_corpus_is_kept(tmp_path: Path) -> None:
-    """Python source, and questions of many kinds: 98 of 100 at least."""
-    source = [json.loads(line) for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
+def test_a_clean_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python source, and questions of many kinds: 98 of 100 at least, searched by several processes."""
+    monkeypatch.setattr(prompts, "FEW", 0)
+    source = lines_of(MODELS / "prompts/heldout.jsonl")
     lines, report = written(tmp_path, [*source, *({"prompt": text} for text in PROMPTS)])
     assert len(lines) >= 0.98 * (len(source) + len(PROMPTS)), report
 
@@ -115,31 +87,24 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
     contents = sorted([message["content"] for message in line["messages"]] for line in lines)
     assert contents == [["A question?"], said, ["Do it."]]
     assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
-    assert report["rows"] == {
-        "rows": 5,
-        "without a prompt in text": 1,
-        "duplicates": 1,
-        "answers and tool results left out": 2,
-        "conversations of several turns": 1,
-        "dropped for personal data": 0,
-        "kept": 3,
-        "kept with personal data masked": 0,
-    }
+    counts = {name: count for name, count in report["rows"].items() if count}
+    assert counts == {"rows": 5, "without a prompt in text": 1, "duplicates": 1, "kept": 3}
     assert len(report["NOT looked for"]) == 7
 
 
-def wrote(*texts: str, end: str = "stop") -> list[dict[str, Any]]:
-    """Prompts of a target's own."""
-    return [{"messages": [{"role": "user", "content": text}], "end": end} for text in texts]
+def wrote(monkeypatch: pytest.MonkeyPatch, *texts: str, more: tuple = ()) -> None:
+    """Let these be prompts of a target's own, and ``more`` of (text, how it ended)."""
+    ended = [*((text, "stop") for text in texts), *more]
+    own = [{"messages": [{"role": "user", "content": text}], "end": end} for text, end in ended]
+    monkeypatch.setattr(prompts, "sampled", lambda *_: own)
 
 
-def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path) -> None:
+def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept has its number, so that it can be found in what was sampled."""
-    own = wrote("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
-    own += wrote("Mail jane.doe@example.com a note for me.")
-    own += wrote("This goes on", end="length") + wrote("<|user|> of another turn", end="special token")
-    report = write_prompts(Data(), tmp_path / "out.jsonl", own)
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    own = ("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
+    ends = (("This goes on", "length"), ("<|user|> of another turn", "special token"))
+    wrote(monkeypatch, *own, "Mail jane.doe@example.com a note for me.", more=ends)
+    lines, report = written(tmp_path, [], from_target=1)
     assert {line["source"] for line in lines} == {"target:1", "target:2", "target:4"}
     counts = {name: count for name, count in report["rows"].items() if count}
     assert counts == {
@@ -153,10 +118,9 @@ def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path) -> None:
+def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted among prompts of other kinds: reworded, in another case and layout, within another text, cut short."""
-    measured = [json.loads(line) for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
-    long = [row["prompt"] for row in measured if len(row["prompt"].split()) > 10]
+    long = [row["prompt"] for row in lines_of(MODELS / "prompts/heldout.jsonl") if len(row["prompt"].split()) > 10]
     assert len(long) > 20
     changes = (
         lambda words: [word if at % 12 else "something" for at, word in enumerate(words)],
@@ -166,40 +130,37 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path) -> None:
     )
     planted = {" ".join(change(text.split())) for text in long for change in changes}
     turns = [{"role": "user", "content": "Compose a travel blog post."}, {"role": "user", "content": PROMPTS[0]}]
-    files = [tmp_path / "measured.jsonl", tmp_path / "turns.jsonl"]
-    files[0].write_text("".join(json.dumps({"prompt": text}) + "\n" for text in long))
-    files[1].write_text(json.dumps({"messages": turns}) + "\n")
-    own = wrote(*planted, *PROMPTS)
-    out = tmp_path / "out.jsonl"
-    report = write_prompts(Data(pii="none", apart_from=[str(file) for file in files]), out, own)
-    kept = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
-    assert not kept & planted
-    assert kept == {text for text in PROMPTS[1:] if 15 <= len(text) <= 600}
-    dropped = [json.loads(line) for line in out.with_suffix(".dropped.jsonl").read_text().splitlines()]
+    measured = tmp_path / "measured.jsonl"
+    rows = [*({"messages": [{"role": "user", "content": text}]} for text in long), {"messages": turns}]
+    measured.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wrote(monkeypatch, *planted, *PROMPTS)
+    lines, report = written(tmp_path, [], pii="none", from_target=1, apart_from=[str(measured)])
+    assert {line["messages"][0]["content"] for line in lines} == {
+        text for text in PROMPTS[1:] if 15 <= len(text) <= 600
+    }
+    dropped = lines_of(tmp_path / "prompts.dropped.jsonl")
     assert len(dropped) == report["rows"]["near to a measured prompt"]
-    assert {row["messages"] for row in dropped} == {None} and "turns.jsonl:1" in {row["near"] for row in dropped}
+    assert {row["messages"] for row in dropped} == {None}
+    assert f"measured.jsonl:{len(rows)}" in {row["near"] for row in dropped}
 
 
 def test_the_opening_of_a_users_turn_is_what_the_chat_template_says() -> None:
-    """Of templates with tokens and with plain words around a turn, after system prompts and in languages."""
+    """Of templates with tokens and with plain words around a turn."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    (own,) = openings(tokenizer, [], [])
-    assert (own.system, own.text, own.end) == ("", "<|bos|><|user|>", "<|end|>")
-    found = openings(tokenizer, ["Be brief.", "Be kind."], ["French", "Dutch"])
-    assert [each.system for each in found] == ["Be brief.", "Be brief.", "Be kind.", "Be kind."]
-    assert "Be kind. The user writes in Dutch.<|end|><|user|>" in found[3].text
+    assert opening(tokenizer) == ("<|bos|><|user|>", "<|end|>")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
-    assert openings(tokenizer, [], [])[0].text.endswith("[INST]") and openings(tokenizer, [], [])[0].end == "[/INST]"
+    assert opening(tokenizer) == ("<|bos|>[INST]", "[/INST]")
     for template in ("{{ raise_exception('no') }}", "{{ messages[0]['content'] }}", "nothing of the user"):
         tokenizer.chat_template = template
         with pytest.raises(ToolError, match="the target's chat template"):
-            openings(tokenizer, [], [])
+            opening(tokenizer)
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    data = Data(prompts=[str(tmp_path / "none.jsonl")])
     with pytest.raises(ToolError, match=r"none.jsonl cannot be read"):
-        write_prompts(Data(prompts=[str(tmp_path / "none.jsonl")]), tmp_path / "out.jsonl")
+        prompts.prompts(Config(target=str(TARGET), folder=str(tmp_path), data=data))
     with pytest.raises(ToolError, match="no prompt is left"):
         written(tmp_path, [{"answer": "x"}])

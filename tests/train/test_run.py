@@ -2,41 +2,34 @@
 
 import json
 import os
-import random
+import re
 import resource
 import shutil
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hs_connectors.fp8_utils import SCALES_KEY, dequantize_fp8_tensor, quantize_tensor_to_fp8
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
+from peagle_tools.train import cpu
 from peagle_tools.train.config import STAMP, read_config
 from peagle_tools.train.run import make_trainer, to_options
 from peagle_tools.train.trainer import Trainer
-from tests.train.runs import MASK, finish, in_child, result, toy_run, train
+from tests.train.runs import MASK, exit_code, in_child, result, toy_run, train
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A finished run, and what it ended with."""
     file = toy_run(tmp_path_factory.mktemp("undisturbed"))
-    finish(file)
+    train(file)
     return file, result(file)
-
-
-@pytest.fixture(autouse=True)
-def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than training here; the run of ``undisturbed``, which is made before this, does draw."""
-    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", lambda run: None)
 
 
 def checkpoints(file: Path) -> Path:
@@ -68,9 +61,6 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     weights, master = (load_file(folder / "step-12" / name) for name in ("model.safetensors", "master.safetensors"))
     assert {tensor.dtype for tensor in master.values()} == {torch.float32}
     assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in master.items())
-    plots = {file.name: file.read_text() for file in (file.parent / "run/plots").iterdir()}
-    assert set(plots) == {"loss.svg", "accuracy.svg"}  # AL was not measured
-    assert all(name in plots["accuracy.svg"] for name in (">depth 2<", ">held out, depth 0<"))
     shown = CliRunner().invoke(app, ["inspect", str(folder / "step-12"), "--target", str(file.parent / "target")])
     assert shown.exit_code == 0, shown.output
 
@@ -94,52 +84,31 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     assert (checkpoints(file) / "best").readlink() == Path("step-4")
 
 
-def test_killed_at_any_point_it_ends_with_the_same_head(tmp_path: Path) -> None:
-    """Ten times, each time at a random moment of one of the next steps, or of the save after it."""
-    files = [toy_run(tmp_path / name, optimizer={"steps": 60}) for name in ("undisturbed", "killed")]
-    draw = random.Random(4)
-    finish(files[0])
-
-    def killed(file: Path, steps: int, seconds: float) -> None:
-        original, count = Trainer._optimizers_step, [0]
-
-        def watched(self: Trainer) -> None:
-            count[0] += 1
-            if count[0] == steps:
-                threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            original(self)
-
-        Trainer._optimizers_step = watched  # type: ignore[method-assign]
-        train(file)
-
-    for _ in range(10):
-        process = in_child(killed, files[1], draw.randint(1, 4), draw.uniform(0, 0.03), seconds=60)
-        assert process.exitcode == -signal.SIGKILL
-    finish(files[1])
-    assert result(files[1]) == result(files[0])
-
-
 @pytest.mark.parametrize(
     ("place", "step"),
-    [("step-6.tmp/model.safetensors", 6), ("step-6.tmp", 6), ("checkpoints", 6), ("checkpoints", 12)],
+    [("", 8), ("step-6.tmp/model.safetensors", 6), ("step-6.tmp", 6), ("checkpoints", 6), ("checkpoints", 12)],
 )
-def test_killed_while_it_saves(undisturbed: Any, tmp_path: Path, place: str, step: int) -> None:
-    """Before a checkpoint is on the disk, before it has its name, and as soon as it has it, the last one too."""
-    file = toy_run(tmp_path / "run")
+def test_killed_at_any_point_it_ends_with_the_same_head(
+    undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: int
+) -> None:
+    """In a step; before a checkpoint is on the disk, before it has its name, and as soon as it has it, the last too."""
+    file, original = toy_run(tmp_path / "run"), module.sync
 
-    def killed() -> None:
-        original = module.sync
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        def watched(path: Path) -> None:
-            if str(path).endswith(place) and (place != "checkpoints" or (path / f"step-{step}").exists()):
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(path)
+    def watched(path: Path) -> None:
+        if str(path).endswith(place) and (place != "checkpoints" or (path / f"step-{step}").exists()):
+            kill()
+        original(path)
 
-        module.sync = watched
-        train(file)
-
-    assert in_child(killed, seconds=60).exitcode == -signal.SIGKILL
-    finish(file)
+    with monkeypatch.context() as patch:
+        if place:
+            patch.setattr(module, "sync", watched)
+        else:
+            at_step(patch, step, kill)
+        assert exit_code(in_child(train, file)) == -signal.SIGKILL
+    train(file)
     assert result(file) == undisturbed[1]
 
 
@@ -207,147 +176,82 @@ def test_a_server_that_is_gone_stops_the_run(tmp_path: Path) -> None:
     assert "circuit breaker tripped" in stopped.output and "goes on from the beginning" in stopped.output
 
 
-def test_hidden_states_of_another_document_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first step, and where they become so while it trains."""
-    config = read_config(file := toy_run(tmp_path / "run"))
+def test_hidden_states_that_change_while_it_trains_are_refused(tmp_path: Path) -> None:
+    cpu.setup()
+    config = read_config(toy_run(tmp_path / "run"))
     folder = config.data_folder / "hidden_states"
     trainer = make_trainer(config, to_options(config))
     shutil.copy(folder / "hs_3.safetensors", folder / "hs_5.safetensors")
-    with pytest.raises(ToolError, match=r"^row 5 of the data: ") as refused:
+    with pytest.raises(ToolError, match=r"^row 5 of the data: "):
         trainer.run()
-    with pytest.raises(ToolError, match=r"those of 1 of 24 documents .*, rows 5; "):
-        train(file)
-
-    def in_worker(*_: object) -> None:  # what torch makes of it there
-        raise ToolError(f"Caught ToolError in DataLoader worker process 0.\n  ...\n{refused.typename}: {refused.value}")
-
-    monkeypatch.setattr("peagle_tools.train.run.train", in_worker)
-    shown = CliRunner().invoke(app, ["train", "run", str(file)])
-    assert shown.exit_code == 2 and shown.stderr == f"peagle-vllm: {refused.value}\n"
-
-
-def test_hidden_states_in_fp8_are_read(tmp_path: Path) -> None:
-    """As speculators' connector writes them, and as what they stand for in bfloat16 trains."""
-    found = {}
-    for backend in ("fp8", "file"):
-        changes: dict[str, Any] = {"data": {"backend": backend}, "optimizer": {"steps": 4}}
-        file = toy_run(tmp_path / backend, **changes, step={"dtype": "bfloat16"}, engine={"dtype": "bfloat16"})
-        for states in (read_config(file).data_folder / "hidden_states").iterdir():
-            tensors = load_file(states)
-            fp8, scales = quantize_tensor_to_fp8(tensors["hidden_states"])
-            if backend == "fp8":
-                save_file({**tensors, "hidden_states": fp8, SCALES_KEY: scales}, states)
-            else:
-                save_file({**tensors, "hidden_states": dequantize_fp8_tensor(fp8, scales)}, states)
-        train(file)
-        found[backend] = result(file)
-    assert found["fp8"] == found["file"]
 
 
 def test_hidden_states_of_another_dtype_than_the_steps_train(tmp_path: Path) -> None:
     """A target served in bfloat16, whatever the step computes in: as the same numbers in float32 do."""
-    found = {}
-    for dtype in ("bfloat16", "float32"):
-        file = toy_run(tmp_path / dtype, optimizer={"steps": 4}, engine={"dtype": dtype})
-        for states in (tmp_path / "bfloat16/run/data/hidden_states").iterdir():
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        file = toy_run(tmp_path / name, optimizer={"steps": 4}, engine={"dtype": name})
+        for states in (read_config(file).data_folder / "hidden_states").iterdir():
             tensors = load_file(states)
-            tensors["hidden_states"] = tensors["hidden_states"].to(getattr(torch, dtype))
-            save_file(tensors, tmp_path / dtype / "run/data/hidden_states" / states.name)
+            save_file({**tensors, "hidden_states": tensors["hidden_states"].bfloat16().to(dtype)}, states)
         train(file)
-        found[dtype] = result(file)
-    assert found["bfloat16"] == found["float32"]
+        found.append(result(file))
+    assert found[0] == found[1]
     file = toy_run(tmp_path / "bfloat16-step", optimizer={"steps": 4}, step={"dtype": "bfloat16"})
     train(file)
     assert result(file)["log"][-1]["held_out"]["loss"] > 0
 
 
 def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:
-    """Every supervised token but the first two of a later piece is in a batch."""
-    documents = [(150, 10), *[(30, 5)] * 6]
+    """Every supervised token is in a batch, but the first two of a piece: no state of the head is before them."""
+    documents = [(150, 10), *[(30, 0)] * 6]
     file = toy_run(tmp_path / "run", documents, data={"held_out": 2, "long": "split"}, optimizer={"steps": 4})
     config = read_config(file)
     trainer = make_trainer(config, to_options(config))
     counted = sum(int(batch["loss_mask"].sum()) for batch in trainer.train_loader)
-    assert counted == (150 - 10) + 4 * (30 - 5) - 2 * 2
+    assert counted == (150 - 10) + 4 * 30 - (2 + 4) * 2
     train(file)
 
 
-def change_stamp(file: Path) -> None:
-    stamp = read_config(file).data_folder / STAMP
+def change_stamp(data: Path) -> None:
+    stamp = data / STAMP
     stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "aux_layers": [1, 4, 6], "dtype": "bfloat16"}))
 
 
-def lose_states(file: Path) -> None:
-    folder = read_config(file).data_folder / "hidden_states"
-    (folder / "hs_3.safetensors").unlink()
-    os.truncate(folder / "hs_9.safetensors", 200)
+def lose_states(data: Path) -> None:
+    """One of other layers, one that is not there, one that is cut off, and one of another document."""
+    hs_0, *others = (data / f"hidden_states/hs_{row}.safetensors" for row in (0, 3, 9, 5))
+    tensors = load_file(hs_0)
+    shutil.copy(hs_0, others[2])
+    save_file({**tensors, "hidden_states": tensors["hidden_states"][:, :3].contiguous()}, hs_0)
+    others[0].unlink()
+    os.truncate(others[1], 200)
 
 
-def other_layers(file: Path) -> None:
-    states = read_config(file).data_folder / "hidden_states/hs_0.safetensors"
-    tensors = load_file(states)
-    save_file({**tensors, "hidden_states": tensors["hidden_states"][:, :3].contiguous()}, states)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "K beyond the depths": ({"every": {"k": [3, 5]}}, None, r"every.k: K = 5 is more than head.depths \(3\)"),
-    "long documents": ({"step": {"tokens": 30}}, None, r"\d+ of 24 documents have more than step.tokens \(30\) tokens"),
-    "a mask token in use": (
-        {"head": {"mask_token": 5}},
-        None,
-        f"head.mask_token: the target's tokenizer uses 5 for 'w5'; .* {MASK} say",
-    ),
-    "hidden states of other layers": (
-        {},
-        change_stamp,
-        r"aux_layers \[1, 4, 6\] where peagle.yaml says \[2, 4, 5\], dtype bfloat16 where",
-    ),
-    "lost hidden states": (
-        {},
-        lose_states,
-        "those of 2 of 24 documents are missing, cut off, or of other ones or layers, rows 3, 9; ",
-    ),
-    "hidden states of another shape": (
-        {},
-        other_layers,
-        "those of 1 of 24 documents are missing, cut off, or of other ones or layers, rows 0; ",
-    ),
-    "all held out": ({"data": {"held_out": 24}}, None, "has 24 documents, and data.held_out keeps 24 of them"),
-    "an option of speculators": (
-        {"speculators": {"draft_arc": "llama"}},
-        None,
-        "draft_arc: .*; did you mean draft_arch",
-    ),
-    "its value": ({"speculators": {"draft_arch": "gpt"}}, None, "speculators.draft_arch: Input should be 'llama' or"),
-    "layers split one by one": (
-        {"speculators": {"fsdp_shard": True}},
-        None,
-        "fsdp_shard: splits layer by layer, .*; set optimizer.shard",
-    ),
-    "one process to split over": ({"optimizer": {"shard": True}}, None, "optimizer.shard: there is one process only"),
-    "a vocabulary without counts": ({"head": {"draft_vocab": 16}}, None, "head.draft_vocab: .*token_freq.pt is not"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused_in_one_line(tmp_path: Path, what: str) -> None:
-    changes, damage, line = REFUSED[what]
-    file = toy_run(tmp_path / "run", **changes) if "every" not in changes else toy_run(tmp_path / "run")
-    if "every" in changes:
-        file.write_text(file.read_text().replace("every:\n", "every:\n  k: [3, 5]\n"))
+@pytest.mark.parametrize(
+    ("damage", "changes", "line"),
+    [
+        (None, {"head": {"mask_token": 5}}, f"head.mask_token: the target's .* uses 5 for 'w5'; .* {MASK} say"),
+        (
+            change_stamp,
+            {},
+            r"aux_layers \[1, 4, 6\] \(peagle.yaml: \[2, 4, 5\]\), dtype bfloat16 \(.*; put peagle.yaml",
+        ),
+        (lose_states, {}, "rows 0, 3, 5, 9 of the data have no file there, or .*; `peagle-vllm train states` makes"),
+        (None, {"data": {"held_out": 24}}, "has 24 documents, and data.held_out keeps 24 of them"),
+        (None, {"speculators": {"draft_arc": "llama"}}, "draft_arc: .*; did you mean draft_arch"),
+        (None, {"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
+    ],
+    ids=("a mask token in use", "states of other layers", "lost states", "all held out", "unknown option", "its value"),
+)
+def test_refused_in_one_line(tmp_path: Path, damage: Any, changes: dict[str, Any], line: str) -> None:
+    file = toy_run(tmp_path / "run", **changes)
     if damage:
-        damage(file)
+        damage(read_config(file).data_folder)
     done = CliRunner().invoke(app, ["train", "run", str(file)])
-    assert done.exit_code == 2, done.output
-    assert done.stderr.count("peagle-vllm: ") == 1 and "Traceback" not in done.output
-    with pytest.raises(ToolError, match=line):
-        train(file)
-
-
-def test_documents_that_begin_supervised_are_refused(tmp_path: Path) -> None:
-    file = toy_run(tmp_path / "run", [(20, 4)] * 5 + [(20, 1), (20, 0)])
-    with pytest.raises(ToolError, match="2 of 7 documents are supervised in their first 2 tokens, rows 5, 6: "):
-        train(file)
+    assert done.exit_code == 2 and "Traceback" not in done.output, done.output
+    assert done.stderr.count("peagle-vllm: ") == 1 and re.search(line, done.stderr), done.stderr
 
 
 def test_another_config_does_not_go_on(undisturbed: Any) -> None:

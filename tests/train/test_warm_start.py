@@ -37,9 +37,11 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     head, _ = made(toy_run(tmp_path / "more", head={"layers": 4, "init": init}))
     assert len(head.layers) == 4
     assert loss_of(head, batch, num_depths=3) == pytest.approx(loss_of(first, batch, num_depths=3), rel=1e-6)
-    with pytest.raises(ToolError, match=r"head.layers: is 1, and head.init has 2; set it to that or more"):
+    with pytest.raises(
+        ToolError, match=r"head.layers: is 1, but the head of head.init \(.*/head\) has 2; write 2 or more"
+    ):
         made(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
-    with pytest.raises(ToolError, match=r"head.aux_layers: is \[1, 2, 3\], and that of head.init is \[2, 4, 5\]; "):
+    with pytest.raises(ToolError, match=r"head.aux_layers: is \[1, 2, 3\], but .* has \[2, 4, 5\]; write \[2, 4, 5\]$"):
         made(toy_run(tmp_path / "other", head={"aux_layers": [1, 2, 3], "init": init}))
 
 
@@ -59,7 +61,7 @@ def test_a_smaller_draft_vocabulary_keeps_the_rows_of_its_tokens(tmp_path: Path)
         torch.testing.assert_close(head.state_dict()[name], wanted[name], msg=name)
     head.save_pretrained(tmp_path / "reduced")
     file = toy_run(tmp_path / "again", head={"init": str(tmp_path / "reduced"), "draft_vocab": 6})
-    with pytest.raises(ToolError, match=r"head.draft_vocab: is 6, and that of head.init is 8; set it to that"):
+    with pytest.raises(ToolError, match=r"head.draft_vocab: is 6, but the head of head.init \(.*\) has 8; write 8$"):
         made(file)
 
 

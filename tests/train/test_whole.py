@@ -16,6 +16,7 @@ import yaml
 
 from tests.support.models import MODELS, TARGET
 from tests.support.serving import environment, free_port
+from tests.train.runs import ENGINE
 
 PROMPTS, KILLS = 40, 10
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -23,14 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "head": {"layers": 2, "depths": 4, "aux_layers": [2, 5, 7]},
     "step": {"tokens": 256, "dtype": "float32"},
     "optimizer": {"steps": 12, "lr": 0.001},
-    "every": {"checkpoint": 4, "replay": 4, "k": [3]},
-    "engine": {
-        "dtype": "float32",
-        "max_model_len": 512,
-        "max_num_seqs": 16,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 256 << 20,
-    },
+    "every": {"checkpoint": 4, "replay": 4},
+    "engine": ENGINE,
     "speculators": {"num_workers": 0, "log_freq": 1},
 }
 
@@ -47,12 +42,10 @@ def settings(folder: Path) -> Path:
     return file
 
 
-def begin(file: Path, log: Path) -> subprocess.Popen:
-    with log.open("ab") as out:
+def begin(file: Path) -> subprocess.Popen:
+    with (file.parent / "log").open("ab") as out:
         command = [sys.executable, "-m", "peagle_tools.cli", "train", "pipeline", str(file)]
-        return subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
-        )
+        return subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
 
 
 def written(file: Path) -> dict[str, Any]:
@@ -68,11 +61,11 @@ def test_killed_at_random_points_it_ends_with_the_same_files(tmp_path: Path) -> 
     """kill -9 of the pipeline alone: its steps and servers end with it, and the same command goes on."""
     smooth, killed = settings(tmp_path / "smooth"), settings(tmp_path / "killed")
     began = time.monotonic()
-    assert begin(smooth, tmp_path / "smooth.log").wait() == 0, (tmp_path / "smooth.log").read_text()
+    assert begin(smooth).wait() == 0, (smooth.parent / "log").read_text()
     whole, points = time.monotonic() - began, random.Random(0)
     unfinished = 0
     for _ in range(KILLS):
-        process = begin(killed, tmp_path / "killed.log")
+        process = begin(killed)
         try:
             process.wait(points.uniform(1, 0.2 * whole))
         except subprocess.TimeoutExpired:
@@ -80,5 +73,5 @@ def test_killed_at_random_points_it_ends_with_the_same_files(tmp_path: Path) -> 
             process.wait()
             unfinished += 1
     print(f"killed {unfinished} times before it was finished")
-    assert begin(killed, tmp_path / "killed.log").wait() == 0, (tmp_path / "killed.log").read_text()
+    assert begin(killed).wait() == 0, (killed.parent / "log").read_text()
     assert written(killed) == written(smooth)

@@ -42,7 +42,7 @@ def check(config: Config) -> str:
     for num_k in config.ks:
         groups = engines.in_process(engines.measure, pair, prompts, num_k, config.data.max_tokens)
         found.append((num_k, sum_of(groups)))
-    note_al(al, step, "vllm", ((num_k, {0: one}) for num_k, one in found))
+    note_al(al, step, "vllm", found)
     both = [f"K = {num_k}: AL {one.length:.3f} in vLLM, {replayed[num_k]:.3f} by replay" for num_k, one in found]
     if any(abs(one.length / replayed[num_k] - 1) > APART for num_k, one in found):
         why = "training and serving differ, in the target, its layers, the chat template or the head's files"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from speculators.train.checkpointer import DistributedCheckpointer, SingleGPUCheckpointer
+from speculators.train.checkpointer import SingleGPUCheckpointer
 from speculators.train.distributed import get_rank
 
 from peagle_tools.shared.errors import ToolError
@@ -24,15 +24,13 @@ KEPT = 3
 MASTER, MODEL, STATE = "master.safetensors", "model.safetensors", "training_state.json"
 
 
-class Checkpoints:
-    """The saved steps in a folder; before speculators' checkpointers in the order of methods.
+class Checkpoints(SingleGPUCheckpointer):
+    """The saved steps in a folder.
 
     Attributes:
         state: training_state.json of the newest checkpoint that opens; empty where there is none.
         previous_epoch: its step, which speculators' code takes for an epoch's number; -1 where there is none.
     """
-
-    path: Path
 
     def _get_previous_epoch(self) -> int:
         self.state: dict[str, Any] = {}
@@ -82,9 +80,9 @@ class Checkpoints:
         """
         begun = self.folder(f"step-{state['step']}.tmp")
         try:
-            self.save_checkpoint(model, optimizers, begun.name, torch.float32)  # type: ignore[attr-defined]
+            self.save_checkpoint(model, optimizers, begun.name, torch.float32)
             if schedulers:
-                self.save_scheduler_state_dict(schedulers, begun.name)  # type: ignore[attr-defined]
+                self.save_scheduler_state_dict(schedulers, begun.name)
             if get_rank() == 0:
                 self._finish(begun, state)
         except (OSError, RuntimeError, SafetensorError) as error:
@@ -130,14 +128,6 @@ class Checkpoints:
     def best(self) -> int | None:
         """The step with the highest score."""
         return max(self.scores, key=lambda step: (self.scores[step], step), default=None)
-
-
-class WholeCheckpoints(Checkpoints, SingleGPUCheckpointer):
-    """Of a head that every process holds whole."""
-
-
-class ShardedCheckpoints(Checkpoints, DistributedCheckpointer):
-    """Of a head that is split over the processes; its files are those of a whole one."""
 
 
 def _open(folder: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Data(Strict):
         systems, languages: system prompts after which it writes them, and languages in which it does.
         sampling: how it writes them. On a CPU {temperature: 1, min_p: 0.01} is quicker: top_p sorts the vocabulary.
         apart_from: prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
-        pii: what looks for personal data; ``pii_action`` drops such prompts, or masks what was found.
+        pii: what looks for personal data; prompts that hold some are dropped.
         ner: model that finds names and places too.
         max_tokens: of an answer at most.
         temperature: of the answers; those of the ``held_out`` prompts are always greedy.
@@ -48,7 +48,6 @@ class Data(Strict):
     sampling: dict[str, float] = Field(default_factory=lambda: {"temperature": 1.0, "top_p": 0.95}, strict=False)
     apart_from: list[str] = Field(default_factory=list)
     pii: Literal["presidio", "none"] = "presidio"
-    pii_action: Literal["drop", "mask"] = "drop"
     ner: str | None = None
     max_tokens: Positive = 1024
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
@@ -106,7 +105,6 @@ class Optimizer(Strict):
 
     Attributes:
         epochs, steps: how long; one of them, and without either 10 epochs.
-        shard: split weights and optimizer over the processes (FSDP2 of the whole head).
     """
 
     name: Literal["adamw", "muon"] = "adamw"
@@ -114,7 +112,6 @@ class Optimizer(Strict):
     epochs: Positive | None = None
     steps: Positive | None = None
     seed: Annotated[int, Field(ge=0)] = 0
-    shard: bool = False
 
     @model_validator(mode="after")
     def _one_length(self) -> "Optimizer":
@@ -129,12 +126,10 @@ class Every(Strict):
     Attributes:
         checkpoint: weights and optimizer are saved.
         replay: loss and AL of the held-out documents are measured; a multiple of ``checkpoint``.
-        k: the K that AL is measured for; null is those of 3, 5 and 7 that the head drafts.
     """
 
     checkpoint: Positive = 500
     replay: Positive = 500
-    k: list[Positive] | None = None
 
     @model_validator(mode="after")
     def _measured_is_kept(self) -> "Every":
@@ -149,7 +144,7 @@ class Config(Strict):
     Attributes:
         target: the served model: a folder, relative to peagle.yaml if it begins with a dot, or its name on the hub.
         folder: everything that is written goes there: prompts.jsonl, answers.jsonl, data/, checkpoints/, log.jsonl,
-            al.jsonl, plots/; relative to peagle.yaml.
+            al.jsonl; relative to peagle.yaml.
         engine: more arguments for vLLM where it is started here, such as tensor_parallel_size. ``dtype``, else
             bfloat16, is what the target runs in: that of answers and stored hidden states.
         speculators: more options of speculators' TrainConfig, by its names.
@@ -179,12 +174,6 @@ class Config(Strict):
                 f"dtype is {dtype!r}, which does not say how hidden states are stored: {', '.join(DTYPES)}"
             )
         return value
-
-    @model_validator(mode="after")
-    def _depths_suffice(self) -> "Config":
-        if wrong := [k for k in self.every.k or [] if k > self.head.depths]:
-            raise ValueError(f"every.k: K = {wrong[0]} is more than head.depths ({self.head.depths})")
-        return self
 
     @property
     def run(self) -> Path:
@@ -231,8 +220,8 @@ class Config(Strict):
 
     @property
     def ks(self) -> list[int]:
-        """The K that AL is measured for."""
-        return self.every.k or [k for k in (3, 5, 7) if k <= self.head.depths] or [self.head.depths]
+        """The K that vLLM is asked for; the largest one's AL says which head is the best."""
+        return [k for k in (3, 5, 7) if k <= self.head.depths] or [self.head.depths]
 
 
 def read_config(file: Path) -> Config:

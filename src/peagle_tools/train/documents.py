@@ -2,9 +2,9 @@
 
 import json
 from argparse import Namespace
+from inspect import signature
 from typing import Any
 
-import pyarrow.compute as pc
 from datasets import Dataset, load_from_disk
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 from safetensors import SafetensorError, safe_open
@@ -18,11 +18,8 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.config import STAMP, Config
 from peagle_vllm.heads.target import read_target
 
-UNSUPERVISED = 2  # first tokens of a document: the head has no state before the first, which drafts the second
-OF_THE_SERVER = (
-    *("vllm_endpoint", "on_missing", "request_timeout", "max_retries"),
-    *("generation_validation_retries", "max_consecutive_generation_failures"),
-)
+UNSUPERVISED = 2  # first tokens of a piece: the head has no state before the first, which drafts the second
+AGAIN = "make them again with `peagle-vllm train pipeline --from states`"
 LISTED = 8  # rows that a message names
 
 
@@ -50,9 +47,8 @@ class Pieces(ArrowDataset):
                 return data  # the server's failures are counted, and stop the run when there are many in a row
             raise ToolError(f"row {row} of the data: {data.reason}; make its hidden states again")
         data = {name: value[start:stop] for name, value in data.items()}
-        if start:
-            data["loss_mask"] = data["loss_mask"].clone()
-            data["loss_mask"][:UNSUPERVISED] = 0
+        data["loss_mask"] = data["loss_mask"].clone()
+        data["loss_mask"][:UNSUPERVISED] = 0
         return data
 
 
@@ -68,31 +64,12 @@ def loaders(
     transfer = HiddenStatesBackend.registry[config.data.backend].from_train_args(args, args.data_path)
     if not config.data.online:
         check_states(config, transfer, rows)
-    dataloader._limit_worker_threads()
-    found = []
-    for split in ("train", "val"):
-        pieces = Pieces(
-            datapath=args.data_path,
-            max_len=config.step.tokens,
-            transfer=transfer,
-            train_ratio=(len(rows) - config.data.held_out + 0.5) / len(rows),  # which speculators rounds down
-            split=split,
-            model=args.verifier_name_or_path,
-            hidden_states_dtype=dtype,
-            **{name: getattr(args, name) for name in OF_THE_SERVER},
-        )
-        loader = dataloader._setup_dataloader(
-            pieces,
-            config.step.tokens,
-            hidden_size,
-            num_workers=args.num_workers,
-            num_target_layers=num_aux,
-            prefetch_factor=args.prefetch_factor,
-            preprocess=shift_batch,
-            seed=config.optimizer.seed if split == "train" else 0,
-        )
-        found.append(loader)
-    return found[0], found[1]
+    dataloader.ArrowDataset = Pieces  # which speculators makes of ``args``
+    given = vars(args) | {"transfer": transfer, "hidden_states_dtype": dtype, "preprocess": shift_batch}
+    given |= {"hidden_size": hidden_size, "num_target_layers": num_aux}
+    given["train_data_ratio"] = (len(rows) - config.data.held_out + 0.5) / len(rows)  # which it rounds down
+    names = signature(dataloader.create_train_val_loaders).parameters
+    return dataloader.create_train_val_loaders(**{name: given[name] for name in names if name in given})
 
 
 def read_rows(config: Config) -> Dataset:
@@ -107,13 +84,6 @@ def read_rows(config: Config) -> Dataset:
         held = f"data.held_out keeps {config.data.held_out} of them"
         raise ToolError(f"{folder}: has {len(rows)} documents, and {held}; add prompts, or keep fewer")
     config.longer_than_a_step(rows.with_format(None)["seq_len"])
-    supervised: list[int] = []
-    for number, batch in enumerate(rows.with_format("arrow").select_columns("loss_mask").iter(1000)):
-        begins = pc.list_slice(batch["loss_mask"].combine_chunks(), 0, UNSUPERVISED).to_pylist()
-        supervised += [number * 1000 + row for row, mask in enumerate(begins) if any(mask)]
-    if supervised:
-        which = f"{len(supervised)} of {len(rows)} documents are supervised in their first {UNSUPERVISED} tokens"
-        raise ToolError(f"{folder}: {which}, {listed(supervised)}: give them a prompt, or leave them out")
     return rows
 
 
@@ -132,30 +102,39 @@ def missing_states(config: Config, rows: Dataset) -> list[int]:
     return found
 
 
+def check_stamp(config: Config) -> None:
+    """Refuse stored hidden states of another target, other layers, another dtype or backend than peagle.yaml's.
+
+    Raises:
+        ToolError: names what differs.
+    """
+    stamp = config.data_folder / STAMP
+    try:
+        found = json.loads(stamp.read_text())
+    except (OSError, ValueError):
+        raise ToolError(f"{stamp}: cannot be read, so what the hidden states are of is not known; {AGAIN}") from None
+    if other := [name for name, value in config.stamp.items() if found.get(name) != value]:
+        what = ", ".join(f"{name} {found.get(name)} (peagle.yaml: {config.stamp[name]})" for name in other)
+        raise ToolError(f"{stamp}: the stored hidden states have {what}; put peagle.yaml back, or {AGAIN}")
+
+
 def check_states(config: Config, transfer: HiddenStatesTransfer, rows: Dataset) -> None:
     """Refuse hidden states of another target, other layers or another dtype, and files that are not there or cut off.
 
     Raises:
         ToolError: names the files.
     """
-    stamp, wanted = config.data_folder / STAMP, config.stamp
-    again = "; `peagle-vllm train pipeline --from states` makes them again"
-    try:
-        found = json.loads(stamp.read_text())
-    except (OSError, ValueError):
-        raise ToolError(f"{stamp}: cannot be read, so what the hidden states are of is not known{again}") from None
-    if other := [name for name in wanted if found.get(name) != wanted[name]]:
-        what = ", ".join(f"{name} {found.get(name)} where peagle.yaml says {wanted[name]}" for name in other)
-        raise ToolError(f"{stamp}: the hidden states have {what}{again}")
+    check_stamp(config)
     if missing := missing_states(config, rows):
-        which = f"those of {len(missing)} of {len(rows)} documents are missing, cut off, or of other ones or layers"
-        raise ToolError(f"{config.data_folder}/hidden_states: {which}, {listed(missing)}{again}")
+        which = f"{listed(missing)} of the data have no file there, or one that is cut off, of other tokens or layers"
+        mend = "`peagle-vllm train states` makes these files again"
+        raise ToolError(f"{config.data_folder}/hidden_states: {which}; {mend}")
     first = transfer.get_cached(0)
     assert first is not None
     dtype = str(first["hidden_states"].dtype).removeprefix("torch.")
     read_as = "bfloat16" if config.data.backend == "fp8" else config.target_dtype  # speculators reads fp8 as bfloat16
     if dtype != read_as:
-        raise ToolError(f"{config.data_folder}: hidden states are {dtype}, and peagle.yaml says {read_as}{again}")
+        raise ToolError(f"{config.data_folder}: hidden states are {dtype}, and peagle.yaml says {read_as}; {AGAIN}")
 
 
 def listed(rows: list[int]) -> str:

@@ -47,20 +47,17 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             hidden_states: of the target, [1, N, n_aux * hidden].
             input_ids: [1, N] int64.
             document_ids: document of each position in one run each, -1 for padding, [1, N] int64.
-            loss_mask: 1 where a position is supervised, [1, N]; not where a document begins, nor in padding.
+            loss_mask: 1 where a position is supervised, [1, N]; 0 where a document begins, whose anchor would be of
+                the document before, and in padding.
             verifier_last_hidden_states: of the target before its last norm, [1, N, hidden].
             position_ids: not used, as in speculators: positions count from the start of the sequence.
             num_depths: K, the real row's depth included.
             down_sample_ratio, down_sample_ratio_min: r and m; of depth d the share max(r^d, m) is kept, 1 keeps all.
             chunk_rows: rows computed at once, beside which an anchor is finished; memory grows with it.
             options: passed to the layers.
-
-        Raises:
-            ValueError: ``loss_mask`` supervises where it must not.
         """
         num_tokens, supervised = input_ids.shape[1], loss_mask[0].nonzero()[:, 0]
         documents = Documents(document_ids[0].to(hidden_states.device))
-        documents.check(loss_mask[0])
         anchor, depth = generate_cod_sample_indices(
             num_tokens, loss_mask, num_depths, down_sample_ratio, down_sample_ratio_min, max_anchors=max_anchors
         )

@@ -59,20 +59,6 @@ class Documents:
         self.first = (ends - counts).repeat_interleave(counts)
         self.spans = list(zip((ends - counts).tolist(), ends.tolist(), strict=True))
 
-    def check(self, loss_mask: Tensor) -> None:
-        """Refuse a supervised padding position, and a document whose first position is supervised.
-
-        The anchor before it would be of another document, or -1.
-
-        Raises:
-            ValueError: names the first such position.
-        """
-        begins = self.first == torch.arange(len(self.ids), device=self.ids.device)
-        wrong = ((loss_mask != 0) & (begins | (self.ids == -1))).nonzero()
-        if len(wrong):
-            position = f"position {int(wrong[0])} is padding or begins a document, and is supervised"
-            raise ValueError(f"loss_mask: {position}; set its loss_mask to 0")
-
     def bias(self, start: int, stop: int, rows: Rows, window: int | None, dtype: torch.dtype) -> Tensor:
         """0 where ``rows`` attend, else -inf: to real rows start..stop and themselves, [1, 1, n, stop-start + n]."""
         real = torch.arange(start, stop, device=self.ids.device)

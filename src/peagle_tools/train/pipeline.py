@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.files import write_whole
-from peagle_tools.shared.provenance import versions
 from peagle_tools.train import serve
 from peagle_tools.train.config import STAMP, Config
 
@@ -26,7 +24,7 @@ WRITES = {  # what each step writes, and --from removes
     "answers": ("answers.jsonl", "answers.errors.jsonl"),
     "data": ("data",),
     "states": ("data/hidden_states", f"data/{STAMP}"),
-    "run": ("checkpoints", "log.jsonl", "al.jsonl", "plots"),
+    "run": ("checkpoints", "log.jsonl", "al.jsonl"),
     "check": (),
 }
 
@@ -82,8 +80,7 @@ def pipeline(
             if found["finished"]:
                 print(f"{step}: finished before", flush=True)
                 continue
-            used_now = {**versions(), "speculators": version("speculators")}
-            found = {"inputs": inputs, "finished": False, "versions": used_now}
+            found = {"inputs": inputs, "finished": False}
             _write(stamp, found)
             print(f"{step}: begins", flush=True)
             began = time.monotonic()
@@ -99,19 +96,19 @@ def settings(config: Config) -> dict[str, Any]:
         part.model_dump(mode="json") for part in (config.data, config.head, config.step, config.optimizer)
     )
     read, apart = ({name: _content(Path(name)) for name in data[key]} for key in ("prompts", "apart_from"))
-    written = [data[key] for key in ("from_target", "systems", "languages", "sampling")]
-    written += [config.target, config.optimizer.seed]
+    # "drop", the empty lists and ``shard`` were settings once: folders of that time stay readable.
+    written = [data["from_target"], [], [], data["sampling"], config.target, config.optimizer.seed]
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
         "prompts": [
-            *(read, data["pii"], data["pii_action"], data["ner"]),
+            *(read, data["pii"], "drop", data["ner"]),
             *filter(None, [apart, data["from_target"] and written]),
         ],
         "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
-        "run": [head, step, optimizer, config.speculators],
+        "run": [head, step, optimizer | {"shard": False}, config.speculators],
         "check": [config.ks],
     }
 

@@ -6,7 +6,6 @@ would not say. So only what systems and users said is kept; the target answers e
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -19,14 +18,13 @@ from typing import Any
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
-from peagle_tools.train.config import Config, Data
+from peagle_tools.train.config import Config
 from peagle_tools.train.from_target import sampled
 from peagle_tools.train.lines import write_lines
 from peagle_vllm.heads.files import one_line
 
 LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
 COLUMNS = ("prompt", "instruction", "question", "text")  # of a row that holds no conversation, the first there is
-CONVERSATIONS = ("messages", "conversations", "prompt")
 KINDS = {
     "EMAIL_ADDRESS": "e-mail addresses",
     "CREDIT_CARD": "card numbers",
@@ -37,82 +35,66 @@ KINDS = {
 NAMES = {"PERSON": "names", "LOCATION": "places"}  # only a model finds them
 NOBODYS = ["127.0.0.1", "0.0.0.0", "255.255.255.255", "::1"]
 LEAST_SCORE = 0.4  # presidio's of a phone number; what a checksum or a domain confirms has 1
+FEW = 1000  # prompts that are searched here: a process takes seconds to start
 CHUNK = 64  # prompts handed to a process at once
 SHORTEST, LONGEST = 15, 600  # characters of a prompt that the target writes
 GRAM, NEAR = 4, 0.5  # words, and the share of them that two near texts have in common
 
 
 def prompts(config: Config) -> str:
-    """Write ``prompts.jsonl``: of the data sets, and of the target's own where ``from_target`` says so."""
+    """Write ``prompts.jsonl``, whole or not at all: {id, messages, source} a line.
+
+    They are of the data sets, and of the target's own where ``from_target`` says so, in the order of their ids, which
+    are hashes: the first ones are a random share. Rows that are dropped are listed beside it in ``.dropped.jsonl``
+    without their text, with what they are near to or {kind: count} of their personal data.
+
+    Returns:
+        The report, also in ``.report.json``: counts of rows, of personal data by kind, what was looked for, what not.
+
+    Raises:
+        ToolError: presidio is not installed; a data set that cannot be read, or from which nothing is left.
+    """
     data, out = config.data, config.run / "prompts.jsonl"
     if not data.prompts and not data.from_target:
         raise ToolError("data.prompts: is empty; name files, or data sets of the hub, or set from_target")
     if data.pii == "presidio" and not find_spec("presidio_analyzer"):
-        raise ToolError(
-            'presidio_analyzer is not installed: pip install "peagle-vllm[pii]", or set `pii: none` in data'
-        )
-    own = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
-    return json.dumps(write_prompts(data, out, own, os.cpu_count() or 1), indent=2)
-
-
-def write_prompts(data: Data, out: Path, sampled: Iterable[dict[str, Any]] = (), workers: int = 1) -> dict[str, Any]:
-    """Write prompts to ``out``, whole or not at all: {id, messages, source, pii: {kind: count}} a line.
-
-    Lines are in the order of their ids, which are hashes: the first ones are a random share. Rows that are dropped are
-    listed beside it in ``.dropped.jsonl`` without their text, and the report is ``.report.json``.
-
-    Args:
-        data: files, presets of speculators, or data sets of the hub as ``NAME[:SPLIT]``; and what is dropped.
-        sampled: prompts that the target wrote, as ``from_target.sampled`` gives them.
-        workers: processes that search for personal data.
-
-    Returns:
-        The report: counts of rows, of personal data by kind, what was looked for, and what was not.
-
-    Raises:
-        ToolError: a data set that cannot be read, or from which nothing is left.
-    """
+        mend = 'pip install "peagle-vllm[pii]", or set `pii: none` in data'
+        raise ToolError(f"presidio_analyzer is not installed: {mend}")
     counts: Counter[str] = Counter(dict.fromkeys(("rows", "without a prompt in text", "duplicates"), 0))
     rows: dict[str, dict[str, Any]] = {}
-    sources = [_prompts(source, counts) for source in data.prompts]
-    for row in chain(*sources, _usable(sampled, counts)):
+    own = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
+    for row in chain(*(_prompts(source, counts) for source in data.prompts), _usable(own, counts)):
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
-    ordered = [rows[key] for key in sorted(rows)]
-    near: list[dict[str, Any]] = []
-    if measured := [row for source in data.apart_from for row in _prompts(source, Counter())]:
-        is_near = near_to(measured)
-        near = [{**row, "messages": None, "near": found} for row in ordered if (found := is_near(row))]
-        names = {row["id"] for row in near}
-        ordered = [row for row in ordered if row["id"] not in names]
-        counts["near to a measured prompt"] = len(near)
-    looked_for = {} if data.pii == "none" else KINDS | (NAMES if data.ner else {})
-    searching = partial(search, kinds=list(looked_for), action=data.pii_action, ner=data.ner)
-    if workers == 1 or not looked_for:
-        searched = [searching(row) for row in ordered]
+    near = near_to([row for source in data.apart_from for row in _prompts(source, Counter())])
+    sources = {key: near(rows[key]) for key in sorted(rows)}
+    dropped = [{**rows[key], "messages": None, "near": source} for key, source in sources.items() if source]
+    counts["near to a measured prompt"] = len(dropped)
+    kinds = {} if data.pii == "none" else KINDS | (NAMES if data.ner else {})
+    searching = partial(search, kinds=list(kinds), ner=data.ner)
+    apart = [rows[key] for key, source in sources.items() if not source]
+    if len(apart) <= FEW or not kinds:
+        found = [searching(row) for row in apart]
     else:
-        with get_context("spawn").Pool(workers) as pool:
-            searched = pool.map(searching, ordered, CHUNK)
-    dropped = [{**row, "messages": None} for row in searched if row["pii"] and data.pii_action == "drop"]
-    kept = [row for row in searched if not row["pii"] or data.pii_action == "mask"]
-    counts["dropped for personal data"], counts["kept"] = len(dropped), len(kept)
-    counts["kept with personal data masked"] = sum(bool(row["pii"]) for row in kept)
-    personal: Counter[str] = Counter()
-    for row in searched:
-        personal.update(row["pii"])
+        with get_context("spawn").Pool() as pool:
+            found = pool.map(searching, apart, CHUNK)
+    kept = [row for row, personal in zip(apart, found, strict=True) if not personal]
+    unfit = [{**row, "messages": None, "pii": each} for row, each in zip(apart, found, strict=True) if each]
+    counts["dropped for personal data"], counts["kept"] = len(unfit), len(kept)
     report = {
         "rows": dict(counts),
-        "personal data found": dict(sorted(personal.items())),
-        "looked for": list(looked_for.values()),
-        "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in looked_for],
+        "personal data found": dict(sorted(sum(found, Counter()).items())),
+        "looked for": list(kinds.values()),
+        "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in kinds],
     }
     if not kept:
         raise ToolError(f"no prompt is left of {', '.join(data.prompts) or 'the target'}: {json.dumps(report['rows'])}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_lines(out.with_suffix(".dropped.jsonl"), [*near, *dropped])
+    write_lines(out.with_suffix(".dropped.jsonl"), [*dropped, *unfit])
     write_lines(out, kept)
-    write_whole(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
-    return report
+    text = json.dumps(report, indent=2)
+    write_whole(out.with_suffix(".report.json"), text + "\n")
+    return text
 
 
 def _prompts(source: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -124,15 +106,12 @@ def _prompts(source: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(_rows(source), start=1):
         column = next((each for each in COLUMNS if isinstance(row.get(each), str)), None)
         plain = DatasetConfig(name=name, hf_path=source, split="", prompt_field=column)
-        nothing: tuple[dict[str, Any], list[dict[str, Any]], list] = {}, [], []
-        whole, messages, _ = prepare_row(row, DATASET_CONFIGS.get(source, plain)) or nothing
+        prepared = prepare_row(row, DATASET_CONFIGS.get(source, plain))
+        messages = prepared[1] if prepared else []
         counts["rows"] += 1
         if not messages or not all(isinstance(message["content"], str) for message in messages):
             counts["without a prompt in text"] += 1
             continue
-        said = next((whole[each] for each in CONVERSATIONS if isinstance(whole.get(each), list)), messages)
-        counts["answers and tool results left out"] += len(said) - len(messages)
-        counts["conversations of several turns"] += sum(message["role"] == "user" for message in messages) > 1
         yield {"id": _id(messages), "messages": messages, "source": f"{name}:{number}"}
 
 
@@ -223,17 +202,10 @@ def analyzer(ner: str | None) -> Any:
     return AnalyzerEngine(RecognizerRegistry(recognizers), blank, supported_languages=["en"])
 
 
-def search(row: dict[str, Any], kinds: list[str], action: str, ner: str | None) -> dict[str, Any]:
-    """``row`` with the count of each kind that its messages hold; ``mask``: with <EMAIL_ADDRESS> and so on in place."""
+def search(row: dict[str, Any], kinds: list[str], ner: str | None) -> Counter[str]:
+    """How often the messages of a row hold personal data of each kind."""
     found: Counter[str] = Counter()
-    messages = []
     for message in row["messages"] if kinds else []:
-        content = message["content"]
-        hits = analyzer(ner).analyze(content, "en", kinds, score_threshold=LEAST_SCORE, allow_list=NOBODYS)
+        hits = analyzer(ner).analyze(message["content"], "en", kinds, score_threshold=LEAST_SCORE, allow_list=NOBODYS)
         found.update(hit.entity_type for hit in hits)
-        if hits and action == "mask":
-            from presidio_anonymizer import AnonymizerEngine
-
-            content = AnonymizerEngine().anonymize(content, hits).text
-        messages.append({**message, "content": content})
-    return {**row, "messages": messages or row["messages"], "pii": dict(sorted(found.items()))}
+    return found

@@ -4,8 +4,8 @@ A greedy target accepts a draft as far as it is the text. So one forward over al
 tells every draft that a server could make of it, and the rounds for each K follow from those.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
+from logging import getLogger
 from pathlib import Path
 
 import torch
@@ -13,10 +13,9 @@ from speculators.models.eagle3.data import shift_batch
 from speculators.train.distributed import get_rank
 from speculators.train.recovery import SampleUnavailable
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Dataset
 
-from peagle_tools.shared.acceptance import Acceptance, sum_of
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
@@ -30,11 +29,8 @@ def replay(
     num_k: int,
     max_tokens: int,
     chunk_rows: int = 1024,
-) -> list[dict[int, Acceptance]]:
-    """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order, by context length.
-
-    A round whose draft begins after n tokens, of prompt and answer, counts for the smallest power of two that is not
-    below n.
+) -> list[Acceptance]:
+    """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
 
     Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, what the target would have said
     next is not known, so rounds with such drafts are left out.
@@ -46,8 +42,7 @@ def replay(
         max_tokens: to which the answers were limited.
         chunk_rows: rows computed at once.
     """
-    # Accepted tokens of each round, for each K and context length.
-    rounds: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(num_k)]
+    rounds: list[list[int]] = [[] for _ in range(num_k)]  # accepted tokens of each, for each K
     for document in documents:
         anchors = document["loss_mask"].nonzero()[:, 0]
         if not len(anchors):
@@ -61,12 +56,9 @@ def replay(
             lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
             is_whole = len(lengths) < max_tokens
             while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
-                accepted[1 << (first + at + 1).bit_length()].append(lengths[at])
+                accepted.append(lengths[at])
                 at += lengths[at] + 1
-    return [
-        {context: _counts(lengths, num) for context, lengths in sorted(accepted.items())}
-        for num, accepted in enumerate(rounds, start=1)
-    ]
+    return [_counts(accepted, num) for num, accepted in enumerate(rounds, start=1)]
 
 
 def _drafts(
@@ -96,11 +88,8 @@ def _counts(accepted: list[int], num_k: int) -> Acceptance:
     return Acceptance(len(accepted), num_k * len(accepted), sum(accepted), positions)
 
 
-def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, dict[int, Acceptance]]]) -> None:
-    """Put a line for each (K, acceptance by context length) into ``file``, al.jsonl.
-
-    A line is {step, K, al, acceptance, by_context, how}; ``by_context`` has AL by context length, and is left out where
-    ``found`` does not tell these apart.
+def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptance]]) -> None:
+    """Put a line {step, K, al, acceptance, how} for each (K, acceptance) into ``file``, al.jsonl.
 
     Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
 
@@ -108,19 +97,18 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, dict[int
         how: ``replay`` or ``vllm``.
     """
     lines = [line for line in read_lines(file, must_exist=False) if line["how"] != how or line["step"] < step]
-    for num_k, by_context in found:
-        one = sum_of([*by_context.values()])
+    for num_k, one in found:
         shares = [round(share, 4) for share in one.shares]
         lines.append({"step": step, "K": num_k, "al": round(one.length, 4), "acceptance": shares, "how": how})
-        if any(by_context):
-            lines[-1]["by_context"] = {context: round(part.length, 3) for context, part in by_context.items()}
     write_lines(file, lines)
 
 
 def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, int], float]:
     """Measures a head at a step: AL and acceptance for every K go to al.jsonl, AL at the largest of ``config.ks`` back.
 
-    All processes of a run call it; the first one writes. A sharded head is put together meanwhile.
+    AL goes to the library's loggers too, such as TensorBoard, where ``speculators.logger`` names one.
+
+    All processes of a run call it; the first one writes.
 
     Args:
         held_out: speculators' documents, whose answers are greedy.
@@ -128,15 +116,13 @@ def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, 
 
     def measure(head: PEagleDraftModel, step: int) -> float:
         head.eval()
-        if isinstance(head, FSDPModule):
-            head.unshard()
         samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
         documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
         found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
-        if isinstance(head, FSDPModule):
-            head.reshard()
         if get_rank() == 0:
             note_al(config.run / "al.jsonl", step, "replay", enumerate(found, start=1))
-        return sum_of([*found[max(config.ks) - 1].values()]).length
+            lengths = {f"K={num_k}": one.length for num_k, one in enumerate(found, start=1)}
+            getLogger("speculators.metrics").info({"al": lengths}, extra={"step": step})
+        return found[max(config.ks) - 1].length
 
     return measure

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from speculators.model import SpeculatorModel
 from speculators.train import cli as library
 from speculators.train.config import TrainConfig
-from speculators.train.config.resolution import _BACKEND_DESTS, ConfigError
+from speculators.train.config.resolution import _BACKEND_DESTS
 from speculators.train.logger import setup_metric_logger
 from torch.utils.data import Dataset
 from transformers.utils.logging import disable_progress_bar
@@ -33,10 +33,10 @@ from peagle_vllm.heads.target import find_token, read_target, read_tokens, speci
 
 SET_ELSEWHERE = "another key of peagle.yaml sets it"
 REFUSED = {
-    "fsdp_shard": "splits layer by layer, and a process with more chunks of mask rows than others would wait for ever; "
-    "set optimizer.shard, which splits the head as a whole",
+    "fsdp_shard": "remove it: processes run mask rows different numbers of times, and would wait for each other",
     "gradient_checkpointing": "remove it: the head does that itself",
     **dict.fromkeys(("checkpoint_freq", "max_steps", "save_best", "train_data_ratio"), SET_ELSEWHERE),
+    **dict.fromkeys(("draft_config", "from_pretrained"), "remove it: head.init says what a head begins as"),
 }
 
 
@@ -80,8 +80,6 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     """The head of ``options``, its data and its trainer, which is where the newest checkpoint was."""
     args = Namespace(**options.flatten())
     library.set_seed(config.optimizer.seed, args.deterministic_cuda)
-    if config.optimizer.shard and not library.is_distributed():
-        raise ToolError("optimizer.shard: there is one process only; start it with torchrun, or leave shard out")
     dtype = getattr(torch, config.step.dtype)
     head = make_head(config, args)
     num_aux, hidden_size = len(head.target_layer_ids), head.config.transformer_layer_config.hidden_size
@@ -90,7 +88,7 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
-    fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype, "fsdp_shard": config.optimizer.shard}
+    fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
     return Trainer(config, head, library.TrainerConfig(**fields), found, total)
 
@@ -156,8 +154,6 @@ def to_options(config: Config) -> TrainConfig:
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
-    except ConfigError as error:
-        raise ToolError(f"speculators: {error}") from None
 
 
 def mask_token(config: Config) -> int:

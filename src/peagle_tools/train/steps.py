@@ -38,9 +38,7 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
-    process = processes.start(
-        [sys.executable, "-m", "peagle_tools.train.library", *words], cwd=Path.cwd(), env=WIDE, log=log
-    )
+    process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env=WIDE, log=log)
     try:
         while (status := process.poll()) is None:
             if server:
@@ -191,12 +189,12 @@ def states(config: Config) -> str:
         ToolError: the disk is too small; the server's states are of another dtype.
         TryAgain: states of some documents are not there yet.
     """
-    from peagle_tools.train.documents import missing_states, read_rows
+    from peagle_tools.train.documents import check_stamp, missing_states, read_rows
 
     folder, rows = config.data_folder / "hidden_states", read_rows(config).with_format(None)
     stamp = config.data_folder / STAMP
-    if stamp.exists() and json.loads(stamp.read_text()) != config.stamp:
-        raise ToolError(f"{stamp}: is not {json.dumps(config.stamp)}; `train pipeline --from states` makes them again")
+    if stamp.exists():
+        check_stamp(config)
     write_whole(stamp, json.dumps(config.stamp, indent=2) + "\n")
     if config.data.online:
         return "hidden states come from the server while training (data.online); nothing is stored"
@@ -227,7 +225,7 @@ def states(config: Config) -> str:
                     server.check_well()
                 reasons = SKIPPED.findall(log.read_text(errors="replace")) or ["no reason given"]
                 which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
-                why = f"{one_line(reasons[-1], 200)}; its log: {log}"
+                why = f"{one_line(reasons[-1] or 'no answer in time', 200)}; its log: {log}"
                 if len(left) == before:
                     raise TryAgain(f"{which} ({why}); the same command goes on")
                 print(f"states: {which} ({why}); they are asked for again", flush=True)

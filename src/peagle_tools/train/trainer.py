@@ -13,18 +13,15 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from speculators.train import trainer as library
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.train.checkpoints import ShardedCheckpoints, WholeCheckpoints
+from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.config import Config
 from peagle_tools.train.documents import listed
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.plots import write_plots
 from peagle_vllm.heads.files import one_line
 
 Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
@@ -66,8 +63,7 @@ class Trainer(library.Trainer):
         if not torch.accelerator.is_available():
             self.local_rank = self.device_type = "cpu"  # the library has a GPU's number, and "cuda"
         self.world = dist.get_world_size() if self.is_distributed else 1
-        kind = ShardedCheckpoints if self.config.fsdp_shard else WholeCheckpoints
-        self.checkpointer = kind(self.config.save_path)
+        self.checkpointer = Checkpoints(self.config.save_path)
         state = self.checkpointer.state
         self.current_epoch, self._resume_local_step = state.get("epoch", 0), state.get("local_step", 0)
         self.global_step, self.local_step = state.get("step", 0), self._resume_local_step
@@ -81,17 +77,6 @@ class Trainer(library.Trainer):
             what = f"{changed} was {then.get(changed)!r} and is {now[changed]!r}"
             mend = "put it back, or begin another run with another `folder`"
             raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {mend}")
-
-    def _setup_model_fsdp(self, load_checkpoint: bool) -> None:
-        """Split the whole head at once, in float32.
-
-        speculators splits each layer. Its layers then gather their weights whenever they run, and how often mask rows
-        run through them differs from process to process, so that these would wait for each other for ever.
-        """
-        self.model.to(self.local_rank)
-        fully_shard(self.model)
-        if load_checkpoint:
-            self.checkpointer.load_model_state_dict(self.model)
 
     def run(self) -> None:
         """Train to the end.
@@ -113,8 +98,6 @@ class Trainer(library.Trainer):
                     begin = f"from step {saved[-1]}" if saved else "from the beginning"
                     raise TryAgain(f"{one_line(error, 300)}; the same command goes on {begin}") from None
                 self.local_step = 0
-            if self.rank == 0:
-                write_plots(self.settings.run)  # here, so that a run killed after its last step draws them too
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         self.epoch = epoch
@@ -133,7 +116,6 @@ class Trainer(library.Trainer):
     def _optimizers_step(self) -> None:
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not (norm + self.loss).isfinite():
             step = self.global_step + 1
             rows = listed(sorted({self.train_loader.dataset.pieces[i][0] for i in self.batches[self.local_step]}))
@@ -150,8 +132,6 @@ class Trainer(library.Trainer):
         if last or stopping or self.global_step % every.checkpoint == 0:
             measured = last or self.global_step % every.replay == 0
             self._save(self._measure() if measured else None)
-            if measured and not last and self.rank == 0:
-                write_plots(self.settings.run)
         if stopping and not last:
             raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command goes on")
 

@@ -37,21 +37,18 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     if head.kind == "target" or not head.is_speculators:
         mend = "" if head.kind == "target" else "; `peagle-vllm convert` writes one so"
         raise ToolError(f"head.init: {init} is no head as speculators writes it{mend}")
-    other = {
-        "aux_layers": (list(head.aux_layer_ids or ()), config.aux_layers),
-        "mask_token": (head.mask_token_id, head.mask_token_id if wanted.mask_token is None else wanted.mask_token),
-    }
-    if head.kind == "eagle3":
-        del other["mask_token"]
-    for key, (theirs, ours) in other.items():
-        if theirs != ours:
-            raise ToolError(f"head.{key}: is {ours}, and that of head.init is {theirs}; set it to that")
     vocab_size, draft_vocab = read_target(config.target).vocab_size, wanted.draft_vocab or head.draft_vocab_size
-    if draft_vocab != head.draft_vocab_size and not draft_vocab < head.draft_vocab_size == vocab_size:
-        theirs = f"that of head.init is {head.draft_vocab_size}"
-        raise ToolError(f"head.draft_vocab: is {draft_vocab}, and {theirs}; set it to that")
+    given: dict[str, tuple[Any, Any]] = {"aux_layers": (config.aux_layers, list(head.aux_layer_ids or ()))}
+    if head.kind != "eagle3" and wanted.mask_token is not None:
+        given["mask_token"] = (wanted.mask_token, head.mask_token_id)
+    if not draft_vocab < head.draft_vocab_size == vocab_size:
+        given["draft_vocab"] = (draft_vocab, head.draft_vocab_size)
+    for key, (ours, theirs) in given.items():
+        if ours != theirs:
+            raise ToolError(f"head.{key}: is {ours}, but the head of head.init ({init}) has {theirs}; write {theirs}")
     if head.num_layers > wanted.layers:
-        raise ToolError(f"head.layers: is {wanted.layers}, and head.init has {head.num_layers}; set it to that or more")
+        least = f"the head of head.init ({init}) has {head.num_layers}; write {head.num_layers} or more"
+        raise ToolError(f"head.layers: is {wanted.layers}, but {least}")
     layer = cli.load_draft_transformer_layer_config(init, config.target)
     kinds = (getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers)[: head.num_layers]
     layer.num_hidden_layers, further = wanted.layers, wanted.layers - head.num_layers
