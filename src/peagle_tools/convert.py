@@ -3,9 +3,8 @@
 import signal
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,15 +12,10 @@ from peagle_tools.shared.files import new_folder
 from peagle_tools.shared.terminal import HeadArgument, RevisionOption, exit_if_unfit, one_line_errors
 
 
-class Format(StrEnum):
-    vllm = "vllm"
-    speculators = "speculators"
-
-
 def convert(
     head: HeadArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
-    to: Annotated[Format, typer.Option("--to", help="vLLM's own format, or speculators'.")] = Format.vllm,
+    to: Annotated[Literal["vllm", "speculators"], typer.Option(help="vLLM's own format, or speculators'.")] = "vllm",
     mask_token_id: Annotated[
         int | None, typer.Option(metavar="N", help="The mask token, where the head does not name it.")
     ] = None,
@@ -51,17 +45,17 @@ def convert(
         if mask_token_id is not None:
             source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
         model = read_target(target) if target is not None else None
-        exit_if_unfit(converting.obstacles(source, to.value, model))
+        exit_if_unfit(converting.obstacles(source, to, model))
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         with bars as progress, new_folder(out) as folder:
             bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
-            converting.convert(source, folder, to.value, model, lambda count: progress.advance(bar, count))
+            converting.convert(source, folder, to, model, lambda count: progress.advance(bar, count))
         written = read_head(out)
-    print(f"wrote {out}: {source.dialect} to {to.value}, {len(written.tensors)} tensors")
+    print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
     verifier = written.config.get("speculators_config", {}).get("verifier")
-    if to is Format.speculators and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
+    if to == "speculators" and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         print(
             f"note: {out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it",
             file=sys.stderr,

@@ -4,13 +4,14 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
 from peagle_tools.diagnose.report import show
-from peagle_tools.diagnose.search import LEAST_GAIN, Measured, diagnose, oddities
+from peagle_tools.diagnose.search import Measured, diagnose, oddities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_prompts
@@ -24,10 +25,10 @@ DRAFTS = 400
 PROMPTS = 24
 
 
-def proposed(setup: Setup, longest_prompt: int = 100) -> list[Intervention]:
+def proposed(setup: Setup) -> list[Intervention]:
     """What is tried on a setup of a known pair."""
     specials = [Token(6, "<|mask|>", "special"), Token(0, "<|pad|>", "special")]
-    return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials, True, longest_prompt))
+    return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials, True))
 
 
 def counted(drafts: int, *accepted: int) -> Acceptance:
@@ -58,8 +59,6 @@ class Pair:
 def causes(setup: Setup, pair: Callable[[Setup], Measured]) -> list[str]:
     found = diagnose(setup, pair, proposed)
     assert found.complete
-    for trial in found.causes:
-        assert trial.helps and trial.gain >= LEAST_GAIN
     return [trial.intervention.kind for trial in found.causes]
 
 
@@ -70,36 +69,30 @@ def test_a_sound_pair_has_no_cause_though_everything_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("setup", "kind"),
+    ("wrong", "kinds"),
     [
-        (replace(RIGHT, aux_layers=(3, 6, 8)), "aux layers"),
-        (replace(RIGHT, aux_layers=(1, 4, 6)), "aux layers"),
-        (replace(RIGHT, mask_token_id=40), "mask token"),
-        (replace(RIGHT, chat_template=False), "chat template"),
-        (replace(RIGHT, norm_before_residual=True), "norm_before_residual"),
-        (replace(RIGHT, mask_order=(2, 0, 1)), "mask_hidden"),
-        (replace(RIGHT, rope={**ROPE, "rope_theta": 500.0}), "rope theta"),
-        (replace(RIGHT, rope={**ROPE, "rope_type": "linear", "factor": 8.0}), "rope scaling"),
-        (replace(RIGHT, rms_norm_eps=0.1), "rms_norm_eps"),
+        ({"aux_layers": (3, 6, 8)}, ["aux layers"]),
+        ({"aux_layers": (1, 4, 6)}, ["aux layers"]),
+        ({"mask_token_id": 40}, ["mask token"]),
+        ({"chat_template": False}, ["chat template"]),
+        ({"norm_before_residual": True}, ["norm_before_residual"]),
+        ({"mask_order": (2, 0, 1)}, ["mask_hidden"]),
+        ({"rope": {**ROPE, "rope_theta": 500.0}}, ["rope theta"]),
+        ({"rope": {**ROPE, "rope_type": "linear", "factor": 8.0}}, ["rope scaling"]),
+        ({"rms_norm_eps": 0.1}, ["rms_norm_eps"]),
+        ({"aux_layers": (3, 6, 8), "chat_template": False}, ["aux layers", "chat template"]),
     ],
 )
-def test_a_fault_is_named(setup: Setup, kind: str):
-    assert causes(setup, Pair()) == [kind]
+def test_faults_are_named(wrong: dict[str, Any], kinds: list[str]):
+    assert sorted(causes(replace(RIGHT, **wrong), Pair(cost=0.25))) == kinds
 
 
-def test_two_faults_are_both_named():
-    setup = replace(RIGHT, aux_layers=(3, 6, 8), chat_template=False)
-    assert sorted(causes(setup, Pair(cost=0.25))) == ["aux layers", "chat template"]
-
-
-def test_a_part_of_the_cause_is_told_as_a_part():
-    for cost, is_part in ((0.3, False), (0.12, True)):
-        found = diagnose(
-            replace(RIGHT, mask_token_id=40), Pair(cost=cost, share=0.75 if not is_part else 0.5), proposed
-        )
-        console = Console(width=80, record=True, file=io.StringIO())
-        show(console, RIGHT, found, [])
-        assert found.causes and ("mends a part only" in console.export_text()) is is_part
+@pytest.mark.parametrize(("cost", "share", "is_part"), [(0.3, 0.75, False), (0.12, 0.5, True)])
+def test_a_part_of_the_cause_is_told_as_a_part(cost: float, share: float, is_part: bool):
+    found = diagnose(replace(RIGHT, mask_token_id=40), Pair(cost, share), proposed)
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(console, RIGHT, found, [])
+    assert found.causes and ("mends a part only" in console.export_text()) is is_part
 
 
 @pytest.mark.parametrize(("scatter", "prompts", "named"), [(2.0, 24, []), (0.2, 24, ["mask token"]), (0.2, 2, [])])
@@ -119,20 +112,7 @@ def test_the_first_low_position_gives_the_meaning():
     assert "position 1 is fine, the rest decays: look at the mask inputs" in oddities(counted(100, 80, 20, 2))[-1]
     assert "the last positions decay" in oddities(counted(100, 80, 60, 10))[-1]
     assert oddities(counted(100, 80, 60, 50)) == []
-
-
-def test_prompts_that_are_too_long():
-    def measure(setup: Setup) -> Measured:
-        return curve(0.75 if setup.prompt_tokens else 0.4, setup.k)
-
-    found = diagnose(RIGHT, measure, lambda setup: proposed(setup, longest_prompt=4000))
-    assert [trial.intervention.kind for trial in found.causes] == ["prompt length"]
-    assert "prompt length" not in {i.kind for i in proposed(RIGHT)}
-
-
-def test_few_drafts_tell_nothing():
-    assert oddities(counted(29, 1, 0, 0)) == []
-    assert len(oddities(counted(31, 10, 5, 1))) == 2  # with its meaning
+    assert oddities(counted(29, 1, 0, 0)) == []  # too few drafts to judge
 
 
 def test_the_likely_mask_token_comes_first():
@@ -146,11 +126,7 @@ def test_the_likely_mask_token_comes_first():
     [
         ("{", ":2 is not valid JSON"),
         ('{"text": "x"}', ':2 holds neither "prompt" nor "messages"'),
-        (
-            '{"messages": [{"role": "assistant", "content": "x"}]}',
-            ":2 ends with an answer, which may not be this target",
-        ),
-        ('{"messages": []}', ":2 holds neither"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', ":2 ends with an answer; leave it out"),
         ('{"messages": [{"role": "user"}]}', ":2 holds neither"),
     ],
 )
@@ -166,11 +142,6 @@ def test_prompts_of_every_form(tmp_path: Path):
     chat = '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}'
     path.write_text(f'a\n\n{{"prompt": "b"}}\n{chat}\n')
     assert [[message["content"] for message in chat] for chat in read_prompts(path)] == [["a"], ["b"], ["s", "u"]]
-    path.write_text('{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}\n')
-    assert [[message["content"] for message in chat] for chat in read_prompts(path, answered=True)] == [["u", "a"]]
-    path.write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
-    with pytest.raises(ToolError, match=r":1 needs .messages. with a prompt"):
-        read_prompts(path, answered=True)
     path.write_text("\n")
     with pytest.raises(ToolError, match="holds no prompt"):
         read_prompts(path)

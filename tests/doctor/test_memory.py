@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from peagle_tools.doctor.memory import drafting, lines
+from peagle_tools.shared.errors import ToolError
 from tests.support.models import PEAGLE as HEAD
 from tests.support.models import TARGET
 
@@ -14,9 +16,7 @@ pytestmark = pytest.mark.arm("plugin-v1")
 PEAGLE = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5, "parallel_drafting": True}
 
 
-def drafts(speculative: str | dict[str, Any], **flags: Any) -> Any:
-    from peagle_tools.doctor.memory import drafting
-
+def drafts(speculative: dict[str, Any] | str, **flags: Any) -> Any:
     return drafting(str(TARGET), speculative if isinstance(speculative, str) else json.dumps(speculative), flags)
 
 
@@ -24,7 +24,6 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     """A CPU has no graphs, so the platform's answer is replaced: sizes as a GPU's configuration has them."""
     from vllm.config.compilation import CUDAGraphMode
 
-    from peagle_tools.doctor.memory import lines
     from peagle_vllm.v2 import memory
 
     assert drafts(PEAGLE, max_num_seqs=8)["full_graphs"] == 0
@@ -32,10 +31,8 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 
     def with_graphs(config: Any, mode: Any) -> Any:
         sizes = SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4, 8], max_cudagraph_capture_size=8)
-        parts = {name: getattr(config, f"{name}_config") for name in ("scheduler", "speculative")}
-        config = SimpleNamespace(
-            num_speculative_tokens=5, compilation_config=sizes, **{f"{k}_config": v for k, v in parts.items()}
-        )
+        parts = {name: getattr(config, name) for name in ("scheduler_config", "speculative_config")}
+        config = SimpleNamespace(num_speculative_tokens=5, compilation_config=sizes, **parts)
         return original(config, CUDAGraphMode.FULL_AND_PIECEWISE)
 
     monkeypatch.setattr(memory, "draft_graphs", with_graphs)
@@ -58,8 +55,6 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_what_would_not_be_served_is_one_line(speculative: Any, line: str):
-    from peagle_tools.shared.errors import ToolError
-
     with pytest.raises(ToolError, match=line) as caught:
         drafts(speculative)
     assert "\n" not in str(caught.value)

@@ -53,7 +53,6 @@ CASES = SERVED | {
     "prefixed": lambda: varied(prefixed),
     "windowed qwen3": lambda: varied(windowed, lambda: writers.speculators("qwen3")),
     "bfloat16": lambda: varied(lambda h: h.tensors.update({n: t.bfloat16() for n, t in h.tensors.items()})),
-    "float16": lambda: varied(lambda h: h.tensors.update({n: t.half() for n, t in h.tensors.items()})),
     "bare": lambda: varied(lambda h: [h.tensors.pop(n) for n in ("embed_tokens.weight", "lm_head.weight")]),
 }
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle_tools.inspect.report import FIELDS, SCHEMA
 from tests.heads import writers
 from tests.heads.writers import DRAFT_VOCAB, FOREIGN, HIDDEN, LAYERS, SERVED, VOCAB
 from tests.inspect.running import only_line, run
@@ -30,9 +29,9 @@ def test_every_dialect_is_named(name: str, tmp_path: Path, monkeypatch: pytest.M
     head = (SERVED | FOREIGN)[name]()
     head.save(tmp_path / "head")
     data = inspected(monkeypatch, tmp_path / "head")
-    assert list(data) == list(FIELDS)
-    assert data["schema"] == SCHEMA
     assert data["dialect"] == name.split("-")[0]
+    forms = {"aws": "identity", "speculators-reduced": "offsets"}
+    assert name not in forms or data["vocabulary_map"] == forms[name]
     assert (data["layers"], data["hidden_size"], data["vocab_size"]) == (LAYERS, HIDDEN, VOCAB)
     assert data["weights"]["tensors"] == len(head.tensors)
     assert data["weights"]["bytes"] == sum(t.numel() * t.element_size() for t in head.tensors.values())
@@ -67,8 +66,6 @@ def test_a_foreign_target_is_unfit(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_forms_of_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    offsets = writers.speculators(draft_vocab=DRAFT_VOCAB)
-    assert inspected(monkeypatch, offsets.save(tmp_path / "offsets"))["vocabulary_map"] == "offsets"
     absolute = writers.speculators(draft_vocab=DRAFT_VOCAB)
     absolute.tensors["d2t"] += torch.arange(DRAFT_VOCAB)
     for name in ("with t2d", "without t2d"):
@@ -91,14 +88,6 @@ def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: P
     assert inspected(monkeypatch, tmp_path / "head", "--headers-only")["fit"]
 
 
-def test_pickled_weights_are_unfit_and_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = writers.speculators().save(tmp_path / "head")
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    (problem,) = inspected(monkeypatch, folder)["problems"]
-    assert "pickled weights are never read" in problem["line"]
-
-
 @pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])
 def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "target"
@@ -107,28 +96,16 @@ def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, 
     added = [{"id": 60, "content": "<|end|>"}, {"id": 61, "content": "<|mask|>"}, {"id": 62, "content": "<|user|>"}]
     (target / "config.json").write_text(json.dumps(config))
     (target / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"the": 5}}}))
-    if template == "tokenizer_config.json":
-        (target / template).write_text(json.dumps({"chat_template": "<|user|>{{ text }}"}))
-    else:
-        (target / template).write_text("<|user|>{{ text }}")
-    wanted = {
-        60: ("<|end|>", "in use"),
-        61: ("<|mask|>", "special"),
-        62: ("<|user|>", "in use"),
-        5: ("the", "ordinary"),
-    }
-    for number, (text, kind) in (wanted | {7: (None, "unused")}).items():
+    text = "<|user|>{{ text }}"
+    (target / template).write_text(json.dumps({"chat_template": text}) if template.endswith("json") else text)
+    wanted = {60: ("<|end|>", "in use"), 61: ("<|mask|>", "special"), 62: ("<|user|>", "in use")}
+    for number, (text, kind) in (wanted | {5: ("the", "ordinary"), 7: (None, "unused")}).items():
         head = writers.speculators()
         head.config["mask_token_id"] = number
         data = inspected(monkeypatch, head.save(tmp_path / "head"), "--target", target)
         assert data["mask_token"] == {"id": number, "key": "mask_token_id", "text": text, "kind": kind}
         warned = [p["line"] for p in data["problems"] if p["severity"] == "warning"]
         assert len(warned) == (kind in ("in use", "ordinary"))
-
-
-def test_what_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", "no/where"))
-    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", PEAGLE, "--target", "no/where"))
 
 
 def test_a_plain_model_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -156,13 +133,17 @@ def test_a_sound_eagle3_head_comes_with_its_config(tmp_path: Path, monkeypatch: 
     assert data["kind"] == "eagle3" and "is not checked here" in data["problems"][0]["line"]
 
 
-def test_a_bad_target_is_named_as_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "config.json").write_text("{}")
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert "no/where is not a folder" in only_line(run(monkeypatch, "inspect", "no/where"))
+    config = tmp_path / "config.json"
+    config.write_text("{")
+    assert "config.json is not valid JSON" in only_line(run(monkeypatch, "inspect", tmp_path))
+    config.write_text("{}")
     line = only_line(run(monkeypatch, "inspect", PEAGLE, "--target", tmp_path))
-    assert line == f"peagle-vllm: target: hidden_size is missing: {tmp_path}/config.json; add it"
+    assert line == f"peagle-vllm: target: hidden_size is missing: {config}; add it"
 
 
-def test_an_unreachable_hub_is_no_wrong_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreachable_hub_is_no_wrong_name(tmp_path: Path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     now = "import time; time.sleep = int; from peagle_tools.cli import app; app()"  # the hub's client tries for 24 s
     command = [sys.executable, "-c", now, "inspect", "some/head"]
@@ -170,21 +151,6 @@ def test_an_unreachable_hub_is_no_wrong_name(tmp_path: Path, monkeypatch: pytest
     assert done.returncode == 2
     assert "some/head is not a folder, and the hub cannot be reached (" in done.stderr
     assert "check the name" not in done.stderr
-
-
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = writers.speculators().save(tmp_path / "head")
-    (folder / "config.json").write_text("{")
-    assert "config.json is not valid JSON" in only_line(run(monkeypatch, "inspect", folder))
-
-
-@pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["diagnose"], ["doctor"]])
-def test_help_fits_80_columns(command: list[str], monkeypatch: pytest.MonkeyPatch):
-    ran = run(monkeypatch, *command, "--help")
-    assert ran.code == 0
-    assert max(map(len, ran.out.splitlines())) <= 80
-    for word in command:
-        assert word in ran.out
 
 
 def test_inspect_and_convert_need_neither_torch_nor_vllm(tmp_path: Path):

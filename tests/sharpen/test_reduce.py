@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from peagle_tools.sharpen import run, vocabulary
+from peagle_tools.sharpen import reduce, run
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 from peagle_vllm.heads.head import read_head, target_ids
 from tests.inspect.running import only_line
@@ -16,6 +16,11 @@ SAID = torch.arange(100, 140)  # what the target says: token 100 + i most, where
 TOKENS = SAID[torch.arange(40)[:, None].minimum(torch.randint(0, 40, (40, 600), generator=torch.manual_seed(0)))]
 
 
+def trace(ids, tokens, prompt):
+    """Drafts with these candidates [N, K, M] (draft ids) beside the target's tokens [N, K + 1]."""
+    return CandidateTrace(ids.int(), torch.zeros(ids.shape), torch.zeros(*ids.shape[:2], 1), tokens.int(), prompt)
+
+
 @pytest.fixture(autouse=True)
 def served(monkeypatch):
     """Nothing is served. What was measured and sharpened is kept."""
@@ -23,22 +28,20 @@ def served(monkeypatch):
 
     def recorded(pair, prompts, work, plan, progress):
         calls["recorded"] += 1
-        tokens = TOKENS.flatten().view(-1, 4).int()
-        candidates = tokens[:, 1:, None].repeat(1, 1, 2)
-        prompt = torch.arange(len(tokens)) // 10
-        return CandidateTrace(candidates, torch.zeros(candidates.shape), torch.zeros(len(tokens), 3, 1), tokens, prompt)
+        tokens = TOKENS.flatten().view(-1, 4)
+        return trace(tokens[:, 1:, None].repeat(1, 1, 2), tokens, torch.arange(len(tokens)) // 10)
 
     def measured(pair, folder, prompts, plan, progress):
-        calls["measured"].append((pair.head, read_head(folder)))
-        return [run.Comparison(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1), [0.5], [0.5])]
+        calls["measured"].append(pair.head)
+        return [run.Comparison(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1))]
 
     def sharpen(head, target, vocab_size, prompts, out, plan, progress):
         calls["sharpened"].append(target_ids(head).tolist())
         gain = 0.5 if calls.get("better") else -0.1
         if gain > 0:
             out.mkdir()
-        one = run.Comparison(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1), [0.5], [0.5])
-        return run.Sharpened({}, "gated", 10, {3: (one.before, one.after)}, [one])
+        one = run.Comparison(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1))
+        return run.Sharpened({}, "gated", 10, [one])
 
     for name, stand_in in (("recorded", recorded), ("served", measured), ("sharpen", sharpen)):
         monkeypatch.setattr(run, name, stand_in)
@@ -47,18 +50,19 @@ def served(monkeypatch):
 
 @pytest.fixture
 def sharpen(monkeypatch, tmp_path):
-    def call(*options, head=models.PEAGLE, num_prompts=200):
+    def call(*options):
         file = tmp_path / "prompts.txt"
-        file.write_text("".join(f"prompt {i}\n" for i in range(num_prompts)))
+        file.write_text("".join(f"prompt {i}\n" for i in range(200)))
         pair = ("--target", models.TARGET, "--prompts", file)
-        return command(monkeypatch, "sharpen", head, tmp_path / "out", *pair, *options)
+        return command(monkeypatch, "sharpen", models.PEAGLE, tmp_path / "out", *pair, *options)
 
     return call
 
 
 def test_a_trimmed_head_without_a_selector(sharpen, served, tmp_path):
+    """It keeps the special tokens, then those that are said most."""
     ran = sharpen("--draft-vocab", 40, "--no-selector", "--json")
-    specials = vocabulary.special_ids(str(models.TARGET))
+    specials = reduce.special_ids(str(models.TARGET))
     ids = target_ids(read_head(tmp_path / "out")).tolist()
     kept = set(ids)
     assert ids == sorted(ids) and len(kept) == 40 and specials < kept
@@ -71,45 +75,44 @@ def test_a_trimmed_head_without_a_selector(sharpen, served, tmp_path):
     assert reduction["covered"] == pytest.approx(float(torch.isin(held, best).float().mean()))
     assert reduction["bytes_before"] - reduction["bytes_after"] == (512 - 40) * 128 * 2
     assert ran.code == 0 and served["sharpened"] == [] and [path.name for path in tmp_path.glob(".*")] == []
-    assert served["measured"][0][0] == str(models.PEAGLE)
+    assert served["measured"] == [str(models.PEAGLE)]
 
 
-def test_the_edge_is_fitted_to_the_smaller_head(sharpen, served, tmp_path):
-    served["better"] = True
+@pytest.mark.parametrize("better", [True, False])
+def test_the_selector_is_fitted_to_the_smaller_head(better, sharpen, served, tmp_path):
+    """A useless one leaves the smaller head without it."""
+    served["better"] = better
     ran = sharpen("--draft-vocab", 40, "--quantize", "int8")
     (ids,) = served["sharpened"]
-    assert len(ids) == 40 and ran.code == 0 and list((tmp_path / "out").iterdir()) == []  # what sharpen itself wrote
-
-
-def test_a_useless_edge_leaves_the_smaller_head(sharpen, served, tmp_path):
-    ran = sharpen("--draft-vocab", 40)
-    assert ran.code == 0 and read_head(tmp_path / "out").draft_vocab_size == 40
-    assert ran.err == "a selector is no better on held-out prompts: the smaller head is written without one\n"
-
-
-def test_auto_takes_what_pays(sharpen, tmp_path):
-    """40 tokens are all that is said, so the fewest that are tried, with the special ones, lose nothing."""
-    reduction = json.loads(sharpen("--draft-vocab", "auto", "--no-selector", "--json").out)["reduction"]
-    assert (reduction["draft_vocab"], reduction["covered"]) == (64, 1.0)
-
-
-def test_auto_may_find_nothing_to_leave_out(sharpen, monkeypatch, tmp_path):
-    monkeypatch.setattr(vocabulary, "best_size", lambda order, *args: len(order))
-    assert "fewer than 512 tokens are not expected to be faster" in only_line(sharpen("--draft-vocab", "auto"))
-    assert not (tmp_path / "out").exists()
-    assert sharpen("--draft-vocab", "auto", "--quantize", "int8", "--no-selector").code == 0
+    assert len(ids) == 40 and ran.code == 0
+    if better:
+        assert list((tmp_path / "out").iterdir()) == []  # what sharpen itself wrote
+    else:
+        assert read_head(tmp_path / "out").draft_vocab_size == 40
+        assert ran.err == "a selector is no better on held-out prompts: the smaller head is written without one\n"
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
         (["--no-selector"], "--no-selector leaves nothing to do"),
-        (["--draft-vocab", "many"], "--draft-vocab is many, needs a whole number"),
-        (["--draft-vocab", "0"], "--draft-vocab is 0, needs a whole number"),
         (["--draft-vocab", "512"], "--draft-vocab is 512"),
-        (["--draft-vocab", "3"], "special tokens are kept always"),
+        (["--draft-vocab", "3"], "special tokens are always kept, and a position has 16 candidates; give at least 16"),
     ],
 )
 def test_bad_options(sharpen, options, line, served, tmp_path):
     assert line in only_line(sharpen(*options))
     assert served["recorded"] == 0 and not (tmp_path / "out").exists()
+
+
+def test_each_token_counts_once():
+    """An answer 5 6 7 8 9, then its end: the first draft gets one token right, so the next begins at 7."""
+    ids = torch.tensor([[[6], [3], [3]], [[8], [9], [3]]])
+    seen = trace(ids, torch.tensor([[5, 6, 7, 8], [7, 8, 9, -1]]), torch.arange(2))
+    assert reduce.count_tokens(seen, torch.arange(10), 10).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_of_equal_counts_the_lower_id_is_kept():
+    ids = torch.tensor([1, 2, 3, 4, 5])  # what a reduced head drafts: not token 0
+    order = reduce.ranked(torch.tensor([0, 9, 4, 4, 7, 0]), ids, {0, 5})
+    assert ids[order].tolist() == [5, 1, 4, 2, 3]

@@ -22,7 +22,7 @@ from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.selector import read_selector_config, read_selector_headers
+from peagle_vllm.heads.selector import read_selector_config
 from peagle_vllm.heads.target import read_target
 from tests.inspect.running import only_line
 from tests.inspect.running import run as command
@@ -30,8 +30,6 @@ from tests.sharpen.traces import trace
 from tests.support.models import MODELS, PEAGLE, TARGET
 
 NUM_PROMPTS, VOCAB = 150, 512  # to learn from: four shards of 40
-
-
 SHARDS = [f"{i:05}.safetensors" for i in range(4)]
 
 
@@ -40,7 +38,6 @@ class Engines:
 
     def __init__(self) -> None:
         self.recorded: list[str] = []
-        self.answers: list[list[int]] | None = None
         self.measured: list[tuple[str, int]] = []
         self.gain = 0.5  # of the sharpened head
         self.fault: Callable[[str], None] = lambda what: None
@@ -48,10 +45,7 @@ class Engines:
     def __call__(self, task: Callable[..., Any], pair: engines.Pair, *args: Any) -> Any:
         return {record.record_all: self.record, engines.measure: self.measure}[task](pair, *args)
 
-    def record(
-        self, pair: engines.Pair, prompts: list, answers: list | None, folder: Path, num_k: int, candidates: int, _: int
-    ) -> None:
-        self.answers = answers
+    def record(self, pair: engines.Pair, prompts: list, folder: Path, num_k: int, candidates: int, _: int) -> None:
         made = trace(4_000, num_k, candidates)
         made = made._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
         for file, group in record.shards(prompts, folder):
@@ -89,7 +83,7 @@ def prompts(tmp_path: Path) -> Path:
 def sharpen(tmp_path: Path, prompts: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The command, on the shipped tiny pair, with K = 3."""
 
-    def start(*more: object, prompts: Path = prompts) -> Any:
+    def start(*more: object) -> Any:
         options = ("--target", TARGET, "--prompts", prompts, "-k", 3, *more)
         return command(monkeypatch, "sharpen", PEAGLE, tmp_path / "out", *options)
 
@@ -113,27 +107,15 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     selector_config = config.pop("candidate_selector")
     assert config == json.loads((PEAGLE / "config.json").read_text())
     assert (selector_config["selector_rank"], selector_config["selector_top_k"]) == (64, 16)
-    assert all(tensor.dtype == torch.bfloat16 for name, tensor in loaded_selector(out).items() if "scale" not in name)
+    tensors = load_file(out / SELECTOR_FOLDER / "model.safetensors")
+    assert all(tensor.dtype == torch.bfloat16 for name, tensor in tensors.items() if "scale" not in name)
     words = " ".join(ran.out.split())
     assert "4,000 drafts recorded" in words and "(chosen)" in words and "wrote" in words
     assert fakes.measured == [("tiny-llama-peagle", 3), ("sharpened", 3)]
-    assert fakes.recorded == SHARDS and fakes.answers is None
+    assert fakes.recorded == SHARDS
     notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
     assert notes["plan"]["num_speculative_tokens"] == 3
     assert notes["served"][0]["after"][0] > notes["served"][0]["before"][0]
-
-
-def loaded_selector(folder: Path) -> dict[str, torch.Tensor]:
-    assert set(read_selector_headers(folder)) == set(load_file(folder / SELECTOR_FOLDER / "model.safetensors"))
-    return load_file(folder / SELECTOR_FOLDER / "model.safetensors")
-
-
-def test_json(sharpen: Callable):
-    data = json.loads(sharpen("--json", "--rank", 8, "--candidates", 4).out)
-    assert set(data["forms"]) == {form.name for form in fit.FORMS}
-    assert data["chosen"] in data["forms"] and data["drafts"] == 4_000
-    assert list(data["offline"]) == ["3"]
-    assert len(data["served"][0]["shares_after"]) == 3
 
 
 def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fakes: Engines):
@@ -146,50 +128,36 @@ def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fak
 
 def interrupted(at: str, after: int) -> Callable[[str], None]:
     """Stop where the ``after``-th thing of this kind begins, as a killed process does."""
-    count = 0
+    before = iter(range(after))
 
     def fault(what: str) -> None:
-        nonlocal count
-        count += what == at
-        if what == at and count > after:
+        if what == at and next(before, None) is None:
             raise KeyboardInterrupt
 
     return fault
 
 
-@pytest.mark.parametrize(("at", "after"), [("record", 0), ("record", 2), ("fit", 0), ("measure", 1)])
-def test_it_goes_on_where_it_was_stopped(
-    at: str, after: int, tmp_path: Path, sharpen: Callable, fakes: Engines, monkeypatch: pytest.MonkeyPatch
-):
-    if at == "fit":
-        monkeypatch.setattr(fit, "fit", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
+@pytest.mark.parametrize(("at", "after"), [("record", 0), ("record", 2), ("measure", 1)])
+def test_it_goes_on_where_it_was_stopped(at: str, after: int, tmp_path: Path, fakes: Engines):
     fakes.fault = interrupted(at, after)
     with pytest.raises(KeyboardInterrupt):
         run_sharpen(tmp_path / "out")
     assert left(tmp_path) == [".out.sharpen"]
-    monkeypatch.undo()
-    before = list(fakes.recorded)
-    monkeypatch.setattr(engines, "in_process", fakes)
-    monkeypatch.setattr(record, "SHARD", 40)
-    monkeypatch.setattr(fit, "EPOCHS", 1)
+    assert len(fakes.recorded) == (after if at == "record" else 4)
     fakes.fault = lambda what: None
     run_sharpen(tmp_path / "out")
-    assert len(before) == {"record": after}.get(at, 4)
     assert fakes.recorded == SHARDS  # none twice
     assert left(tmp_path) == ["out"]
 
 
-def run_sharpen(out: Path, seed: int = 0, answers: Any = None, **changes: Any) -> run.Sharpened:
+def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> run.Sharpened:
     asked = [[seed, i] for i in range(NUM_PROMPTS)]
-    prompts = Prompts(asked, asked[:16], answers)
+    prompts = Prompts(asked, asked[:16])
     plan = replace(run.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
     return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, prompts, out, plan, lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"seed": 1}, {"answers": [[1]] * NUM_PROMPTS}, {"rank": 16}, {"num_candidates": 3}, {"arguments": {"seed": 1}}],
-)
+@pytest.mark.parametrize("change", [{"seed": 1}, {"rank": 16}, {"arguments": {"seed": 1}}])
 def test_what_was_begun_otherwise_is_not_mixed(change: dict[str, Any], tmp_path: Path, fakes: Engines):
     fakes.fault = interrupted("record", 1)
     with pytest.raises(KeyboardInterrupt):
@@ -198,86 +166,49 @@ def test_what_was_begun_otherwise_is_not_mixed(change: dict[str, Any], tmp_path:
         run_sharpen(tmp_path / "out", **change)
 
 
-def test_too_few_prompts(tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
-    few = tmp_path / "few.txt"
-    few.write_text("".join(f"question {i}\n" for i in range(120)))
-    assert "56 prompts to learn from, at least 100 are needed" in only_line(sharpen(prompts=few))
-    few.write_text("one\ntwo\n")
-    assert "2 prompts to measure with, at least 8 are needed" in only_line(sharpen("--held-out", few))
-    few.write_text("\n")
-    assert "few.txt holds no prompt" in only_line(sharpen(prompts=few))
-
-
-def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, prompts: Path):
+def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable):
     (tmp_path / "out").mkdir()
     assert "out exists; name a folder that does not" in only_line(sharpen())
     (tmp_path / "out").rmdir()
-    assert "--engine is not a JSON object" in only_line(sharpen("--engine", "[]"))
-    assert "cannot be read" in only_line(sharpen(prompts=tmp_path / "none.txt"))
+    few = tmp_path / "few.txt"
+    few.write_text("".join(f"question {i}\n" for i in range(120)))
+    assert "56 prompts to learn from, at least 100 are needed" in only_line(sharpen("--prompts", few))
+    few.write_text("one\ntwo\n")
+    assert "2 prompts to measure with, at least 8 are needed" in only_line(sharpen("--held-out", few))
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((TARGET / "config.json").read_bytes())
     assert "has no tokenizer that can be read" in only_line(sharpen("--target", bare))
-    assert left(tmp_path) == ["bare"]
+    assert left(tmp_path) == ["bare", "few.txt"]
 
 
 def full(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("place", ["plan", "selector", "out"])
-def test_a_full_disk_is_one_line(place: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
-    if place == "selector":
-        original_bytes = Path.write_bytes
-        monkeypatch.setattr(
-            Path,
-            "write_bytes",
-            lambda path, data: full() if path.parent.name == SELECTOR_FOLDER else original_bytes(path, data),
-        )
-    else:
-        writes = {"plan": "write_whole", "out": "write_json"}[place]
-        original, files = getattr(run, writes), ("plan.json", "sharpen.json")
-        monkeypatch.setattr(run, writes, lambda path, data: full() if path.name in files else original(path, data))
-    line = only_line(sharpen())
-    assert "cannot be written (No space left on device)" in line
+@pytest.mark.parametrize("file", ["plan.json", "model.safetensors", "sharpen.json"])
+def test_a_full_disk_is_one_line(file: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
+    """While the plan, the selector or the finished head is written."""
+
+    def fills(original: Callable) -> Callable:
+        return lambda path, *args, **more: full() if file in path.name else original(path, *args, **more)
+
+    for name in ("write_bytes", "write_text"):
+        monkeypatch.setattr(Path, name, fills(getattr(Path, name)))
+    assert "cannot be written (No space left on device)" in only_line(sharpen())
     assert left(tmp_path) == [".out.sharpen"]
 
 
 def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In the process that records."""
-    made = trace(8)
+    answer = SimpleNamespace(request_id="0", outputs=[SimpleNamespace(token_ids=[1])])
+    llm = SimpleNamespace(collective_rpc=lambda *_, **__: [[]], generate=lambda *_, **__: [answer])
+    monkeypatch.setattr(engines.Pair, "engine", lambda *_: nullcontext(llm))
+    monkeypatch.setattr(record, "trace_of", lambda *_: trace(8))
     monkeypatch.setattr(Path, "write_bytes", full)
-    monkeypatch.setattr(record, "trace_of", lambda rows, texts: made)
-
-    class LLM:
-        def collective_rpc(self, *args: Any, **kwargs: Any) -> list[list[Any]]:
-            return [[]]
-
-        def generate(self, asked: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-            answer = [SimpleNamespace(token_ids=[1])]
-            return [SimpleNamespace(request_id=str(i), outputs=answer) for i, _ in enumerate(asked)]
-
-    class Pair(engines.Pair):
-        def engine(self, num_k: int, longest: int, num_reqs: int) -> Any:
-            return nullcontext(LLM())
-
     with pytest.raises(ToolError, match=r"00000.safetensors cannot be written \(No space left on device\); make room"):
-        record.record_all(Pair("target", "head", {}), [[1], [2]], None, tmp_path, 3, 4, 9)
+        record.record_all(engines.Pair("target", "head", {}), [[1]], tmp_path, 3, 4, 9)
     assert not (tmp_path / "00000.safetensors").exists()
-
-
-def test_answers_are_given(tmp_path: Path, sharpen: Callable, fakes: Engines):
-    """Those of prompts that are learned from; the prompts aside are answered by the target."""
-    rows = [[{"role": "user", "content": f"q {i}"}, {"role": "assistant", "content": "a" * i}] for i in range(1, 181)]
-    file = tmp_path / "prompts.txt"
-    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    assert "prompts.txt:1 ends with an answer" in only_line(sharpen())
-    assert sharpen("--answered", "--max-tokens", 20).code == 0
-    assert fakes.answers is not None and len(fakes.answers) == 180 - HELD_OUT
-    assert min(map(len, fakes.answers)) >= 1 and max(map(len, fakes.answers)) == 20
-    assert sharpen("--answered", "--held-out", tmp_path / "prompts.txt").err.count("ends with an answer") == 1
-    file.write_text(file.read_text() + '{"prompt": "q"}\n')
-    assert "prompts.txt:181 needs" in only_line(sharpen("--answered"))
 
 
 def test_prompts_are_mixed_and_none_is_on_both_sides():
@@ -289,9 +220,6 @@ def test_prompts_are_mixed_and_none_is_on_both_sides():
     assert divided(prompts, None) == (learned, aside)
     learned, aside = divided(prompts, prompts[:3])
     assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
-    answered = [[*prompt, {"role": "assistant", "content": "a"}] for prompt in prompts]
-    learned, aside = divided(answered, prompts[:3])
-    assert len(learned) == len([prompt for prompt in prompts if prompt not in aside]) < len(prompts)
 
 
 @pytest.mark.full
@@ -299,9 +227,8 @@ def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """120 prompts are too few to gain much: what counts is that vLLM records, serves and measures."""
     lines = [json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
     texts = [json.dumps({"prompt": text[:size]}) for size in (400, 120) for text in lines][:128]
-    file, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    file, aside, out = tmp_path / "prompts.jsonl", tmp_path / "aside.jsonl", tmp_path / "out"
     file.write_text("\n".join(texts))
-    aside = tmp_path / "aside.jsonl"
     aside.write_text("\n".join(texts[:8]))
     options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32, "--json")
     engine = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}

@@ -36,10 +36,9 @@ def trace(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed:
     return CandidateTrace(ids.gather(-1, order).int(), logits.gather(-1, order), hidden, tokens.int(), prompt.int())
 
 
-def random_selector(
-    k: int, candidates: int, draft_vocab: int = VOCAB, target_vocab: int = VOCAB, rank: int = 5
-) -> CandidateSelector:
+def random_selector(k: int, candidates: int, rank: int = 5) -> CandidateSelector:
+    """For a target with twice as many tokens as can be drafted."""
     gen = torch.Generator().manual_seed(1)
-    sizes = (target_vocab, rank), (draft_vocab, rank), (rank, HIDDEN)
+    sizes = (2 * VOCAB, rank), (VOCAB, rank), (rank, HIDDEN)
     tables = (torch.randn(size, generator=gen) for size in sizes)
     return CandidateSelector(*tables, torch.rand(k, generator=gen), torch.rand(k, generator=gen) + 0.5, candidates)

@@ -68,9 +68,10 @@ def diagnose(
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
     from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
+    from peagle_tools.shared.engines import cannot_run
     from peagle_tools.shared.prompts import PROMPTS
     from peagle_vllm.heads.checks import check
-    from peagle_vllm.heads.files import download, one_line
+    from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
     from peagle_vllm.serving import RefusedError
@@ -107,8 +108,7 @@ def diagnose(
         with logs_on_stderr(), VllmMeasure(target, source.name, asked[:num_prompts], max_tokens, arguments) as measure:
             setup = setup_of(source, model, k, chat_template=measure.has_template and not raw)
             hints = list(differences(setup, source, model, measure.has_template))
-            longest = max(map(len, measure.prompt_ids(setup)))
-            fixed = source, model, specials, measure.has_template, longest
+            fixed = source, model, specials, measure.has_template
             result = search(setup, measure, lambda base: interventions(base, *fixed), progress)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -118,7 +118,7 @@ def diagnose(
             raise
         (result,) = latest
     except Exception as error:
-        fail(f"vLLM cannot run this pair ({one_line(error, 300)}); serve the target alone first, then with this head")
+        fail(str(cannot_run(error)))
     text = keep(result)
     if as_json:
         print(text)

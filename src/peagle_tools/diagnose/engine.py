@@ -4,7 +4,6 @@ Prompts run greedily, so the target's text stays the same. Acceptance comes from
 each answer took show how sure a difference is.
 """
 
-import dataclasses
 import functools
 import os
 from contextlib import ExitStack
@@ -53,7 +52,7 @@ class VllmMeasure:
 
         self._llm = self._llm or self._start(setup)
         self._llm.collective_rpc(apply, args=(setup,))
-        before, engine, prompts = read_engine(self._llm), self._llm.llm_engine, self.prompt_ids(setup)
+        before, engine, prompts = read_engine(self._llm), self._llm.llm_engine, self.prompt_ids(setup.chat_template)
         for number, ids in enumerate(prompts):
             greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
             engine.add_request(f"{before.num_drafts}-{number}", {"prompt_token_ids": ids}, greedy)
@@ -66,13 +65,9 @@ class VllmMeasure:
         lengths = tuple(made / max(1, took) for made, took in zip(tokens, rounds, strict=True))
         return Measured(read_engine(self._llm).since(before), lengths)
 
-    def prompt_ids(self, setup: Setup) -> list[list[int]]:
-        """Token ids of every prompt under this setup."""
-        prompts = []
-        for messages in self.conversations:
-            ids = token_ids(self.tokenizer, messages, setup.chat_template)
-            prompts.append(ids[-setup.prompt_tokens :] if setup.prompt_tokens else ids)
-        return prompts
+    def prompt_ids(self, chat_template: bool) -> list[list[int]]:
+        """Token ids of every prompt, through the chat template or raw."""
+        return [token_ids(self.tokenizer, messages, chat_template) for messages in self.conversations]
 
     @functools.cached_property
     def has_template(self) -> bool:
@@ -85,9 +80,8 @@ class VllmMeasure:
         return AutoTokenizer.from_pretrained(self.target)
 
     def _start(self, setup: Setup) -> Any:
-        forms = [dataclasses.replace(setup, prompt_tokens=None, chat_template=c) for c in (False, self.has_template)]
-        longest = max(len(ids) for form in forms for ids in self.prompt_ids(form)) + self.max_tokens
-        return self._engine.enter_context(self.pair.engine(setup.k, longest, len(self.conversations)))
+        longest = max(len(ids) for form in (False, self.has_template) for ids in self.prompt_ids(form))
+        return self._engine.enter_context(self.pair.engine(setup.k, longest + self.max_tokens, len(self.conversations)))
 
 
 def apply(worker: Any, setup: Setup) -> None:

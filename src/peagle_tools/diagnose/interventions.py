@@ -3,24 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
-from typing import Any, Literal
+from typing import Any
 
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.target import Target, Token, read_tokens
 
-Kind = Literal[
-    "chat template",
-    "aux layers",
-    "mask token",
-    "mask_hidden",
-    "norm_before_residual",
-    "rope theta",
-    "rope scaling",
-    "rms_norm_eps",
-    "prompt length",
-]
-LONG_PROMPT, SHORT_PROMPT = 512, 256  # tokens
 MOST_MASK_TOKENS = 4
 MOST_ORDERS = 6  # of the parts of mask_hidden
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id")
@@ -34,7 +22,6 @@ class Setup:
     mask_token_id: int
     k: int  # draft tokens a step
     chat_template: bool = True  # whether prompts go through it
-    prompt_tokens: int | None = None  # how much of the end of each prompt is kept; None: all
     norm_before_residual: bool = False
     mask_order: tuple[int, ...] | None = None  # of the parts of mask_hidden, one for each aux layer
     rope: Mapping[str, Any] | None = None  # of the head, as transformers' rope_parameters
@@ -45,7 +32,7 @@ class Setup:
 class Intervention:
     """One change to a setup."""
 
-    kind: Kind
+    kind: str  # what is changed, such as "aux layers"
     change: str  # for people
     setup: Setup  # with the change
     mend: str  # what to do for good if it helps
@@ -60,17 +47,16 @@ def setup_of(head: Head, target: Target, k: int, chat_template: bool) -> Setup:
 
 
 def interventions(
-    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool, longest_prompt: int
+    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool
 ) -> Iterator[Intervention]:
     """Every change to try on ``setup``, the most likely first.
 
     Args:
         special_tokens: of the target's tokenizer, the likely mask tokens first.
         has_template: whether the tokenizer has a chat template.
-        longest_prompt: in tokens.
     """
 
-    def change(kind: Kind, text: str, mend: str, **fields: Any) -> Intervention:
+    def change(kind: str, text: str, mend: str, **fields: Any) -> Intervention:
         return Intervention(kind, text, replace(setup, **fields), mend)
 
     if not setup.chat_template and has_template:
@@ -93,10 +79,6 @@ def interventions(
     mend = f'set "norm_before_residual" to {str(flipped).lower()}: {head.config_file}'
     yield change("norm_before_residual", f"norm_before_residual {flipped}", mend, norm_before_residual=flipped)
     yield from _of_target(setup, head, target)
-    if setup.prompt_tokens is None and longest_prompt > LONG_PROMPT:
-        text = f"only the last {SHORT_PROMPT} tokens of each prompt"
-        mend = "use a head that was trained on prompts as long as these"
-        yield change("prompt length", text, mend, prompt_tokens=SHORT_PROMPT)
 
 
 def _of_target(setup: Setup, head: Head, target: Target) -> Iterator[Intervention]:
@@ -104,7 +86,7 @@ def _of_target(setup: Setup, head: Head, target: Target) -> Iterator[Interventio
     own, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
     if own and its:
         theta, wanted = own.pop("rope_theta"), its.pop("rope_theta")
-        ropes: tuple[tuple[Kind, Any, Any, dict[str, Any]], ...] = (
+        ropes: tuple[tuple[str, Any, Any, dict[str, Any]], ...] = (
             ("rope theta", theta, wanted, {**own, "rope_theta": wanted}),
             ("rope scaling", own, its, {**its, "rope_theta": theta}),
         )

@@ -8,36 +8,21 @@ from rich.table import Table
 from rich.text import Text
 
 from peagle_tools.diagnose.interventions import Setup
-from peagle_tools.diagnose.search import LEAST_GAIN, Diagnosis, Trial, oddities, usual_rates
+from peagle_tools.diagnose.search import Diagnosis, Trial, oddities, usual_rates
 from peagle_tools.shared.acceptance import Acceptance
 
 SCHEMA = 1
-FIELDS = {
-    "schema": "version of this shape, a whole number",
-    "complete": "false where it was stopped before the end",
-    "differences": "list of lines: what the head's files have otherwise than the target's",
-    "setup": "object: what was measured: `aux_layers`, `mask_token_id`, `k`, `chat_template`, `norm_before_residual`; "
-    "`prompt_tokens`, `mask_order`, `rope`, `rms_norm_eps` are null",
-    "acceptance_length": "tokens for each step of the target, the bonus token included",
-    "acceptance": "share of the drafts in which each position was accepted, K numbers",
-    "drafts": "how often K tokens were drafted",
-    "odd": "list of lines: what looks wrong in that curve, and what it means",
-    "trials": "list of objects: `kind`, `change`, `acceptance_length` (before, after), `gain` (relative), "
-    "`sureness` (the mean difference between answers to the same prompt, in its standard errors)",
-    "causes": f"the trials that raised the acceptance length beyond noise, by {LEAST_GAIN:.0%} or more, and `mend`: "
-    "what to do for good",
-}
 
 
 def as_dict(setup: Setup, found: Diagnosis, differences: list[str]) -> dict[str, Any]:
-    """The diagnosis, each of ``FIELDS``, ready for JSON."""
+    """The diagnosis, ready for JSON."""
     return {
         "schema": SCHEMA,
-        "complete": found.complete,
-        "differences": differences,
-        "setup": asdict(setup),
+        "complete": found.complete,  # False where it was stopped before the end
+        "differences": differences,  # what the head's files have otherwise than the target's, a line each
+        "setup": asdict(setup),  # what was measured
         **curve_of(found.curve),
-        "odd": found.odd,
+        "odd": found.odd,  # what looks wrong in that curve, and what it means, a line each
         "trials": [_trial(trial) for trial in found.trials],
         "causes": [_trial(trial) | {"mend": trial.intervention.mend} for trial in found.causes],
     }
@@ -45,8 +30,8 @@ def as_dict(setup: Setup, found: Diagnosis, differences: list[str]) -> dict[str,
 
 def curve_of(curve: Acceptance) -> dict[str, Any]:
     return {
-        "acceptance_length": round(curve.length, 4),
-        "acceptance": [round(rate, 4) for rate in curve.shares],
+        "acceptance_length": round(curve.length, 4),  # tokens a step of the target, the bonus token included
+        "acceptance": [round(rate, 4) for rate in curve.shares],  # share of the drafts, by position
         "drafts": curve.num_drafts,
     }
 
@@ -55,9 +40,9 @@ def _trial(trial: Trial) -> dict[str, Any]:
     return {
         "kind": trial.intervention.kind,
         "change": trial.intervention.change,
-        "acceptance_length": [round(trial.before.length, 4), round(trial.after.length, 4)],
-        "gain": round(trial.gain, 4),
-        "sureness": round(trial.sureness, 2),
+        "acceptance_length": [round(trial.before.length, 4), round(trial.after.length, 4)],  # before, after
+        "gain": round(trial.gain, 4),  # relative
+        "sureness": round(trial.sureness, 2),  # in standard errors
     }
 
 

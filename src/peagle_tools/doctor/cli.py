@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import fail, one_line_errors
+from peagle_tools.shared.terminal import JsonOption, fail, one_line_errors
 
 
 def doctor(
@@ -22,7 +22,7 @@ def doctor(
     max_num_seqs: Annotated[int | None, typer.Option(help="As `vllm serve` takes it, like the next two.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
     max_cudagraph_capture_size: Annotated[int | None, typer.Option()] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
 

@@ -1,7 +1,6 @@
 """What ``inspect`` prints of a head: as data (``report``), and as a table for people (``show``, on 80 columns).
 
-``FIELDS`` documents the data. A field is never removed or given another meaning without a new ``SCHEMA``; new fields
-may come.
+A field is never removed or given another meaning without a new ``SCHEMA``; new fields may come.
 """
 
 import hashlib
@@ -24,40 +23,6 @@ from peagle_vllm.heads.selector import PROJECTION, read_selector_config, read_se
 from peagle_vllm.heads.target import Target, Token
 
 SCHEMA = 1
-FIELDS = {
-    "schema": "version of this shape, a whole number",
-    "head": "folder or hub id, as it was given",
-    "commit": "of the hub that its files are from; null for a folder outside the hub's cache",
-    "kind": "`peagle`, `eagle3`, or `target` for a plain model",
-    "dialect": "`aws`, `speculators`, `nemo`, `specforge`, `flat`, `vllm` or `unknown`",
-    "architecture": "the class that vLLM looks up, or null",
-    "family": "`llama` or `qwen3`: the layers; null for a class that cannot draft in parallel",
-    "layers": "decoder layers",
-    "hidden_size": "width of the head",
-    "target_hidden_size": "width of the target's hidden states",
-    "vocab_size": "tokens of the target",
-    "draft_vocab_size": "tokens that can be drafted",
-    "vocabulary_map": "form of d2t: `none`, `identity`, `offsets`, `target ids`, `unclear`, or null where its values "
-    "are not on this machine",
-    "aux_layers": "object: `ids` (layers that vLLM captures; null where they depend on a target not given), `key` "
-    "(their field; null for vLLM's default), `count` (what `fc` takes)",
-    "mask_token": "object: `id`, `key` (its field), `text` and `kind` in the target's tokenizer (`special`, `in use`, "
-    "`ordinary`, `unused`); null where unknown",
-    "mask_hidden": "object: `shape`, `dtype`, `norm` (Euclidean); null where it is missing",
-    "trained_depth": "tokens drafted ahead in training; null where the config does not name it",
-    "norms": "object of flags: `norm_before_residual`, `norm_before_fc`, `fc_norm`",
-    "sliding_window": "object: `size` (tokens), `layers` (how many have it); null without one",
-    "weights": "object: `tensors`, `parameters`, `bytes`, `dtypes` (name to tensors), `files`, `embed_tokens` and "
-    "`lm_head` (whether the head has its own)",
-    "sha256": "object: file name to hash, of config.json and the weights; null where they were not read",
-    "selector": "object: `rank`, `candidates` (a position), `gated` (by the drafter's hidden state), `bytes`; null "
-    "without one, or with one that cannot be read",
-    "mapped": "fields that serving sets for vLLM, because it does not find them in config.json by itself",
-    "speculative_config": "what to give to `--speculative-config`",
-    "target": "object: `name`, `hidden_size`, `vocab_size`, `layers`; null where none was given",
-    "problems": "list of objects: `severity` (`error`, `warning`), `line` (what, where, how to mend it)",
-    "fit": "true where no problem is an error",
-}
 DIALECTS = {
     "aws": "AWS (flat config, ptd_token_id)",
     "flat": "AWS training config (flat, plain Llama architecture)",
@@ -83,7 +48,7 @@ def report(
     *,
     hashes: bool = False,
 ) -> dict[str, Any]:
-    """The report's fields, each of ``FIELDS``, ready for JSON.
+    """The report's fields, ready for JSON. None is what is unknown, missing, or not on this machine.
 
     Args:
         token: what the target's tokenizer calls the head's mask token.
@@ -104,46 +69,48 @@ def report(
         window = {"size": head.served.get("sliding_window"), "layers": layers}
     return {
         "schema": SCHEMA,
-        "head": head.name,
-        "commit": head.commit,
-        "kind": head.kind,
-        "dialect": head.dialect,
-        "architecture": head.architecture,
-        "family": head.family,
+        "head": head.name,  # as it was given
+        "commit": head.commit,  # of the hub; None for a folder outside the hub's cache
+        "kind": head.kind,  # peagle, eagle3, or target for a plain model
+        "dialect": head.dialect,  # of DIALECTS
+        "architecture": head.architecture,  # the class that vLLM looks up
+        "family": head.family,  # llama or qwen3: the layers; None for a class that cannot draft in parallel
         "layers": head.num_layers,
         "hidden_size": head.hidden_size,
         "target_hidden_size": head.target_hidden_size,
-        "vocab_size": head.vocab_size,
-        "draft_vocab_size": head.draft_vocab_size,
-        "vocabulary_map": read_map(head).form,
+        "vocab_size": head.vocab_size,  # of the target
+        "draft_vocab_size": head.draft_vocab_size,  # tokens that can be drafted
+        "vocabulary_map": read_map(head).form,  # of d2t: none, identity, offsets, target ids, unclear
+        # Layers that vLLM captures (None where they depend on a target not given), their field (None for vLLM's
+        # default), and how many fc takes.
         "aux_layers": {"ids": list(ids) if ids else None, "key": head.aux_key, "count": head.aux_needed},
         "mask_token": {
             "id": head.mask_token_id if isinstance(head.mask_token_id, (int, str)) else None,
-            "key": head.mask_token_key,
-            "text": token.text if token else None,
-            "kind": token.kind if token else None,
+            "key": head.mask_token_key,  # its field
+            "text": token.text if token else None,  # in the target's tokenizer
+            "kind": token.kind if token else None,  # of TOKEN_KINDS
         },
         "mask_hidden": mask_hidden
         and {
             "shape": list(mask_hidden.shape),
             "dtype": mask_hidden.dtype,
-            "norm": norm if norm is not None and np.isfinite(norm) else None,  # JSON has no NaN
+            "norm": norm if norm is not None and np.isfinite(norm) else None,  # Euclidean; JSON has no NaN
         },
-        "trained_depth": head.trained_depth,
-        "norms": head.norms,
-        "sliding_window": window,
+        "trained_depth": head.trained_depth,  # tokens drafted ahead in training
+        "norms": head.norms,  # flags: norm_before_residual, norm_before_fc, fc_norm
+        "sliding_window": window,  # size in tokens, and how many layers have it
         "weights": {
             "tensors": len(weights),
             "parameters": sum(info.num_elements for name, info in head.tensors.items() if name not in ("d2t", "t2d")),
             "bytes": sum(info.num_bytes for info in weights),
-            "dtypes": dict(sorted(Counter(info.dtype for info in weights).items())),
+            "dtypes": dict(sorted(Counter(info.dtype for info in weights).items())),  # name to tensors
             "files": head.weight_files,
-            "embed_tokens": head.has("embed_tokens"),
+            "embed_tokens": head.has("embed_tokens"),  # its own, or the target's
             "lm_head": head.has("lm_head"),
         },
         "sha256": _hashes(head.folder, head.weight_files) if hashes and head.folder else None,
         "selector": _selector(head),
-        "mapped": dict(head.mapped),
+        "mapped": dict(head.mapped),  # what serving sets for vLLM, which does not find it in config.json by itself
         "speculative_config": {
             "method": "eagle3",
             "model": head.name,

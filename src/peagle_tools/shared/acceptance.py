@@ -7,7 +7,6 @@ A draft is one round of one request. Imports no vLLM.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -82,20 +81,15 @@ def read_engine(llm: Any) -> Acceptance:
     return Acceptance(drafts, tokens, accepted, tuple(counts.get("accepted_tokens_per_pos", ())))
 
 
-def samples(metrics: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of each line of ``/metrics``."""
-    from prometheus_client.parser import text_string_to_metric_families  # comes with vLLM
-
-    for family in text_string_to_metric_families(metrics):
-        yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)
-
-
 def read_metrics(metrics: str) -> Acceptance | None:
     """Counts since a server started, over all its engines, from the text of ``/metrics``; None without speculation."""
+    from prometheus_client.parser import text_string_to_metric_families  # comes with vLLM
+
     counts: Counter[tuple[str, str | None]] = Counter()
-    for name, labels, value in samples(metrics):
-        if name.startswith(PREFIX) and name.endswith("_total"):
-            counts[name.removeprefix(PREFIX).removesuffix("_total"), labels.get("position")] += int(value)
+    for family in text_string_to_metric_families(metrics):
+        for name, labels, value, *_ in family.samples:
+            if name.startswith(PREFIX) and name.endswith("_total"):
+                counts[name.removeprefix(PREFIX).removesuffix("_total"), labels.get("position")] += int(value)
     num_k = sum(position is not None for _, position in counts)
     accepted = tuple(counts["accepted_tokens_per_pos", str(i)] for i in range(num_k))
     return Acceptance(counts["drafts", None], counts["draft_tokens", None], sum(accepted), accepted) if num_k else None

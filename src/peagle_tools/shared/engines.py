@@ -95,7 +95,13 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
         except (HeadError, ToolError):
             raise
         except Exception as error:
-            raise ToolError(f"vLLM cannot run this pair ({one_line(error, 300)}); serve it alone first") from None
+            raise cannot_run(error) from None
+
+
+def cannot_run(error: Exception) -> ToolError:
+    """What vLLM raised while a pair was served, as a line."""
+    reason = one_line(error, 300)
+    return ToolError(f"vLLM cannot run this pair ({reason}); serve the target alone first, then with this head")
 
 
 def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:

@@ -36,14 +36,11 @@ PROMPTS = (
 )
 
 
-def read_prompts(path: Path, answered: bool = False) -> list[Messages]:
+def read_prompts(path: Path) -> list[Messages]:
     """Prompts from a file, one a line: text, or JSON with ``prompt`` or ``messages``.
 
-    Args:
-        answered: whether each ends with an answer, an assistant's message; none does otherwise.
-
     Raises:
-        ToolError: the file cannot be read, a line is none of these, or there is none; the message names it.
+        ToolError: the file cannot be read or is empty, or a line is none of these, or ends with an answer.
     """
     conversations: list[Messages] = []
     try:
@@ -55,16 +52,8 @@ def read_prompts(path: Path, answered: bool = False) -> list[Messages]:
         if line.strip():
             place = f"{path}:{number}"
             conversations.append(_messages(line, place))
-            ends_with_answer = conversations[-1][-1]["role"] == "assistant"
-            if answered and not (ends_with_answer and conversations[-1][:-1]):
-                raise ToolError(
-                    f'{place} needs "messages" with a prompt, and an answer ("assistant") as the last of them'
-                )
-            if ends_with_answer and not answered:
-                raise ToolError(
-                    f"{place} ends with an answer, which may not be this target's; leave it out, the target answers "
-                    "(`sharpen --answered` takes answers to --prompts that are this target's own)"
-                )
+            if conversations[-1][-1]["role"] == "assistant":
+                raise ToolError(f"{place} ends with an answer; leave it out, the target answers")
     if not conversations:
         raise ToolError(f"{path} holds no prompt; write one a line")
     return conversations

@@ -19,7 +19,7 @@ HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's fold
 RevisionOption = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; docs/heads.md documents its fields.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -77,13 +77,13 @@ def exit_if_unfit(problems: "Iterable[Problem]") -> None:
         raise typer.Exit(1)
 
 
-def conversations(prompts: Path, answered: bool = False) -> "list[Messages]":
+def conversations(prompts: Path) -> "list[Messages]":
     """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
     from peagle_tools.shared.errors import ToolError
     from peagle_tools.shared.prompts import read_prompts
 
     try:
-        return read_prompts(prompts, answered)
+        return read_prompts(prompts)
     except ToolError as error:
         fail(str(error))
 

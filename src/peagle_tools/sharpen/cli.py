@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
     from peagle_tools.sharpen.run import Comparison, Sharpened
 
 
-class Quantization(StrEnum):
-    fp8 = "fp8"
-    int8 = "int8"
-
-
 def sharpen(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A P-EAGLE head's folder, or its id on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
@@ -31,9 +25,6 @@ def sharpen(
     held_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: 64 kept aside of FILE.")
     ] = None,
-    answered: Annotated[
-        bool, typer.Option("--answered", help="FILE's rows end with TARGET's own greedy answers: check and use them.")
-    ] = False,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("-k", metavar="K", min=1, help="The largest K; default: the trained depth.")
     ] = None,
@@ -41,10 +32,9 @@ def sharpen(
     candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
     draft_vocab: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Draft only the N tokens that the target says most; auto: the fastest N."),
+        int | None, typer.Option(metavar="N", min=1, help="Draft only the N tokens that the target says most.")
     ] = None,
-    quantize: Annotated[Quantization | None, typer.Option(help="Store layers and lm_head in 8 bits.")] = None,
+    quantize: Annotated[Literal["fp8", "int8"] | None, typer.Option(help="Store layers and lm_head in 8 bits.")] = None,
     no_selector: Annotated[bool, typer.Option("--no-selector", help="Only trim or quantize: fit no selector.")] = False,
     engine: Annotated[
         str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
@@ -69,11 +59,10 @@ def sharpen(
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
 
-    arguments, size = json_object(engine), draft_vocab_size(draft_vocab)
-    asked = reduce.Asked(size, quantize.value if quantize else None, not no_selector)
-    if no_selector and not asked.is_smaller:
+    arguments, smaller = json_object(engine), draft_vocab is not None or quantize is not None
+    if no_selector and not smaller:
         fail("--no-selector leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
-    learn, aside = divided(conversations(prompts, answered), conversations(held_out) if held_out else None)
+    learn, aside = divided(conversations(prompts), conversations(held_out) if held_out else None)
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         model, found = read_target(target), read_head(download(head))
@@ -87,12 +76,21 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        (ids, answers), (held, _) = (read_tokens(target, each, max_tokens) for each in (learn, aside))
-        asked_of = Prompts(ids, held, answers if answered else None)
+        asked_of = Prompts(read_tokens(target, learn), read_tokens(target, aside))
         reduction: Reduction | None = None
         report: Sharpened | None
-        if asked.is_smaller:
-            reduction, report = reduce.reduce(found, model, asked_of, out, asked, plan, progress)
+        if smaller:
+            reduction, report = reduce.reduce(
+                found,
+                model,
+                asked_of,
+                out,
+                plan,
+                progress,
+                draft_vocab=draft_vocab,
+                quantize=quantize,
+                fits_selector=not no_selector,
+            )
         else:
             report = run.sharpen(found, target, model.vocab_size, asked_of, out, plan, progress)
     if as_json:
@@ -112,15 +110,6 @@ def sharpen(
         raise typer.Exit(1)
 
 
-def draft_vocab_size(text: str | None) -> "int | Literal['auto'] | None":
-    """What --draft-vocab names."""
-    if text is None or text == "auto":
-        return text  # type: ignore[return-value]  # mypy does not narrow str to a literal
-    if not text.isdecimal() or not int(text):
-        fail(f"--draft-vocab is {text}, needs a whole number above 0, or auto")
-    return int(text)
-
-
 def show(report: "Sharpened") -> None:
     """Forms on the development share, and AL as served."""
     from rich.console import Console
@@ -129,30 +118,27 @@ def show(report: "Sharpened") -> None:
     forms = Table("form", "AL on the development share", title=f"{report.drafts:,} drafts recorded")
     for name, gain in report.forms.items():
         forms.add_row(f"{name} (chosen)" if name == report.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
-    served = Table("K", "AL before", "AL after", "gain", "estimated offline", title="served, held-out prompts")
-    for one in report.served:
-        plain, selected = report.offline[one.num_speculative_tokens]
-        served.add_row(*lengths(one), f"{selected.length / plain.length - 1:+.1%}")
-    Console().print(forms, served)
+    Console().print(forms)
+    show_served("served, held-out prompts", report.served)
 
 
 def show_reduction(reduction: "Reduction") -> None:
     """What the smaller head saves, and what it loses."""
-    from rich.console import Console
-    from rich.table import Table
-
     before, after = reduction.bytes_before, reduction.bytes_after
     title = f"{reduction.draft_vocab:,} draft tokens"
     if reduction.covered is not None:
         title += f", {reduction.covered:.2%} of what the target says"
     title += f"; weights a draft step reads: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB ({after / before - 1:+.0%})"
-    served = Table("K", "AL before", "AL after", "gain", title=title)
-    for one in reduction.served:
-        served.add_row(*lengths(one))
-    Console().print(served)
+    show_served(title, reduction.served)
 
 
-def lengths(one: "Comparison") -> list[str]:
-    before, after = one.before, one.after
-    lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (before, after)]
-    return [str(one.num_speculative_tokens), *lengths, f"{after.length / before.length - 1:+.1%}"]
+def show_served(title: str, served: "list[Comparison]") -> None:
+    """AL by K, before and after."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("K", "AL before", "AL after", "gain", title=title)
+    for one in served:
+        lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (one.before, one.after)]
+        table.add_row(str(one.num_speculative_tokens), *lengths, f"{one.after.length / one.before.length - 1:+.1%}")
+    Console().print(table)

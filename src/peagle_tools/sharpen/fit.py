@@ -1,6 +1,6 @@
 """Fit a selector to a trace, and choose its form by drafts that were kept aside."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,31 +13,15 @@ from peagle_tools.sharpen.trace import CandidateTrace, Gain
 BATCH = 1024  # drafts
 LEARNING_RATE = 3e-3
 EPOCHS, CHECKS_AN_EPOCH = 2, 3
+FORMS = ("gated", "table")  # with and without a projection of the drafter's hidden state
 POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / POSITION_DECAY)
-
-
-@dataclass(frozen=True)
-class Form:
-    """One kind of selector.
-
-    Attributes:
-        gated: multiplied by a projection of the drafter's hidden state.
-        counts: the tables begin as the strongest directions of the target's own bigram statistics.
-    """
-
-    name: str
-    gated: bool
-    counts: bool = False
-
-
-FORMS = (Form("gated", True), Form("table", False), Form("counts", False, counts=True))
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A selector, and its acceptance length on the development share at the largest K."""
 
-    form: Form
+    form: str  # of FORMS
     selector: CandidateSelector
     gain: Gain
 
@@ -45,14 +29,13 @@ class Fitted:
 class SelectorModel(nn.Module):
     """The tensors of an ``CandidateSelector`` while they are fitted."""
 
-    def __init__(self, trace: CandidateTrace, sizes: tuple[int, int], rank: int, form: Form, offsets: Tensor | None):
+    def __init__(self, trace: CandidateTrace, sizes: tuple[int, int], rank: int, form: str):
         super().__init__()
         num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
-        predecessors, successors = torch.randn(sizes[0], rank) / rank**0.5, 0.02 * torch.randn(sizes[1], rank)
-        if form.counts:
-            predecessors, successors = bigram_directions(trace, sizes, rank, offsets)
-        self.predecessors, self.successors = nn.Parameter(predecessors), nn.Parameter(successors)
-        self.projection = nn.Parameter(torch.randn(rank, hidden_size) / hidden_size**0.5) if form.gated else None
+        self.predecessors = nn.Parameter(torch.randn(sizes[0], rank) / rank**0.5)
+        self.successors = nn.Parameter(0.02 * torch.randn(sizes[1], rank))
+        is_gated = form == "gated"
+        self.projection = nn.Parameter(torch.randn(rank, hidden_size) / hidden_size**0.5) if is_gated else None
         self.edge_scale, self.unary_scale = nn.Parameter(torch.ones(num_k)), nn.Parameter(torch.ones(num_k))
         self.num_candidates = trace.ids.shape[2]
 
@@ -64,36 +47,12 @@ class SelectorModel(nn.Module):
         pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), self.successors))
         return self.unary_scale[:, None] * batch.logits + self.edge_scale[:, None] * pair
 
-    def selector(self, dtype: torch.dtype = torch.bfloat16) -> CandidateSelector:
-        """As it is written, rounded to ``dtype``."""
-        projection = None if self.projection is None else self.projection.detach().to(dtype)
-        tables = self.predecessors.detach().to(dtype), self.successors.detach().to(dtype)
+    def selector(self) -> CandidateSelector:
+        """As it is written, rounded to bfloat16."""
+        projection = None if self.projection is None else self.projection.detach().bfloat16()
+        tables = self.predecessors.detach().bfloat16(), self.successors.detach().bfloat16()
         scales = self.edge_scale.detach().clone(), self.unary_scale.detach().clone()
         return CandidateSelector(*tables, projection, *scales, self.num_candidates)
-
-
-def bigram_directions(
-    trace: CandidateTrace, sizes: tuple[int, int], rank: int, offsets: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Tables whose product is nearest to log P(x | previous) - log P(x) of the target's text, smoothed."""
-    previous, following = trace.tokens[:, 0].long(), trace.tokens[:, 1].long()
-    draft_ids = to_draft_ids(sizes, offsets)
-    following = draft_ids[following.clamp(min=0)].where(following >= 0, -1)
-    pairs, counts = torch.stack([previous, following])[:, following >= 0].unique(dim=1, return_counts=True)
-    given, total = torch.zeros(sizes[0]), torch.zeros(sizes[1])
-    given.index_add_(0, pairs[0], counts.float())
-    total.index_add_(0, pairs[1], counts.float())
-    share = (total + 1) / (total + 1).sum()
-    # One prior observation for each predecessor, distributed as the tokens are.
-    lift = ((counts + share[pairs[1]]) / (given[pairs[0]] + 1) / share[pairs[1]]).log()
-    table = torch.sparse_coo_tensor(pairs, lift, sizes, check_invariants=True)
-    left, strength, right = torch.svd_lowrank(table, q=min(rank, *sizes), niter=4)
-    root = strength.sqrt()
-    return _widened(left * root, rank), _widened(right * root, rank)
-
-
-def _widened(table: Tensor, rank: int) -> Tensor:
-    return F.pad(table, (0, rank - table.shape[1]))
 
 
 def to_draft_ids(sizes: tuple[int, int], offsets: Tensor | None) -> Tensor:
@@ -105,31 +64,31 @@ def to_draft_ids(sizes: tuple[int, int], offsets: Tensor | None) -> Tensor:
 
 
 def fit(
-    form: Form,
+    form: str,
     trace: CandidateTrace,
     held: CandidateTrace,
     sizes: tuple[int, int],
     rank: int,
     offsets: Tensor | None,
     on_batch: Callable[[], object],
-    seed: int = 0,
 ) -> Fitted:
     """One form's best selector on the development share; none at all counts, too, where nothing drafts longer.
 
     Args:
+        form: of FORMS.
         held: the development share.
         sizes: target vocabulary, draft vocabulary.
         offsets: [draft vocabulary] target id minus draft id; None: the same ids.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     num_k = trace.ids.shape[1]
-    model = SelectorModel(trace, sizes, rank, form, offsets)
+    model = SelectorModel(trace, sizes, rank, form)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
     draft_ids = to_draft_ids(sizes, offsets)
     start = _as_it_was(model.selector(), num_k)
-    best = Fitted(form, start, Gain.of(held.accepted(start, offsets, num_k), held.prompt))
-    orders = list(_batches(len(trace.ids)))
+    best = Fitted(form, start, Gain.of(held.accepted(start, offsets), held.prompt))
+    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(BATCH)]
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
     for step, rows in enumerate(orders, start=1):
         batch = trace.rows(rows)
@@ -148,7 +107,7 @@ def fit(
         on_batch()
         if step % every == 0 or step == len(orders):
             for selector in (model.selector(), _as_it_was(model.selector(), 1)):
-                gain = Gain.of(held.accepted(selector, offsets, num_k), held.prompt)
+                gain = Gain.of(held.accepted(selector, offsets), held.prompt)
                 if gain.length > best.gain.length:
                     best = Fitted(form, selector, gain)
     return best
@@ -157,11 +116,6 @@ def fit(
 def num_batches(num_drafts: int) -> int:
     """Batches that ``fit`` takes."""
     return EPOCHS * -(-num_drafts // BATCH)
-
-
-def _batches(num_drafts: int) -> Iterator[Tensor]:
-    for _ in range(EPOCHS):
-        yield from torch.randperm(num_drafts).split(BATCH)
 
 
 def _as_it_was(selector: CandidateSelector, num_positions: int) -> CandidateSelector:

@@ -1,7 +1,7 @@
-"""Which prompts are learned from and which are measured, as token ids, with the answers that are given."""
+"""Which prompts are learned from and which are measured, as token ids."""
 
 import random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import Messages, token_ids
@@ -15,32 +15,22 @@ class Prompts(NamedTuple):
 
     learn: list[list[int]]
     held_out: list[list[int]]  # measured, and nothing else
-    answers: list[list[int]] | None = None  # to ``learn``, the target's own; None: it gives them
 
 
 def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
     """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
     mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
     aside = mixed[:HELD_OUT] if held_out is None else held_out
-    known = [_question(prompt) for prompt in aside]
-    return [prompt for prompt in mixed if _question(prompt) not in known], aside
+    return [prompt for prompt in mixed if prompt not in aside], aside
 
 
-def _question(prompt: Messages) -> Messages:
-    return prompt[:-1] if prompt[-1]["role"] == "assistant" else prompt
-
-
-def read_tokens(target: str, prompts: list[Messages], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of each prompt, in the target's chat template where it has one, and of at most ``max_tokens`` of its
-    answer, none where it ends without one. ToolError without a tokenizer."""
+def read_tokens(target: str, prompts: list[Messages]) -> list[list[int]]:
+    """Token ids of each prompt, in the target's chat template where it has one. ToolError without a tokenizer."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(target)
+        tokenizer = AutoTokenizer.from_pretrained(target)
     except (OSError, ValueError) as error:
         raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
-    questions = [_question(prompt) for prompt in prompts]
-    answers = ["".join(message["content"] for message in p[len(q) :]) for p, q in zip(prompts, questions, strict=True)]
-    answer_ids = [tokenizer.encode(answer, add_special_tokens=False)[:max_tokens] for answer in answers]
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    return [token_ids(tokenizer, question, has_template) for question in questions], answer_ids
+    return [token_ids(tokenizer, prompt, has_template) for prompt in prompts]

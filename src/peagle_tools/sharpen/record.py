@@ -4,7 +4,6 @@ Sharpening and serving see the same numbers because both come from here: the row
 ``lm_head``, its own hidden states.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +17,6 @@ from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
 
 SHARD = 128  # prompts
 GO_ON = "make room and start again, which goes on from there"
-STEP = 2  # tokens of a given answer between drafts, which know at least so many
-OTHERS = 0.2  # of an answer's tokens: text may become other tokens than those that the target said
 
 
 class RecordedStep(NamedTuple):
@@ -97,7 +94,6 @@ def shards(prompts: list[list[int]], folder: Path) -> list[tuple[Path, list[tupl
 def record_all(
     pair: Pair,
     prompts: list[list[int]],
-    answers: list[list[int]] | None,
     folder: Path,
     num_k: int,
     num_candidates: int,
@@ -105,48 +101,25 @@ def record_all(
 ) -> None:
     """Let the target answer, and write a trace for each shard that is not there yet.
 
-    Args:
-        answers: to each prompt. They are read like prompts, STEP tokens at a time: a request drafts once a step.
-            None: the target answers.
-
     Raises:
-        ToolError: an answer is not the target's.
+        ToolError: a trace cannot be written.
     """
     from vllm import SamplingParams
 
-    texts = [[*p, *a] for p, a in zip(prompts, answers, strict=True)] if answers else prompts
-    wanted = [(file, group) for file, group in shards(texts, folder) if not CandidateTrace.is_whole(file)]
+    wanted = [(file, group) for file, group in shards(prompts, folder) if not CandidateTrace.is_whole(file)]
     if not wanted:
         return
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    if answers:
-        greedy = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        pair = replace(pair, arguments={"long_prefill_token_threshold": STEP} | pair.arguments)
-    with pair.engine(num_k, max(map(len, texts)) + max_tokens, SHARD) as llm:
+    with pair.engine(num_k, max(map(len, prompts)) + max_tokens, SHARD) as llm:
         llm.collective_rpc(start, args=(num_candidates,))
         for file, group in wanted:
             outputs = llm.generate([{"prompt_token_ids": ids} for _, ids in group], greedy, use_tqdm=False)
-            said = {}
-            for output, (number, ids) in zip(outputs, group, strict=True):
-                num_prompt = len(prompts[number])
-                if answers:
-                    _refuse_another(llm, output, num_prompt)
-                said[output.request_id] = number, [*ids, *output.outputs[0].token_ids], num_prompt
+            said = {
+                output.request_id: (number, [*ids, *output.outputs[0].token_ids], len(ids))
+                for output, (number, ids) in zip(outputs, group, strict=True)
+            }
             trace = trace_of([rows for of_worker in llm.collective_rpc(take) for rows in of_worker], said)
             try:
                 trace._replace(hidden=trace.hidden.to(torch.bfloat16)).save(file)
             except OSError as error:
                 raise ToolError(f"{file} cannot be written ({error.strerror}); {GO_ON}") from None
-
-
-def _refuse_another(llm: Any, output: Any, num_prompt: int) -> None:
-    """ToolError where an answer is not the target's."""
-    answer = output.prompt_token_ids[num_prompt:]
-    best = [of[token].rank == 1 for of, token in zip(output.prompt_logprobs[num_prompt:], answer, strict=True)]
-    others = best.count(False)
-    if others > max(2, OTHERS * len(answer)):
-        raise ToolError(
-            f"the answer that begins with {llm.get_tokenizer().decode(answer[:16])!r} is not this target's, which "
-            f"greedily says another token at {others / len(answer):.0%} of its {len(answer)} (up to {OTHERS:.0%} may "
-            "be); remove that row, or give prompts without answers, and no --answered"
-        )

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,31 +11,14 @@ from torch import Tensor
 from peagle_tools.shared.engines import Pair
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import new_folder
-from peagle_tools.sharpen import run, vocabulary
+from peagle_tools.sharpen import run
 from peagle_tools.sharpen.prompts import Prompts
-from peagle_tools.sharpen.record import STEP
-from peagle_tools.sharpen.rewrite import Quantization, faults, rewrite, step_bytes
+from peagle_tools.sharpen.rewrite import Quantization, faults, rewrite
 from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.head import Head, target_ids
 from peagle_vllm.heads.target import Target
 
-
-@dataclass(frozen=True)
-class Asked:
-    """What is asked for beside a ``run.Plan``.
-
-    Attributes:
-        draft_vocab: tokens that the head is trimmed to; None: those it has.
-        fits_edge: whether the smaller head is sharpened, too.
-    """
-
-    draft_vocab: int | Literal["auto"] | None
-    quantize: Quantization | None
-    fits_edge: bool
-
-    @property
-    def is_smaller(self) -> bool:
-        return self.draft_vocab is not None or self.quantize is not None
+NOT_READ = ("embed_tokens.weight", "d2t", "t2d", "mask_hidden")  # by a draft step: single rows of it at most
 
 
 @dataclass(frozen=True)
@@ -62,37 +44,43 @@ def reduce(
     target: Target,
     prompts: Prompts,
     out: Path,
-    asked: Asked,
     plan: run.Plan,
     progress: run.Progress,
+    *,
+    draft_vocab: int | None,
+    quantize: Quantization | None,
+    fits_selector: bool,
 ) -> tuple[Reduction, run.Sharpened | None]:
     """Write a smaller head to ``out``, with a selector where one is asked for and drafts better.
+
+    Args:
+        draft_vocab: tokens that the head is trimmed to; None: those it has.
+        fits_selector: whether the smaller head is sharpened, too.
 
     Raises:
         ToolError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
-    for fault in faults(head, asked.draft_vocab, asked.quantize):
+    for fault in faults(head, draft_vocab, quantize):
         raise ToolError(fault)
-    if asked.draft_vocab is not None:
+    if draft_vocab is not None:
         run.refuse_too_few(prompts)
     if out.exists():
         raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
     pair = Pair(target.name, str(head.folder), plan.arguments)
     with run.work_folder(out.with_name(f"{out.name}.reduced"), head, target.name, prompts, plan) as work:
         kept, covered = None, None
-        if asked.draft_vocab is not None:
-            step = STEP if prompts.answers else None
+        if draft_vocab is not None:
             kept, covered = _kept(
-                head, target, asked, plan, lambda: run.recorded(pair, prompts, work, plan, progress), step
+                head, target, draft_vocab, plan, lambda: run.recorded(pair, prompts, work, plan, progress)
             )
         folder = work / "head"
         shutil.rmtree(folder, ignore_errors=True)
-        smaller = rewrite(head, target, folder, kept, asked.quantize)
+        smaller = rewrite(head, target, folder, kept, quantize)
         measured = run.served(pair, folder, prompts, plan, progress)
-        before, after = (step_bytes(one, one.draft_vocab_size, None) for one in (head, smaller))
+        before, after = step_bytes(head), step_bytes(smaller)
         reduction = Reduction(smaller.draft_vocab_size, covered, before, after, measured)
         report = None
-        if asked.fits_edge:
+        if fits_selector:
 
             def again(what: str, done: int, of: int) -> object:
                 return progress(f"{what} the smaller head", done, of)
@@ -105,31 +93,50 @@ def reduce(
 
 
 def _kept(
-    head: Head, target: Target, asked: Asked, plan: run.Plan, record: Callable[[], CandidateTrace], step: int | None
-) -> tuple[Tensor | None, float]:
-    """Draft ids to keep, ascending (None: all), and ``Reduction.covered``."""
-    ids, size = torch.from_numpy(target_ids(head)), asked.draft_vocab
-    specials = vocabulary.special_ids(target.name)
+    head: Head, target: Target, size: int, plan: run.Plan, record: Callable[[], CandidateTrace]
+) -> tuple[Tensor, float]:
+    """Draft ids to keep, ascending, and ``Reduction.covered``."""
+    ids, specials = torch.from_numpy(target_ids(head)), special_ids(target.name)
     least = int(torch.isin(ids, torch.tensor(sorted(specials))).sum())
-    if isinstance(size, int) and size < max(least, plan.num_candidates):
+    if size < max(least, plan.num_candidates):
         raise ToolError(
-            f"--draft-vocab is {size}, and {least} special tokens are kept always, {plan.num_candidates} candidates "
-            "compared; give a larger one"
+            f"--draft-vocab is {size}, but {least} special tokens are always kept, and a position has "
+            f"{plan.num_candidates} candidates; give at least {max(least, plan.num_candidates)}"
         )
-    if size == "auto":
-        rest = vocabulary.target_bytes(target.name, plan.num_speculative_tokens + 1)
-    trace = record()
+    learned, held = (count_tokens(part, ids, target.vocab_size) for part in record().divided())
+    covered = float(held[ids[ranked(learned, ids, specials)[:size]]].sum() / held.sum())
+    return ranked(learned + held, ids, specials)[:size].sort().values, covered
 
-    def counted(part: CandidateTrace) -> Tensor:
-        return vocabulary.count_tokens(part, ids, target.vocab_size, step)
 
-    learned, held = trace.divided()
-    order, unseen = vocabulary.ranked(counted(learned), ids, specials), counted(held)
-    if size == "auto":
-        size = vocabulary.best_size(order, ids, held, least, lambda n: rest + step_bytes(head, n, asked.quantize))
-        if size == len(ids) and asked.quantize is None:
-            raise ToolError(f"--draft-vocab auto: fewer than {size} tokens are not expected to be faster; leave it out")
-    assert isinstance(size, int)
-    covered = float(unseen[ids[order[:size]]].sum() / unseen.sum())
-    kept = vocabulary.ranked(counted(trace), ids, specials)[:size].sort().values
-    return (None if size == len(ids) else kept), covered
+def step_bytes(head: Head) -> int:
+    """What one draft step reads of the weights."""
+    return sum(info.num_bytes for name, info in head.tensors.items() if name not in NOT_READ)
+
+
+def special_ids(target: str) -> set[int]:
+    """The tokens that the target's tokenizer adds to those that text is made of, ends of text among them."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    return {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+
+
+def count_tokens(trace: CandidateTrace, target_ids: Tensor, vocab_size: int) -> Tensor:
+    """[vocab_size] how often the target said each token in the recorded answers.
+
+    Drafts overlap where tokens were refused; the bonus token and the accepted ones of each make up the text once.
+
+    Args:
+        target_ids: [draft vocabulary] target id of each draft id.
+    """
+    accepted = trace.accepted(None, target_ids - torch.arange(len(target_ids)))
+    said = torch.arange(trace.tokens.shape[1]) <= accepted[:, None]
+    return torch.bincount(trace.tokens[said & (trace.tokens >= 0)].long(), minlength=vocab_size)
+
+
+def ranked(counts: Tensor, target_ids: Tensor, specials: set[int]) -> Tensor:
+    """[draft vocabulary] draft ids: special tokens, then the most said. Equals: the lower id, which is the commoner
+    token in vocabularies made by merging."""
+    said = counts[target_ids]
+    said[torch.isin(target_ids, torch.tensor(sorted(specials), dtype=torch.int64))] = counts.max() + 1
+    return said.argsort(descending=True, stable=True)

@@ -23,11 +23,10 @@ OUTPUT = "lm_head.weight"
 # are what vLLM runs without calibration: fp8 from compute capability 8.9 on (weights only below), int8 from 7.5 on and
 # on CPUs.
 SCHEMES = {"fp8": ("FP8_DYNAMIC", "float-quantized", "F8_E4M3"), "int8": ("INT8", "int-quantized", "I8")}
-NOT_READ = ("embed_tokens.weight", "d2t", "t2d", "mask_hidden")  # single rows of it at most
 SCALE_BYTES = 4
 
 
-def faults(head: Head, draft_vocab: int | Literal["auto"] | None, quantize: Quantization | None) -> Iterator[str]:
+def faults(head: Head, draft_vocab: int | None, quantize: Quantization | None) -> Iterator[str]:
     """Why a head cannot be made smaller so."""
     if head.config.get(SELECTOR) is not None:
         yield f"{head.name} is sharpened, and its selector fits no other vocabulary; name the head it was made from"
@@ -38,20 +37,8 @@ def faults(head: Head, draft_vocab: int | Literal["auto"] | None, quantize: Quan
             yield f"{name} is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {head.file_of(name)}"
     if draft_vocab is not None and OUTPUT not in head.tensors:
         yield f"{head.name} has no lm_head of its own (the target's is used), so no row of it can be left out"
-    if isinstance(draft_vocab, int) and draft_vocab >= head.draft_vocab_size:
+    if draft_vocab is not None and draft_vocab >= head.draft_vocab_size:
         yield f"--draft-vocab is {draft_vocab}, {head.name} drafts {head.draft_vocab_size} tokens; give a smaller one"
-
-
-def step_bytes(head: Head, draft_vocab: int, quantize: Quantization | None) -> int:
-    """What one draft step reads of the weights, if the head had ``draft_vocab`` tokens and were quantized so."""
-    total = 0
-    for name, info in head.tensors.items():
-        if name in NOT_READ or not info.shape:
-            continue
-        rows = draft_vocab if name == OUTPUT else info.shape[0]
-        quantized = quantize and _is_quantizable(name)
-        total += rows * (info.shape[1] + SCALE_BYTES if quantized else info.num_bytes // info.shape[0])
-    return total
 
 
 def rewrite(head: Head, target: Target, out: Path, kept: Tensor | None, quantize: Quantization | None) -> Head:

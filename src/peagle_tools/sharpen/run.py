@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from peagle_kernels import CandidateSelector
 from peagle_tools.shared import engines
-from peagle_tools.shared.acceptance import Acceptance, sum_of
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.sharpen import fit, record
@@ -53,22 +53,15 @@ class Comparison:
     before: Gain
     after: Gain
     difference: Gain  # of the paired groups; ``length`` is what is gained
-    shares_before: list[float]
-    shares_after: list[float]
 
 
 @dataclass(frozen=True)
 class Sharpened:
-    """What ``sharpen`` found on the development share, and served.
-
-    Attributes:
-        offline: AL by K, without the selector and with it.
-    """
+    """What ``sharpen`` found on the development share, and served."""
 
     forms: dict[str, Gain]
     chosen: str
     drafts: int
-    offline: dict[int, tuple[Gain, Gain]]
     served: list[Comparison]
 
     @property
@@ -101,13 +94,14 @@ def sharpen(
     with work_folder(out, head, target, prompts, plan) as work:
         trace = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted, forms, offline = _fitted(trace, sizes, offsets, plan, progress)
+        fitted = _fitted(trace, sizes, offsets, plan, progress)
+        best = max(fitted, key=lambda one: one.gain.length)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
-        _write(sharpened, head, fitted.selector)
+        _write(sharpened, head, best.selector)
         measured = served(pair, sharpened, prompts, plan, progress)
-        report = Sharpened(forms, fitted.form.name, len(trace.ids), offline, measured)
+        report = Sharpened({one.form: one.gain for one in fitted}, best.form, len(trace.ids), measured)
         if report.is_better:
             with new_folder(out) as folder:
                 for path in sharpened.iterdir():
@@ -135,7 +129,7 @@ def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan
     asked = {
         "head": files.head_hash(head),
         "target": target,
-        "prompts": hashlib.sha256(json.dumps([prompts.learn, prompts.answers]).encode()).hexdigest(),
+        "prompts": hashlib.sha256(json.dumps(prompts.learn).encode()).hexdigest(),
         **asdict(plan),
     }
     try:
@@ -156,9 +150,7 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
     wanted = [file for file, _ in record.shards(prompts.learn, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
-        running = thread.submit(
-            engines.in_process, record.record_all, pair, prompts.learn, prompts.answers, work, *numbers
-        )
+        running = thread.submit(engines.in_process, record.record_all, pair, prompts.learn, work, *numbers)
         while not running.done():
             progress("record", sum(file.exists() for file in wanted), len(wanted))
             try:
@@ -171,8 +163,8 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
 
 def _fitted(
     trace: CandidateTrace, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
-) -> tuple[fit.Fitted, dict[str, Gain], dict[int, tuple[Gain, Gain]]]:
-    """The best form's selector, what each form reached, and the best one's AL by K."""
+) -> list[fit.Fitted]:
+    """The best selector of each form."""
     learned, held = trace.divided()
     if not len(learned.ids) or not len(held.ids):
         raise ToolError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
@@ -182,23 +174,13 @@ def _fitted(
     def on_batch() -> None:
         progress("fit", next(batches), total)
 
-    fitted = [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
-    best = max(fitted, key=lambda one: one.gain.length)
-
-    def reached(selector: CandidateSelector | None, k: int) -> Gain:
-        return Gain.of(held.accepted(selector, offsets, k), held.prompt)
-
-    offline = {k: (reached(None, k), reached(best.selector, k)) for k in _depths(plan)}
-    return best, {one.form.name: one.gain for one in fitted}, offline
-
-
-def _depths(plan: Plan) -> list[int]:
-    return sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
+    return [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
 
 
 def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Comparison]:
     """What ``sharpened`` gains over the pair's own head, by K."""
-    found, depths = [], _depths(plan)
+    found = []
+    depths = sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
     for number, k in enumerate(depths):
         seen: list[list[Acceptance]] = []
         for at, head in enumerate((pair.head, str(sharpened))):
@@ -210,8 +192,7 @@ def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, pr
         )
         paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
         error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
-        shares = ([round(share, 4) for share in sum_of(groups).shares] for groups in seen)
-        found.append(Comparison(k, before, after, Gain(after.length - before.length, error), *shares))
+        found.append(Comparison(k, before, after, Gain(after.length - before.length, error)))
     return found
 
 

@@ -54,21 +54,23 @@ class CandidateTrace(NamedTuple):
         except Exception:
             return False
 
-    def accepted(self, selector: CandidateSelector | None, offsets: Tensor | None, num_k: int) -> Tensor:
-        """[N] draft tokens that a greedy target accepts, of the first ``num_k``. No selector: each position's best."""
+    def accepted(self, selector: CandidateSelector | None, offsets: Tensor | None) -> Tensor:
+        """[N] draft tokens that a greedy target accepts. No selector: each position's best."""
         if selector is None:
-            best = self.ids[:, :num_k, 0].long()
+            best = self.ids[:, :, 0].long()
             drafts = best if offsets is None else best + offsets[best]
         else:
             gates = None
             if selector.hidden_projection is not None:
-                gates = self.hidden[:, :num_k].flatten(0, 1).float() @ selector.hidden_projection.float().T
-            drafts = torch.empty(len(self.ids), num_k, dtype=torch.int64)
-            ids, logits = self.ids[:, :num_k].flatten(0, 1).long(), self.logits[:, :num_k].flatten(0, 1)
-            first = torch.arange(len(drafts)).repeat_interleave(num_k)  # a draft's bonus token, as input_ids holds it
+                gates = self.hidden.flatten(0, 1).float() @ selector.hidden_projection.float().T
+            drafts = torch.empty(self.ids.shape[:2], dtype=torch.int64)
+            ids, logits = self.ids.flatten(0, 1).long(), self.logits.flatten(0, 1)
+            first = torch.arange(len(drafts)).repeat_interleave(
+                drafts.shape[1]
+            )  # a draft's bonus token, as input_ids holds it
             candidates = Candidates(ids, logits, gates, self.tokens[:, 0], first)
             select_candidates_torch(drafts, candidates, selector, offsets, torch.empty_like(logits))
-        return (drafts == self.tokens[:, 1 : num_k + 1]).cumprod(dim=1).sum(dim=1)
+        return (drafts == self.tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
 
 
 class Gain(NamedTuple):

@@ -17,7 +17,7 @@ wrong place, and then drafts badly with a default.
 
 A new dialect goes into ``Dialect``, ``dialect_of`` (before "nemo", which takes every ``model.`` prefix),
 ``mapped_fields`` (which serving sets on vLLM's config, and ``convert`` writes) and ``vllm_name``; then, with its name,
-into ``DIALECTS`` and ``FIELDS`` of report.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in
+into ``DIALECTS`` of report.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in
 docs/heads.md.
 """
 
