@@ -199,7 +199,7 @@ def test_an_accepted_patch_is_named_as_such(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
     ran = doctor("--vllm", root)
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("peagle-vllm: PEAGLE_VLLM_ACCEPT names 'head config', which is no patch")
+    assert ran.stderr.startswith("peagle-vllm: 'head config' is no patch: PEAGLE_VLLM_ACCEPT")
     assert ran.stderr.count("\n") == 1
 
 

@@ -114,7 +114,7 @@ DRAFTING = (
         CAPTURE,
         "self.compilation_config = copy.copy(config)",
         "self.compilation_config = config",
-        f"{CAPTURED}::test_split_kv_takes_what_it_takes_without_the_patch",
+        f"{CAPTURED}::test_nothing_grows_but_piecewise_graphs_of_peagle_whose_sizes_vllm_has_chosen",
     ),
     # V2 and the kernels, under the interpreter.
     Mutation(
@@ -176,8 +176,8 @@ DRAFTING = (
     Mutation(
         "graph: a step without drafts asks for a shape that no graph has",
         GRAPH,
-        "if captured >= length and",
-        "if captured == length and",
+        "shape[1] >= length",
+        "shape[1] == length",
         WITHOUT,
         "plugin-v2",
     ),
@@ -234,7 +234,7 @@ DRAFTING = (
         PREPARE,
         '        "num_reqs",\n',
         "",
-        "tests/kernels/test_launch.py::test_prepare_inputs",
+        "tests/kernels/test_aot.py::test_a_server_compiles_prepare_inputs_once_for_each_layout",
         "compile",
     ),
     Mutation(
@@ -283,8 +283,7 @@ DRAFTING = (
         GREEDY,
         "        model.has_vllm_top_k = False\n",
         "",
-        "tests/v2/test_graph.py::test_a_selector_drafts_where_flashinfer_does_not_compile",
-        "plugin-v2",
+        "tests/sampling/test_greedy.py::test_the_same_candidates_where_flashinfer_does_not_compile",
     ),
     Mutation(
         "select_candidates prefers the candidates that come first",
