@@ -15,7 +15,7 @@ AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 Change = Callable[[Written], object]
 
 
-def problems(head: Written, folder: Path, target: Target = TARGET, k: object = 5) -> list[Problem]:
+def problems(head: Written, folder: Path, target: Target = TARGET, k: int = 5) -> list[Problem]:
     found = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k)
     for problem in found:
         assert "\n" not in problem.line
@@ -58,13 +58,6 @@ def windowed(head: Written) -> None:
 
 def prefixed(head: Written) -> None:
     head.tensors = {f"model.{name}": value for name, value in head.tensors.items()}
-
-
-def fused(head: Written) -> None:
-    for name in [n for n in head.tensors if ".q_proj." in n or ".gate_proj." in n]:
-        kind, parts = ("qkv", "qkv") if ".q_proj." in name else ("gate_up", ("gate", "up"))
-        pieces = [head.tensors.pop(name.replace(".q_", f".{p}_").replace(".gate_", f".{p}_")) for p in parts]
-        head.tensors[name.replace(".q_", f".{kind}_").replace(".gate_", f".{kind}_")] = torch.cat(pieces)
 
 
 def quantized(head: Written) -> None:

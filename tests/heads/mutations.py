@@ -5,7 +5,6 @@ mutations that make another, valid head are left out here (``_is_valid_too``).
 """
 
 import copy
-import json
 import operator
 import os
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ LEFT_TO_VLLM = (
     *("tie_word_embeddings", "torch_dtype", "use_cache"),
 )
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def mutations(head: Written) -> Iterator[Mutation]:
     """Every mutation of ``head``, which is not changed."""
     yield from _of_fields(head.config)
     yield from _of_tensors(head)
-    yield from _of_files() if head.shards == 1 else _of_shards()
+    yield from _of_files()
 
 
 # -------------------------------------------------------------------------------------------- config
@@ -185,44 +183,6 @@ def _of_files() -> Iterator[Mutation]:
     for length in (0, 1, 2**20, 101 << 20, 2**40, 2**64 - 1):
         resize = partial(_put_header_length, length=length)
         yield Mutation(f"header of {length} bytes", (WEIGHTS,), damage=partial(_damage, file=WEIGHTS, how=resize))
-    names: tuple[Any, ...] = ("../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "..", "")
-    for name in (*names, "absent.safetensors", 3, None):
-        words = ("weight_map", "it is missing")
-        yield Mutation(f"index names {name!r}", words, damage=partial(_write_index, weight_map={"fc.weight": name}))
-    for content in ({}, [], "x", None):
-        yield Mutation(f"weight_map {content!r}", ("weight_map",), damage=partial(_write_index, weight_map=content))
-    promising = partial(_write_index, weight_map={"more": WEIGHTS})
-    yield Mutation("index promises more", ("lacks more",), damage=promising)
-    yield Mutation("index is not valid JSON", ("index.json",), damage=lambda folder: (folder / _INDEX).write_text("{"))
-    yield Mutation("index without end", ("index.json",), damage=lambda f: (f / _INDEX).symlink_to("/dev/zero"))
-
-
-def _of_shards() -> Iterator[Mutation]:
-    """An index and its two files."""
-    first = "model-00001-of-00002.safetensors"
-    for label, damage in _FILE_DAMAGES.items():
-        yield Mutation(f"shard {label}", (first,), damage=partial(_damage, file=first, how=damage))
-        words = ("index.json", "weight_map")
-        yield Mutation(f"index {label}", words, damage=partial(_damage, file=_INDEX, how=damage))
-    for name, words, edit in (
-        ("index promises a tensor more", "lacks more", lambda files: files | {"more": first}),
-        ("index swaps its files", "lacks", _swap_files),
-        ("index forgets a file", "missing", lambda files: {n: f for n, f in files.items() if f != first}),
-    ):
-        yield Mutation(name, (words,), damage=partial(_edit_index, edit=edit))
-
-
-def _edit_index(folder: Path, edit: Callable[[dict], dict]) -> None:
-    _write_index(folder, edit(json.loads((folder / _INDEX).read_text())["weight_map"]))
-
-
-def _write_index(folder: Path, weight_map: Any) -> None:
-    (folder / _INDEX).write_text(json.dumps({"weight_map": weight_map}))
-
-
-def _swap_files(weight_map: dict[str, str]) -> dict[str, str]:
-    one, other = sorted(set(weight_map.values()))
-    return {name: one if file == other else other for name, file in weight_map.items()}
 
 
 def _damage(folder: Path, file: str, how: Callable[[Path], object]) -> None:

@@ -37,18 +37,6 @@ def layer_setting(**fields: object) -> Change:
     return lambda head: head.layer_config.update(fields)
 
 
-def holed(value: float) -> Change:
-    return put(MASK, lambda t: t.clone().index_fill_(2, torch.tensor([5]), value))
-
-
-def add_input_norm(head: Written) -> None:
-    head.tensors["input_norm.weight"] = torch.ones(3 * HIDDEN)
-
-
-def as_target_ids(head: Written) -> None:
-    head.tensors["d2t"] = head.tensors["t2d"].nonzero()[:, 0]
-
-
 def five_llama_aux(head: Written) -> None:
     head.config |= writers.speculators(num_aux=5).config
     head.tensors |= writers.speculators(num_aux=5).tensors
@@ -75,7 +63,11 @@ def small(head: Written) -> None:
 # name -> (change to a sound speculators head, what the line says, how it mends)
 REFUSED = {
     "no mask_hidden": (drop(MASK), "mask_hidden is missing: {}/model.safetensors", AGAIN),
-    "NaN": (holed(float("nan")), "mask_hidden holds NaN or Inf: {}/model.safetensors", AGAIN),
+    "NaN": (
+        put(MASK, lambda t: t.clone().index_fill_(2, torch.tensor([5]), float("nan"))),
+        "mask_hidden holds NaN or Inf: {}/model.safetensors",
+        AGAIN,
+    ),
     "zeros": (put(MASK, torch.zeros_like), "mask_hidden is all zeros", AGAIN),
     "narrow": (
         put(MASK, lambda t: t[..., 1:].contiguous()),
@@ -99,14 +91,13 @@ REFUSED = {
         "fc.weight is [16, 50], needs [16, 48]",
         "use the head that was trained for this target",
     ),
-    "no fc": (drop("fc.weight"), "fc is missing", AGAIN),
-    "no norm": (
-        drop("norm.weight", "layers.1.mlp.up_proj.weight"),
-        "norm is missing (and 1 more)",
-        AGAIN,
-    ),
+    "no norm": (drop("norm.weight", "layers.1.mlp.up_proj.weight"), "norm is missing (and 1 more)", AGAIN),
     "a layer less": (layer_setting(num_hidden_layers=3), "num_hidden_layers is 3, the weights hold 2", "correct it"),
-    "lost norm": (add_input_norm, 'input_norm is in the weights, but vLLM finds no "norm_before_fc"', "true there"),
+    "lost norm": (
+        lambda head: head.tensors.update({"input_norm.weight": torch.ones(3 * HIDDEN)}),
+        'input_norm is in the weights, but vLLM finds no "norm_before_fc"',
+        "true there",
+    ),
     "fc_norm nowhere named": (
         lambda head: (fc_norm(head), head.layer_config.pop("fc_norm")),
         'fc_norm is in the weights, but vLLM finds no "fc_norm": transformer_layer_config of {}/config.json',
@@ -121,7 +112,11 @@ REFUSED = {
     "no d2t": (reduced(drop("d2t")), "d2t is missing, and draft_vocab_size 48 is below vocab_size 64", AGAIN),
     "no lm_head": (reduced(no_lm_head), "lm_head is missing, and the target's 64 rows do not fit", AGAIN),
     "d2t of floats": (reduced(put("d2t", lambda t: t.float())), "d2t is F32 [48], needs whole numbers", "correct"),
-    "d2t of target ids": (reduced(as_target_ids), "d2t holds target ids, and vLLM adds it", "store it as offsets"),
+    "d2t of target ids": (
+        reduced(put("d2t", lambda t: t + torch.arange(len(t)))),
+        "d2t holds target ids, and vLLM adds it",
+        "store it as offsets",
+    ),
     "d2t outside": (
         reduced(lambda head: (put("d2t", lambda t: t + 1)(head), drop("t2d")(head))),
         "d2t sends 1 draft ids outside the vocabulary of 64 tokens: {}/model.safetensors",
@@ -183,11 +178,6 @@ REFUSED = {
     "another method": (
         setting(speculators_model_type="dflash"),
         'speculators_model_type "dflash" with model_type "llama" is no P-EAGLE class of vLLM',
-        "name a P-EAGLE head",
-    ),
-    "another model": (
-        layer_setting(model_type="gemma"),
-        'with model_type "gemma" is no P-EAGLE class',
         "name a P-EAGLE head",
     ),
 }

@@ -1,4 +1,4 @@
-"""Where a head is found: a folder, the cache, the hub's headers, or not before vLLM has fetched it."""
+"""Where a head is found: a folder, the cache, the hub's headers, or nowhere, with the reason."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +9,9 @@ from huggingface_hub import constants
 
 from peagle_tools.inspect.report import report
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.files import HeadError, RemoteHead, download, find, locate, path_fault
+from peagle_vllm.heads.files import SELECTOR_FOLDER, NotFoundError, RemoteHead, download, find, path_fault
 from peagle_vllm.heads.head import read_head
+from tests.heads.test_selector import sharpened
 from tests.heads.writers import SERVED, TARGET, speculators
 
 REPO, COMMIT = "some/head", "a" * 40
@@ -45,42 +46,47 @@ def hub_of(head, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(folder / "config.json"))
 
 
-def test_a_folder_is_itself(tmp_path: Path):
-    assert locate(str(tmp_path)) == tmp_path
-
-
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_cached_head_is_its_snapshot(shards: int, tmp_path: Path):
+    """But not without all of its weights."""
     head = speculators()
     head.shards = shards
     snapshot = head.save(cache(tmp_path))
-    assert locate(REPO) == snapshot
-    assert locate(REPO, revision=COMMIT) == snapshot
+    assert find(REPO) == find(REPO, revision=COMMIT) == download(REPO) == snapshot
+    assert find(str(snapshot)) == snapshot
     assert read_head(snapshot).commit == COMMIT
-    assert locate(REPO, revision="b" * 40) is None
-
-
-def test_a_half_cached_head_is_not_taken(tmp_path: Path):
-    head = speculators()
-    head.shards = 2
-    snapshot = head.save(cache(tmp_path))
     next(snapshot.glob("*.safetensors")).unlink()
-    assert locate(REPO) is None
+    for revision in (None, "b" * 40):
+        with pytest.raises(NotFoundError, match="HF_HUB_OFFLINE is set"):
+            find(REPO, revision)
 
 
-@pytest.mark.parametrize("name", ["some/unknown", "no such folder/at all", "s3://bucket/head", "x" * 5000, "a\0b"])
-def test_an_unknown_name_gives_none(name: str):
-    assert locate(name) is None
+def test_a_cached_head_without_its_selector_is_not_whole(tmp_path: Path):
+    """vLLM fetches what the index names, which leaves the selector out."""
+    folder = sharpened(SERVED["vllm-llama"](), cache(tmp_path))
+    assert find(REPO) == folder
+    (folder / SELECTOR_FOLDER / "model.safetensors").unlink()
+    with pytest.raises(NotFoundError, match="HF_HUB_OFFLINE is set"):
+        download(REPO)
 
 
 def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Weights are fetched only by what needs them, and a sharpened head's selector with them."""
     hub_of(SERVED["aws"](), monkeypatch, tmp_path / "origin")
-    remote = locate(REPO)
+    asked: list[tuple] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
+    remote = find(REPO)
     assert isinstance(remote, RemoteHead)
     head = read_head(remote)
     assert (head.dialect, head.name, head.folder) == ("aws", REPO, None)
     assert head.mask_hidden() is None
-    assert check_pair(head, TARGET, num_speculative_tokens=5) == []
+    assert check_pair(head, TARGET, num_speculative_tokens=5) == [] == asked
+    assert download(REPO, "main") == tmp_path
+    (((name,), options),) = asked
+    assert (name, options["revision"]) == (REPO, "main")
+    files = ["config.json", "model.safetensors", f"{SELECTOR_FOLDER}/model.safetensors", "README.md"]
+    for patterns in (options["allow_patterns"], ["*.safetensors"]):  # a vLLM that finds no index asks for the latter
+        assert files[2] in huggingface_hub.utils.filter_repo_objects(files, allow_patterns=patterns)
 
 
 def test_headers_are_those_of_the_configs_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,40 +103,21 @@ def test_headers_are_those_of_the_configs_commit(tmp_path: Path, monkeypatch: py
     assert data["speculative_config"]["model"] == REPO and data["speculative_config"]["revision"] == COMMIT
 
 
-@pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("?"), ValueError("not a repository")])
-def test_a_failing_hub_never_breaks_serving(error: Exception, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("error", [OSError("no network\nat all"), RuntimeError("?"), ValueError("not a repository")])
+def test_what_is_not_found_has_a_reason(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    for name in ("no such folder/at all", "s3://bucket/head", "x" * 5000, "a\0b"):
+        with pytest.raises(NotFoundError):
+            find(name)
+
     def fail(*args, **kwargs):
         raise error
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    assert locate(REPO) is None
-
-
-def test_find_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(NotFoundError) as raised:
         find(REPO)
-    head = speculators().save(cache(tmp_path))
-    assert find(REPO) == download(REPO) == head
-
-    def fail(*args, **kwargs):
-        raise OSError("no network\nat all")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(
-        HeadError, match=r"other/head is not a folder, and the hub does not give it \(no network at all\)"
-    ):
-        find("other/head")
-
-
-def test_a_tool_fetches_weights_only_when_it_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    hub_of(speculators(), monkeypatch, tmp_path / "origin")
-    asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
-    assert isinstance(find(REPO), RemoteHead) and not asked
-    assert download(REPO, "main") == tmp_path
-    assert asked == [((REPO,), {"revision": "main", "allow_patterns": ["*.json", "*.safetensors"]})]
+    reason = " ".join(str(error).splitlines())
+    assert str(raised.value).startswith(f"{REPO} is not a folder, and the hub does not give it ({reason})")
 
 
 @pytest.mark.parametrize("name", ["/no/such", "./such", "../such", "~/such", "no/such/head", "/no/" + 300 * "x"])

@@ -7,7 +7,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from peagle_vllm.heads.convert import DEFAULTS
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.mutations import Mutation, mutations
-from tests.heads.writers import DRAFT_VOCAB, MASK_TOKEN, TARGET, Written
+from tests.heads.writers import DRAFT_VOCAB, HIDDEN, MASK_TOKEN, TARGET, VOCAB, Written
 from tests.inspect.running import Ran, run
 
 HEADS: dict[str, Callable[[], Written]] = {
@@ -29,14 +28,9 @@ HEADS: dict[str, Callable[[], Written]] = {
     "flat": writers.flat,
     "nemo-qwen3": lambda: writers.nemo("qwen3"),
     "specforge": lambda: writers.specforge(mask_token_id=MASK_TOKEN),
-    "vllm-sharded": lambda: _sharded(writers.vllm()),
+    "vllm": writers.vllm,
 }
 STEP = 13  # of the small run: every thirteenth mutation
-
-
-def _sharded(head: Written) -> Written:
-    head.shards = 2
-    return head
 
 
 def meaning(folder: Path) -> dict[str, Any]:
@@ -60,9 +54,8 @@ def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkey
     """ "refused" or "the same"; anything else is an AssertionError."""
     target = place / "target"
     target.mkdir(parents=True)
-    sizes = asdict(TARGET)
-    config = {"hidden_size": sizes["hidden_size"], "vocab_size": sizes["vocab_size"]}
-    (target / "config.json").write_text(json.dumps(config | {"num_hidden_layers": sizes["num_layers"]}))
+    sizes = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": TARGET.num_layers}
+    (target / "config.json").write_text(json.dumps(sizes))
     mutation.change(head)
     folder = head.save(place / "head")
     mutation.damage(folder)

@@ -15,7 +15,6 @@ from tests.heads.judging import (
     AUX_KEY,
     Change,
     fc_norm,
-    fused,
     no_embeddings,
     no_lm_head,
     norm_before_fc,
@@ -29,8 +28,7 @@ from tests.heads.judging import (
 from tests.heads.writers import FOREIGN, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "shards"), [(torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 1)])
 @pytest.mark.parametrize("name", SERVED)
 def test_sound_heads_have_no_problem(name: str, dtype: torch.dtype, shards: int, tmp_path: Path):
     head = SERVED[name]()
@@ -40,23 +38,12 @@ def test_sound_heads_have_no_problem(name: str, dtype: torch.dtype, shards: int,
 
 
 @pytest.mark.parametrize(
-    "change", [no_embeddings, no_lm_head, norm_before_fc, fc_norm, top_fc_norm, fused, quantized, windowed, prefixed]
+    "change", [no_embeddings, no_lm_head, norm_before_fc, fc_norm, top_fc_norm, quantized, windowed, prefixed]
 )
 def test_sound_variants_have_no_problem(change: Change, tmp_path: Path):
     head = writers.speculators()
     change(head)
     assert problems(head, tmp_path) == []
-
-
-# What the speculative config gets wrong.
-
-
-@pytest.mark.parametrize("k", [0, -3, True, 2.5, "5"])
-def test_k_must_be_a_whole_number_above_0(k: object, tmp_path: Path):
-    line = only(problems(writers.speculators(), tmp_path, k=k))
-    assert line.startswith("num_speculative_tokens is ")
-    assert "needs a whole number above 0" in line
-    assert line.endswith("set it to 5, for example")
 
 
 def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
@@ -91,18 +78,14 @@ def test_a_foreign_target_is_refused_in_one_line(target: Target, what: str, tmp_
 
 @pytest.mark.parametrize(
     ("num_layers", "fault"),
-    [(1, "leaves the target"), (2, "leaves the target"), (4, "names one twice"), (5, "names one twice"), (6, "twice")],
+    [(2, "leaves the target"), (4, "names one twice"), (6, "names one twice")],
 )
 def test_default_layers_of_a_shallow_target(num_layers: int, fault: str, tmp_path: Path):
+    assert problems(writers.aws(), tmp_path, replace(TARGET, num_layers=7)) == []
     line = only(problems(writers.aws(), tmp_path, replace(TARGET, num_layers=num_layers)))
     assert f"the {num_layers} layers of some/target, {list(default_aux_layers(num_layers))}, " in line
     assert fault in line
     assert 'add "eagle_aux_hidden_state_layer_ids" with the 3 that the head was trained on' in line
-
-
-@pytest.mark.parametrize("num_layers", [7, 8, 24])
-def test_default_layers_of_a_deeper_target(num_layers: int, tmp_path: Path):
-    assert problems(writers.aws(), tmp_path, replace(TARGET, num_layers=num_layers)) == []
 
 
 def test_five_aux_states_and_no_layers_named(tmp_path: Path):
@@ -122,19 +105,12 @@ def test_a_head_of_another_width_needs_its_own_embeddings(tmp_path: Path):
     assert "embed_tokens is missing, and that of some/target is 32 wide" in only(problems(head, tmp_path, wide))
 
 
-def test_unordered_aux_layers_are_a_warning(tmp_path: Path):
-    head = writers.speculators()
-    head.config[AUX_KEY] = [5, 2, 4]
-    assert "ascending order" in only(problems(head, tmp_path), "warning")
-
-
-def test_layers_counted_by_their_outputs_are_a_warning(tmp_path: Path):
+def test_layers_out_of_order_or_counted_by_their_outputs_are_a_warning(tmp_path: Path):
     """SpecForge's own default for eight layers is what vLLM calls (2, 4, 5)."""
     head = writers.speculators()
-    head.config[AUX_KEY] = [1, 3, 4]
-    line = only(problems(head, tmp_path), "warning")
-    assert "[1, 3, 4], one less than vLLM's default [2, 4, 5]" in line
-    assert "peagle-vllm diagnose" in line
+    for ids, says in (([5, 2, 4], "ascending order"), ([1, 3, 4], "[1, 3, 4], one less than vLLM's default [2, 4, 5]")):
+        head.config[AUX_KEY] = ids
+        assert says in only(problems(head, tmp_path), "warning")
 
 
 def test_specforge_lacks_only_its_mask_token(tmp_path: Path):

@@ -4,15 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.checks import check_head, check_pair
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, download, locate
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import only
@@ -43,13 +41,6 @@ def sharpened(head: Written, folder: Path, change: Change = lambda selector, ten
     (folder / SELECTOR_FOLDER).mkdir()
     save_file(tensors, folder / SELECTOR_FOLDER / "model.safetensors")
     return folder
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_a_sound_edge_has_no_problem(name: str, tmp_path: Path):
-    folder = sharpened(SERVED[name](), tmp_path / "head")
-    assert check_pair(read_head(folder), TARGET, num_speculative_tokens=5) == []
-    assert SELECTOR in read_head(folder).served  # vLLM's flat config, which the runners read
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
@@ -84,40 +75,25 @@ def test_every_fault_is_one_line(name: str, tmp_path: Path):
     assert "sharpen" in text.rpartition("; ")[2]
 
 
-def test_an_entry_that_is_no_object(tmp_path: Path):
+def test_an_entry_that_is_no_object_and_a_damaged_folder(tmp_path: Path):
     head = writers.vllm()
-    head.config[SELECTOR] = [6, 4]
-    assert "candidate_selector is [6, 4], needs a JSON object" in only(
-        check_head(read_head(head.save(tmp_path / "head")))
-    )
-
-
-def test_a_folder_without_its_edge_and_a_damaged_one(tmp_path: Path):
-    folder = sharpened(writers.vllm(), tmp_path / "head")
-    file = folder / SELECTOR_FOLDER / "model.safetensors"
+    file = sharpened(head, tmp_path / "head") / SELECTOR_FOLDER / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    assert "is not a complete safetensors file" in only(check_head(read_head(folder)))
+    assert "is not a complete safetensors file" in only(check_head(read_head(tmp_path / "head")))
     file.unlink()
-    lines = [problem.line for problem in check_head(read_head(folder))]
+    lines = [problem.line for problem in check_head(read_head(tmp_path / "head"))]
     assert len(lines) == 2 and all("which is missing" in line for line in lines)
-
-
-def test_dsparks_names_are_the_ungated_case(tmp_path: Path):
-    def rename(selector: dict, tensors: Tensors) -> None:
-        markov = {"model.markov_w1.weight": files.PREDECESSORS, "model.markov_w2.weight": files.SUCCESSORS}
-        kept = {new: tensors[old] for new, old in markov.items()}
-        tensors.clear()
-        tensors.update(kept)
-
-    folder = sharpened(writers.vllm(), tmp_path / "head", rename)
-    assert check_head(read_head(folder)) == []
-    assert set(files.read_selector_headers(folder)) == {files.PREDECESSORS, files.SUCCESSORS}
+    head.config[SELECTOR] = [6, 4]
+    found = check_head(read_head(head.save(tmp_path / "head")))
+    assert "candidate_selector is [6, 4], needs a JSON object" in only(found)
 
 
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 @pytest.mark.parametrize("name", SERVED)
-def test_convert_takes_the_edge_along(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_convert_takes_the_selector_along(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, out = sharpened(SERVED[name](), tmp_path / "head"), tmp_path / "out"
+    assert check_pair(read_head(folder), TARGET, num_speculative_tokens=5) == []
+    assert SELECTOR in read_head(folder).served  # vLLM's flat config, which the runners read
     ran = run(monkeypatch, "convert", folder, out, "--to", to)
     assert ran.code == 0, ran.err
     assert check_pair(read_head(out), TARGET, num_speculative_tokens=5) == []
@@ -141,42 +117,3 @@ def test_inspect_shows_the_selector(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert data["selector"] == {"rank": RANK, "candidates": TOP_K, "gated": True, "bytes": 3112}
     plain = writers.vllm().save(tmp_path / "plain")
     assert json.loads(run(monkeypatch, "inspect", plain, "--json").out)["selector"] is None
-
-
-REPO, COMMIT = "some/head", "a" * 40
-
-
-@pytest.fixture
-def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the hub's cache keeps REPO's main branch; no network."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    repo = tmp_path / "hub" / "models--some--head"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text(COMMIT)
-    return repo / "snapshots" / COMMIT
-
-
-def test_a_cached_head_without_its_edge_is_not_whole(snapshot: Path):
-    """vLLM fetches what the index names, which leaves the selector out."""
-    folder = sharpened(writers.vllm(), snapshot)
-    assert locate(REPO) == folder
-    (folder / SELECTOR_FOLDER / "model.safetensors").unlink()
-    assert locate(REPO) is None
-    with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
-        download(REPO)
-
-
-def test_the_hubs_patterns_fetch_the_selector(monkeypatch: pytest.MonkeyPatch):
-    """Ours, and those of a vLLM that finds no index, as the hub's client reads them."""
-
-    from peagle_vllm.heads import files as head_files
-
-    asked: dict = {}
-    monkeypatch.setattr(head_files, "find", lambda *args: None)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: asked.update(kwargs) or "there")
-    assert download(REPO) == Path("there")
-    repo = ["config.json", "model.safetensors", f"{SELECTOR_FOLDER}/model.safetensors", "README.md"]
-    for patterns in (asked["allow_patterns"], ["*.safetensors"]):
-        found = list(huggingface_hub.utils.filter_repo_objects(repo, allow_patterns=patterns))
-        assert f"{SELECTOR_FOLDER}/model.safetensors" in found

@@ -37,9 +37,16 @@ on_each = pytest.mark.parametrize("arch", compiled.ARCHITECTURES, ids=lambda arc
 
 @on_each
 @pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
-@pytest.mark.parametrize(("num_groups", "num_aux", "dtype", "idx_dtype"), compiled.PREPARE_SHAPES, ids=str)
-def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype):
-    assembled = compiled.prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, compiled.WIDTH)
+@pytest.mark.parametrize(
+    ("num_groups", "num_aux", "dtype", "idx_dtype", "width"),
+    [
+        *((*shape, compiled.WIDTH) for shape in compiled.PREPARE_SHAPES),
+        (*compiled.PREPARE_SHAPES[1], compiled.WIDTHS["multiple of 8"]),
+    ],
+    ids=str,
+)
+def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, width):
+    assembled = compiled.prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, width)
     assert assembled.spill_bytes == 0
     # Whole rows only: the widest accesses copy, and none is narrower than an int32.
     assert ("128" in assembled.stores) == ("128" in assembled.loads) == (num_aux > 0)
@@ -59,31 +66,11 @@ def test_gather_hidden(arch, dtype, width):
 
 
 @on_each
-@pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
-def test_staging_of_a_width_that_only_8_divides(arch, static):
-    shape = compiled.PREPARE_SHAPES[1]
-    assembled = compiled.prepare_inputs(arch, static, *shape, compiled.WIDTHS["multiple of 8"])
-    assert "128" in assembled.stores
-    assert not {"8", "16"} & {*assembled.loads, *assembled.stores}
-
-
-@on_each
 @pytest.mark.parametrize("shape", compiled.SELECTOR_SHAPES, ids=str)
 def test_select_candidates(arch, shape):
     assembled = compiled.select_candidates(arch, *shape)
     assert assembled.spill_bytes == 0
     assert "128" in assembled.loads  # rows of the tables
-
-
-def test_widths_are_read_from_the_machine_code():
-    sass = """
-    /*0010*/ LDG.E R3, desc[UR4][R2.64] ;
-    /*0020*/ @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
-    /*0030*/ LDG.E.U16 R4, desc[UR4][R2.64] ;
-    /*0040*/ STG.E.EF.64 desc[UR4][R2.64], R4 ;
-    /*0050*/ LDGSTS.E.128 [R1], desc[UR4][R2.64] ;
-    """
-    assert compiled.access_widths(sass) == ({"128": 1, "32": 1, "16": 1}, {"64": 1})
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
@@ -115,7 +102,6 @@ def depths_of(max_k: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("max_k", DEPTHS)
 def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
-    block_sizes, widths = [16, 32], [WIDTH] * 3
     out = allocate_buffers(
         max_rows=MAX_NUM_REQS * 2 * max_k + 7,
         max_num_reqs=MAX_NUM_REQS + 3,  # a row of request state each, too
@@ -125,15 +111,8 @@ def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
     )
 
     def call(k: int, num_reqs: int, static: bool) -> tuple[Any, ...]:
-        case = build(
-            [Request(3, 1 + k // 2, 0)] * num_reqs,
-            k=k,
-            max_k=max_k,
-            static=static,
-            max_model_len=64,
-            block_sizes=block_sizes,
-            widths=widths,
-        )
+        asked, blocks = [Request(3, 1 + k // 2, 0)] * num_reqs, {"block_sizes": [16, 32], "widths": [WIDTH] * 3}
+        case = build(asked, k=k, max_k=max_k, static=static, max_model_len=64, **blocks)
         return case.target, case.aux, case.groups, case.batch, out
 
     steps = product((0, *depths_of(max_k)), REQUEST_COUNTS, (True, False))

@@ -5,6 +5,7 @@ from tests.mutants.mutation import DECODING, Mutation
 GEOMETRY = "kernels/peagle_kernels/geometry.py"
 EXPAND = "kernels/peagle_kernels/prepare_inputs.py"
 KERNEL = "kernels/peagle_kernels/prepare_inputs_parts.py"
+PREPARE = "kernels/peagle_kernels/prepare_inputs_kernel.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
 SELECT = "kernels/peagle_kernels/select_candidates.py"
@@ -108,6 +109,13 @@ DRAFTING = (
         "if False])",
         f"{CAPTURED}::test_full_graphs_keep_vllms_sizes_and_piecewise_ones_reach_the_drafts",
     ),
+    Mutation(
+        "V1: attention builders make room for splits of every draft batch",
+        CAPTURE,
+        "self.compilation_config = copy.copy(config)",
+        "self.compilation_config = config",
+        f"{CAPTURED}::test_nothing_grows_but_piecewise_graphs_of_peagle_whose_sizes_vllm_has_chosen",
+    ),
     # V2 and the kernels, under the interpreter.
     Mutation(
         "static window one row short",
@@ -167,8 +175,8 @@ DRAFTING = (
     Mutation(
         "graph: a step without drafts asks for a shape that no graph has",
         GRAPH,
-        "if captured >= length and",
-        "if captured == length and",
+        "shape[1] >= length",
+        "shape[1] == length",
         WITHOUT,
     ),
     Mutation(
@@ -207,13 +215,37 @@ DRAFTING = (
         KERNEL_TEST,
     ),
     Mutation(
+        "kernel: a number of the step is compiled in",
+        PREPARE,
+        '        "num_reqs",\n',
+        "",
+        "tests/kernels/test_aot.py::test_a_server_compiles_prepare_inputs_once_for_each_layout",
+        "plugin-v1",
+    ),
+    Mutation(
         "kernel: padding rows take mask_hidden",
         BROADCAST,
         "in_range & (source == MASK_ROW)",
         "in_range & (source < 0)",
         BROADCAST_TEST,
     ),
+    Mutation(
+        "kernel: select_candidates compiles anew for another K",
+        SELECT,
+        'do_not_specialize=["num_k", "last_position"]',
+        'do_not_specialize=["last_position"]',
+        "tests/kernels/test_aot.py::test_a_server_compiles_select_candidates_once",
+        "plugin-v1",
+    ),
     # vLLM's start-up.
+    Mutation(
+        "profile: the drafts' rows come off the target's batch",
+        V2,
+        "        self.num_query_per_req = self.num_speculative_steps\n",
+        "        self.num_query_per_req = self.num_speculative_steps\n"
+        "        self.num_extra_query_per_req = self.num_speculative_steps - 1\n",
+        PROFILE,
+    ),
     Mutation(
         "profile: more draft rows than heads are compiled for",
         GRAPH,
@@ -233,7 +265,7 @@ DRAFTING = (
         GREEDY,
         "        model.has_vllm_top_k = False\n",
         "",
-        "tests/v2/test_graph.py::test_a_selector_drafts_where_flashinfer_does_not_compile",
+        "tests/sampling/test_greedy.py::test_the_same_candidates_where_flashinfer_does_not_compile",
     ),
     Mutation(
         "select_candidates prefers the candidates that come first",

@@ -17,6 +17,27 @@ LOGS = "tests/features/test_logs.py::test_prompts_and_answers_stand_in_no_log"
 TRUST = "tests/patches/refusals/test_trust.py"
 
 HEADS = (
+    Mutation(
+        "a folder that is not there is taken for a name on the hub",
+        "src/peagle_vllm/heads/files.py",
+        "hub.model_info(model, revision=revision, timeout=5)",
+        "pass",
+        "tests/heads/test_locate.py::test_beside_a_folder_of_this_name_the_hub_is_asked_once",
+    ),
+    Mutation(
+        "target ids are taken for offsets",
+        "src/peagle_vllm/heads/head.py",
+        'VocabularyMap("target ids", as_ids, fault)',
+        'VocabularyMap("target ids", as_offsets, fault)',
+        "tests/inspect/test_convert.py::test_target_ids_become_offsets",
+    ),
+    Mutation(
+        "convert swaps two weights",
+        CONVERT,
+        "_pieces(head, name, on_write)",
+        '_pieces(head, name.replace("gate_", "up_"), on_write)',
+        "tests/inspect/test_convert.py::test_there_and_back_changes_no_tensor",
+    ),
     # Heads: what serving maps, and what convert writes.
     Mutation("names keep model.", HEAD_FIELDS, 'name.removeprefix("model.")', "name", f"{DIALECT}[nemo]"),
     Mutation("mapped fields are not set", HEAD_CONFIG, "hf_config.update(dict(fields))", "pass", f"{DIALECT}[nemo]"),

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
@@ -33,7 +32,6 @@ PATCH = Patch(
     obsolete_if_missing="parallel drafting",
     depends_on={"vllm.config": ("Config.unsupported",)},
 )
-(WRAPPED,) = PATCH.definitions
 
 
 def build(root: Traversable, *patches: Patch) -> dict[str, str]:
@@ -42,12 +40,12 @@ def build(root: Traversable, *patches: Patch) -> dict[str, str]:
     return {each.key: source.digest(each) or "" for patch in patches for each in patch.definitions}
 
 
-def verdict(tmp_path: Path, text: str | None, version: str = "0.32.5") -> Report:
+def verdict(tmp_path: Path, text: str | None) -> Report:
     """The report on a vLLM whose config module is ``text``, against one recorded with ``GATE``."""
     stock = read(fake(tmp_path / "stock", {"config.py": GATE}))
     digests = {"0.32": {stock.label: build(stock.root, PATCH)}}
     files = {} if text is None else {"config.py": text}
-    return check(read(fake(tmp_path / "other", files, version)), [PATCH], digests)
+    return check(read(fake(tmp_path / "other", files, "0.32.5")), [PATCH], digests)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +64,6 @@ def test_status(tmp_path: Path, text: str | None, status: Status) -> None:
     assert [result.status for result in report.results] == [status]
     assert report.ok is (status != "moved")
     assert [bool(result.moved) for result in report.results] == [status == "moved"]
-
-
-@pytest.mark.parametrize("version", ["0.32.9", "0.34.0.dev361+gabcdef", "0.1.0", "17.0", "unknown"])
-def test_the_number_decides_nothing(tmp_path: Path, version: str) -> None:
-    report = verdict(tmp_path / "same", GATE, version)
-    assert (report.ok, report.compared_with) == (True, "0.32")
-    changed = verdict(tmp_path / "changed", GATE.replace('drafting"]', 'drafting", 1]'), version)
-    assert (changed.ok, changed.results[0].status) == (False, "moved")
 
 
 def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:
@@ -95,25 +85,18 @@ def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepte
 
 
 @pytest.mark.parametrize(
-    ("words", "minor"),
+    ("words", "version", "minor", "num_moved"),
     [
-        (("old", "old"), "0.32"),
-        (("new", "new"), "0.33"),
-        (("old", "cpu build"), "0.32"),
-        (("cpu build", "old"), "0.32"),
+        (("new", "new"), "0.40.0", "0.33", 0),
+        (("old", "cpu build"), "0.40.0", "0.32", 0),
+        # Each definition is as some release had it, but no release had both.
+        (("old", "new"), "0.32.1", "0.32", 1),
+        (("old", "new"), "0.40.0", "0.33", 1),
     ],
 )
-def test_it_is_like_one_minor_version_and_says_which(tmp_path: Path, words: tuple[str, str], minor: str) -> None:
-    report = two_patches(tmp_path, *words)
-    assert (report.ok, report.compared_with) == (True, minor)
-
-
-def test_two_minor_versions_are_not_mixed(tmp_path: Path) -> None:
-    """Each definition is as some release had it, but no release had both."""
-    for i, version in enumerate(("0.32.1", "0.33.1", "0.40.0")):
-        report = two_patches(tmp_path / str(i), "old", "new", version)
-        assert (report.ok, len(report.moved)) == (False, 1)
-        assert report.compared_with == ("0.32" if version == "0.32.1" else "0.33")
+def test_it_is_like_one_minor_version(tmp_path: Path, words: tuple, version: str, minor: str, num_moved: int) -> None:
+    report = two_patches(tmp_path, *words, version)
+    assert (report.compared_with, len(report.moved), report.ok) == (minor, num_moved, not num_moved)
 
 
 def test_a_moved_patch_is_let_in_by_name(tmp_path: Path) -> None:
@@ -128,14 +111,6 @@ def test_a_moved_patch_is_let_in_by_name(tmp_path: Path) -> None:
     assert two_patches(tmp_path / "4", "new", "new", accepted=("b",)).accepted == ()
 
 
-def test_what_has_nothing_left_to_wrap_or_replace_is_not_let_in(tmp_path: Path) -> None:
-    for text, status in ((GATE.replace("drafting", "drafts"), "accepted"), (GATE.replace("unsup", "sup"), "moved")):
-        install = read(fake(tmp_path / status, {"config.py": text}))
-        recorded = {"0.32": {"vllm 0.32.0": {WRAPPED.key: "0"}}}
-        report = check(install, [replace(PATCH, obsolete_if_missing="")], recorded, frozenset({"gate"}))
-        assert report.results[0].status == status
-
-
 def test_patches_are_accepted_by_the_names_that_are_printed() -> None:
     assert accepted_patches(None) == accepted_patches("") == frozenset()
     assert accepted_patches(" gate, head-config,") == {"gate", "head-config"}
@@ -143,7 +118,7 @@ def test_patches_are_accepted_by_the_names_that_are_printed() -> None:
         with pytest.raises(AcceptError) as refused:
             accepted_patches(f"gate,{wrong}")
         line = str(refused.value)
-        assert line.startswith(f"PEAGLE_VLLM_ACCEPT names {wrong!r}, which is no patch; the patches are ")
+        assert line.startswith(f"{wrong!r} is no patch: PEAGLE_VLLM_ACCEPT (environment variable); name some of ")
         assert "\n" not in line and all(patch.name in line for patch in all_patches())
 
 
@@ -170,15 +145,6 @@ def test_recording_a_build_keeps_the_others(tmp_path: Path, monkeypatch: pytest.
     assert list(after) == ["0.4", "0.32"]
     assert after["0.4"]["vllm 0.4.0"] == after["0.32"]["vllm old"] == old
     assert after["0.32"][install.label] == build(install.root, PATCH)
-
-
-def test_releases_are_told_apart() -> None:
-    """Held against another release's fingerprints, the patches of the installed vLLM do not hold."""
-    install = installed()
-    others = [trees for minor, trees in load_recorded().items() if minor != install.minor]
-    assert others
-    for trees in others:
-        assert check(install, None, {install.minor: trees}).moved
 
 
 CHANGES = {

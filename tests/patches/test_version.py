@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle_vllm.patches.fingerprint import load_recorded
 from peagle_vllm.patches.version import NotVllmError, read
-from tests.patches.trees import fake, installed, next_release
+from tests.patches.trees import fake, installed
 
 
 def wheel_of(folder: Path, wheel: Path) -> Path:
@@ -40,17 +39,13 @@ def test_a_plugin_beside_vllm_is_not_taken_for_it(tmp_path: Path, name: str) -> 
     assert read(folder).distribution == "vllm-mmm"
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty folder", "folder named vllm", "text", "other wheel"])
+@pytest.mark.parametrize("kind", ["missing", "vllm", "text"])
 def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / ("vllm" if kind == "folder named vllm" else "thing")
-    if kind.startswith(("empty", "folder")):
+    path = tmp_path / kind
+    if kind == "vllm":
         path.mkdir()
     elif kind == "text":
         path.write_text("no wheel")
-    elif kind == "other wheel":
-        (tmp_path / "content").mkdir()
-        (tmp_path / "content" / "other.py").touch()
-        wheel_of(tmp_path / "content", path)
     with pytest.raises(NotVllmError) as refused:
         read(path)
     assert str(path) in str(refused.value)
@@ -67,7 +62,3 @@ def test_the_installed_vllm_is_found_as_it_names_itself() -> None:
         check=True,
     )
     assert ran.stdout.strip() == str(install.root.joinpath("vllm/__init__.py"))
-
-
-def test_this_release_and_the_next_are_recorded() -> None:
-    assert {installed().minor, next_release().minor} <= {*load_recorded()}

@@ -56,16 +56,22 @@ def scattered(made: SimpleNamespace, hidden_states: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 7])
 @pytest.mark.parametrize("tp_size", [1, 2])
-@pytest.mark.parametrize("scale", [1.0, 0.5, -1.0])
-def test_the_same_tokens(draft_vocab: int, tp_size: int, scale: float):
+@pytest.mark.parametrize("scale", [0.5, -1.0])
+@pytest.mark.parametrize("limit_rows", [1, 5, 12])
+def test_the_same_tokens(
+    draft_vocab: int, tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch
+):
     made, hidden_states = model(draft_vocab, tp_size, scale), torch.randn(12, HIDDEN)
+    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * draft_vocab * 4 + 3)
     assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
+    rows = made.logits_processor.rows
+    assert (max(rows), sum(rows)) == (limit_rows, 12)
     # A sharded head gathers its shards' best, except where vLLM refuses to.
-    assert made.logits_processor.asked_for_best == (tp_size > 1 and scale > 0)
+    assert bool(made.logits_processor.asked_for_best) == (tp_size > 1 and scale > 0)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
-@pytest.mark.parametrize("scale", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("scale", [0.5, -1.0])
 @pytest.mark.parametrize("limit_rows", [5, 12])
 def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
     made, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
@@ -154,25 +160,9 @@ def test_written_into_some_columns_of_a_buffer(draft_vocab: int):
     assert (buffer[4:] == -7).all() and (buffer[:, 3:] == -7).all()
 
 
-@pytest.mark.parametrize("draft_vocab", [VOCAB, 7])
-@pytest.mark.parametrize("limit_rows", [1, 5, 11, 12])
-def test_peak_logits_are_bounded(draft_vocab: int, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
-    made, hidden_states = model(draft_vocab), torch.randn(12, HIDDEN)
-    monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * draft_vocab * 4 + 3)
-    assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
-    assert max(made.logits_processor.rows) == limit_rows
-    assert sum(made.logits_processor.rows) == 12
-
-
 def test_a_wider_head_dtype_counts(monkeypatch: pytest.MonkeyPatch):
     made, hidden_states = model(VOCAB), torch.randn(12, HIDDEN)
     made.logits_processor.head_dtype = torch.float64
     monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", 4 * VOCAB * 8)
     greedy.top_tokens(made, hidden_states)
     assert made.logits_processor.rows == [4, 4, 4]
-
-
-def test_the_limit_of_a_large_server():
-    """1,024 requests at K = 7 with gpt-oss-20b's vocabulary: 2.9 GB of logits in bf16, in parts of half a gigabyte."""
-    rows = greedy.MAX_LOGITS_BYTES // (201_088 * 2)
-    assert rows * 201_088 * 2 <= 512 << 20 < 1024 * 7 * 201_088 * 2

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 SIZES = {
     "none": [],
@@ -54,10 +53,6 @@ def graphs(rule: Any):
     from vllm.config.compilation import CUDAGraphMode
 
     return lambda vllm_config, mode="FULL_AND_PIECEWISE": rule.draft_graphs(vllm_config, CUDAGraphMode[mode])
-
-
-def least(sizes: list[int], wanted: int) -> int:
-    return min(size for size in sizes if size >= wanted)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
@@ -119,14 +114,6 @@ def test_mixed_graphs_have_room_for_prefills_beside_a_full_batch(graphs, max_num
     assert made.mixed[-1] == made.max_rows == reach
 
 
-def test_decode_graphs_do_not_end_where_the_targets_rows_end(graphs):
-    """512 rows hold 64 requests that verify 8; 256 requests draft in 3,584."""
-    made = graphs(config(256, 7, 8192, SIZES["vLLM's"]))
-    assert made.max_num_reqs == 256
-    assert made.decode[-1] == (256, 14)
-    assert len(made.decode) < 64 + 30
-
-
 def test_adaptive_verification_has_graphs_as_far_as_the_target(graphs):
     """Its target graphs hold requests of one row and more, so 256 requests fit below 512 rows: drafts must follow."""
     made = graphs(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
@@ -160,19 +147,6 @@ def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs, mode: st
     made = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
     assert (bool(made.decode), bool(made.mixed)) == (decode, mixed)
     assert made.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
-
-
-@pytest.fixture
-def manager(rule: Any, graphs, monkeypatch: pytest.MonkeyPatch):
-    """A manager on a machine without graphs."""
-    from vllm.v1.worker.gpu import cudagraph_utils
-
-    group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
-    monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
-    monkeypatch.setattr(cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
-    monkeypatch.setattr(cudagraph_utils, "is_breakable_cudagraph_enabled", lambda: False)
-    vllm_config = config(64, 7, 8192, SIZES["vLLM's"])
-    return rule.DraftCudaGraphManager(vllm_config, torch.device("cpu"), graphs(vllm_config))
 
 
 def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int = 4096) -> Any:
@@ -211,27 +185,6 @@ def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length:
     else:
         assert (graph_found.num_tokens, graph_found.num_reqs) == (graph, None)
         assert (batch.num_rows, batch.num_reqs_padded) == (graph, len(scheduled))
-
-
-def test_no_batch_is_replayed_before_capture(manager):
-    assert manager.needs_capture()
-    assert dispatched(manager.captured, [8, 8, 8])[2] is None
-    manager._graphs_captured = True
-    assert dispatched(manager.captured, [8, 8, 8])[2].num_tokens == 42
-    assert dispatched(manager.captured, [90, 8])[2].num_tokens == 112
-
-
-def test_the_largest_graph_is_captured_first(manager):
-    """Later graphs then fit into the memory of the first. And each is what a batch is later replayed on."""
-    manager._graphs_captured = True
-    for descs in manager._capture_descs.values():
-        rows = [desc.num_tokens for desc in descs]
-        assert rows == sorted(rows, reverse=True)
-        for desc in descs:
-            if desc.num_reqs is not None:
-                assert dispatched(manager.captured, [8] * desc.num_reqs)[2] == desc
-            elif desc.num_tokens > 14:
-                assert dispatched(manager.captured, [desc.num_tokens - 6])[2] == desc
 
 
 def test_attention_builders_see_the_drafters_own_batches():

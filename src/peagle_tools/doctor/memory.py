@@ -17,7 +17,7 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         flags: more arguments of ``EngineArgs``; None leaves one to vLLM's default for this machine.
 
     Returns:
-        The settings that decide it, and ``v2.memory.DraftMemory.sizes``.
+        The settings that decide it, and ``v2.memory.draft_memory``.
 
     Raises:
         ToolError: invalid JSON, a configuration that vLLM refuses, or one that is not P-EAGLE.
@@ -49,7 +49,7 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
         "num_speculative_tokens": config.num_speculative_tokens,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        **draft_memory(config).sizes,
+        **draft_memory(config),
     }
 
 

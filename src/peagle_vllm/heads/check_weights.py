@@ -22,20 +22,14 @@ LAYER: dict[str, tuple[str, ...]] = {
     "self_attn.q_proj": ("q", "input"),
     "self_attn.k_proj": ("kv", "input"),
     "self_attn.v_proj": ("kv", "input"),
-    "self_attn.qkv_proj": ("q+2kv", "input"),
     "self_attn.o_proj": ("hidden", "q"),
     "self_attn.q_norm": ("head",),
     "self_attn.k_norm": ("head",),
     "mlp.gate_proj": ("inner", "hidden"),
     "mlp.up_proj": ("inner", "hidden"),
-    "mlp.gate_up_proj": ("2inner", "hidden"),
     "mlp.down_proj": ("hidden", "inner"),
 }
 QWEN3_ONLY = ("self_attn.q_norm", "self_attn.k_norm")
-FUSED = {  # the module that may stand in place of each of these
-    **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv_proj"),
-    **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
-}
 
 
 def check_layers(head: Head) -> Iterator[str]:
@@ -47,12 +41,11 @@ def check_layers(head: Head) -> Iterator[str]:
             f"correct it, or {AGAIN}"
         )
         return
-    optional = {"hidden_norm", *FUSED.values(), *(() if head.family == "qwen3" else QWEN3_ONLY)}
+    optional = {"hidden_norm", *(() if head.family == "qwen3" else QWEN3_ONLY)}
     missing = [module for module in ("fc", "norm", "layers.0.hidden_norm") if not head.has(module)]
     for layer in (f"layers.{i}" for i in range(head.num_layers)):
-        for module in (module for module in LAYER if module not in optional):
-            if not head.has(f"{layer}.{module}") and not head.has(f"{layer}.{FUSED.get(module, module)}"):
-                missing.append(f"{layer}.{module}")
+        modules = (f"{layer}.{module}" for module in LAYER if module not in optional)
+        missing += [module for module in modules if not head.has(module)]
     yield from _first_of(head, missing, lambda name: "is missing", AGAIN)
 
 
@@ -148,8 +141,7 @@ def expected_shapes(head: Head) -> dict[str, tuple[int, ...]]:
     served, hidden = head.served, head.hidden_size
     heads, inner = served["num_attention_heads"], served["intermediate_size"]
     q, kv = heads * head.head_dim, (served.get("num_key_value_heads") or heads) * head.head_dim
-    sizes = {"hidden": hidden, "head": head.head_dim, "q": q, "kv": kv, "q+2kv": q + 2 * kv}
-    sizes |= {"inner": inner, "2inner": 2 * inner}
+    sizes = {"hidden": hidden, "head": head.head_dim, "q": q, "kv": kv, "inner": inner}
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (head.vocab_size, hidden),
         "fc.weight": (hidden, head.num_aux * head.target_hidden_size),

@@ -17,14 +17,14 @@ from peagle_vllm.heads.check_weights import (
     check_shapes,
     check_vocabulary,
 )
-from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
+from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
 from peagle_vllm.heads.selector import selector_faults
 from peagle_vllm.heads.target import Target, Token
 
 THIS_TARGET = "use the head that was trained for this target"
-SAVE_AS_SUCH = "pickled weights are never read, save them as such"
+SAVE_AS = "pickled weights are never read; save them as *.safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ def check(
     """
     problems = check_head(head, parallel) if target is None else check_pair(head, target, parallel=parallel)
     if not head.tensors and not _is_pickled(head):
-        problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS_SUCH}"))
+        problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS}"))
     if numbers:
         problems += [Problem(line) for line in check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
         problems.append(
             Problem(
                 f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}; "
-                "right only if the head was trained so",
+                "right only if the head was trained with this mask token: check its training config",
                 "warning",
             )
         )
@@ -86,7 +86,7 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     fields = list(check_fields(head))
     lines = [*check_architecture(head), *(check_mask_token(head) if parallel else ()), *fields]
     if _is_pickled(head):  # vLLM would unpickle them
-        lines.append(f"no *.safetensors: {head.name}; {SAVE_AS_SUCH}")
+        lines.append(f"no *.safetensors: {head.name}; {SAVE_AS}")
     if head.tensors:
         layers = list(check_layers(head))
         lines += layers
@@ -113,16 +113,14 @@ def _is_pickled(head: Head) -> bool:
 
 
 def check_pair(
-    head: Head, target: Target, *, num_speculative_tokens: object = None, parallel: bool = True
+    head: Head, target: Target, *, num_speculative_tokens: int | None = None, parallel: bool = True
 ) -> list[Problem]:
     """What is wrong with serving ``head`` for ``target``, as P-EAGLE or, not ``parallel``, at all; empty if nothing.
 
     Args:
-        num_speculative_tokens: K, as the user gave it; None where it is left to the head.
+        num_speculative_tokens: K; None where it is left to the head.
     """
     problems: list[Problem] = []
-    if num_speculative_tokens is not None:
-        problems += [Problem(line) for line in num_tokens_faults(num_speculative_tokens)]
     if head.kind == "peagle":
         problems += _beyond_training(head, num_speculative_tokens)
     if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
@@ -131,17 +129,10 @@ def check_pair(
     return problems + check_head(head, parallel)
 
 
-def num_tokens_faults(value: object) -> Iterator[str]:
-    """What is wrong with K, as the user gave it; None where it is not given."""
-    if not is_whole(value) or value <= 0:
-        found = "is missing" if value is None else f"is {shown(value)}, needs a whole number above 0"
-        yield f"num_speculative_tokens {found}: the speculative config; set it to 5, for example"
-
-
-def _beyond_training(head: Head, value: object) -> Iterator[Problem]:
-    if head.trained_depth and is_whole(value) and value > head.trained_depth:
+def _beyond_training(head: Head, num_k: int | None) -> Iterator[Problem]:
+    if head.trained_depth and num_k and num_k > head.trained_depth:
         yield Problem(
-            f"num_speculative_tokens is {value}, and {head.name} was trained {head.trained_depth} deep: drafts beyond "
+            f"num_speculative_tokens is {num_k}, and {head.name} was trained {head.trained_depth} deep: drafts beyond "
             f"that are rarely accepted; set it to {head.trained_depth} or less",
             "warning",
         )

@@ -38,10 +38,6 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     mended = read_map(head)
     fault = mended.fault if mended.form == "target ids" else None
     problems = [problem for problem in check(head, target) if problem.line != fault]
-    fused = [name for name in head.tensors if ".qkv_proj." in name or ".gate_up_proj." in name]
-    if to == "speculators" and fused:
-        line = f"{fused[0]} is a fused weight, which speculators' format does not have: {head.name}; use --to vllm"
-        problems.append(Problem(line))
     if to == "speculators" and head.served.get("quantization_config"):
         line = f"quantized weights have no place in speculators' format: {head.config_file}; use --to vllm"
         problems.append(Problem(line))

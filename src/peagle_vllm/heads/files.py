@@ -1,7 +1,6 @@
 """The files of a head: finding them, and reading config.json and safetensors files. Pickled weights are never read."""
 
 import json
-import logging
 import math
 import os
 import stat
@@ -14,8 +13,6 @@ from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
     import numpy as np
-
-logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 # A sharpened head: its config's field, and the folder of its candidate selector.
@@ -120,15 +117,6 @@ def hub_failure(error: Exception, what: str) -> str:
     if UNREACHABLE & {base.__name__ for base in type(error).__mro__}:
         return f"the hub cannot be reached ({one_line(error)}); check the connection, or name a folder"
     return f"the hub does not give {what} ({one_line(error)}); check the name"
-
-
-def locate(model: str, revision: str | None = None) -> Path | RemoteHead | None:
-    """``find``, but None for a head that is not found: vLLM itself then reports best what is wrong."""
-    try:
-        return find(model, revision)
-    except NotFoundError as error:
-        logger.debug("no headers: %s", error)
-        return None
 
 
 def path_fault(model: str, revision: str | None = None) -> str | None:

@@ -82,7 +82,7 @@ class Head:
     @property
     def kind(self) -> Literal["peagle", "eagle3", "target"]:
         """Without anything of P-EAGLE it is an EAGLE-3 head; without ``fc``, which every head has, a plain model."""
-        if not self.tensors or self.has_mask_hidden or self.mask_token_id is not None:
+        if not self.tensors or "mask_hidden" in self.tensors or self.mask_token_id is not None:
             return "peagle"
         return "eagle3" if self.has("fc") else "target"
 
@@ -107,10 +107,6 @@ class Head:
             "norm_before_fc": bool(eagle.get("norm_before_fc", self.served.get("norm_before_fc", False))),
             "fc_norm": bool(self.served.get("fc_norm", False)),
         }
-
-    @property
-    def has_mask_hidden(self) -> bool:
-        return "mask_hidden" in self.tensors
 
     def has(self, module: str) -> bool:
         """Whether there is a tensor of this module, whatever its last word (quantised weights have others)."""

@@ -27,7 +27,6 @@ SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]
 PROJECTION = "candidate_selector.hidden_projection.weight"  # [rank, hidden_size]; absent: the selector has no gate
 EDGE_SCALE = "candidate_selector.edge_scale"  # [positions] float32; absent: 1
 UNARY_SCALE = "candidate_selector.unary_scale"  # likewise
-MARKOV = {"markov_w1": PREDECESSORS, "markov_w2": SUCCESSORS}  # DSpark's names
 HASHED_BYTES = 1 << 20  # of a tensor
 SHARPEN_AGAIN = f"sharpen the head again, or remove {SELECTOR} from its config.json"
 
@@ -66,19 +65,13 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
     return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
 
 
-def selector_tensor_name(name: str) -> str:
-    """A tensor's name above, for DSpark's too."""
-    return MARKOV.get(name.removesuffix(".weight").rpartition(".")[2], name)
-
-
 def read_selector_headers(folder: Path) -> dict[str, TensorInfo]:
     """The headers of the selector's tensors in a head's folder, by the names above.
 
     Raises:
         HeadError: a file is damaged.
     """
-    headers = read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
-    return {selector_tensor_name(name): info for name, info in headers.items()}
+    return read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
 
 
 def selector_shapes(

@@ -83,7 +83,7 @@ def refuse_if_moved() -> None:
     except fingerprint.AcceptError as error:
         raise RefusedError(f"P-EAGLE refused: {error}") from None
     if report.moved:
-        lost = [change.definition.path for result in report.moved for change in result.moved if change.lost]
+        lost = [change.definition.path for result in report.moved for change in result.moved if not change.found]
         names = ",".join(result.patch.name for result in report.results if result.moved)
         way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
         if lost:
@@ -92,4 +92,8 @@ def refuse_if_moved() -> None:
             f"P-EAGLE refused: {report.differs(report.moved)}; `peagle-vllm doctor` names what moved; {way_out}"
         )
     if report.accepted:
-        logger.warning("P-EAGLE is served although %s: %s", report.differs(report.accepted), fingerprint.ACCEPT)
+        logger.warning(
+            "P-EAGLE is served although %s, because %s says so by name; `peagle-vllm doctor` names what moved",
+            report.differs(report.accepted),
+            fingerprint.ACCEPT,
+        )

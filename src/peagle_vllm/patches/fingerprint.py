@@ -39,7 +39,9 @@ def accepted_patches(value: str | None) -> frozenset[str]:
     known = [patch.name for patch in all_patches()]
     names = [name.strip() for name in (value or "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
-        raise AcceptError(f"{ACCEPT} names {unknown[0]!r}, which is no patch; the patches are {', '.join(known)}")
+        raise AcceptError(
+            f"{unknown[0]!r} is no patch: {ACCEPT} (environment variable); name some of {', '.join(known)}"
+        )
     return frozenset(names)
 
 
@@ -49,18 +51,13 @@ class Moved:
 
     definition: Definition
     recorded: tuple[str | None, ...]  # digests it may have; None: a recorded build does not have it
-    found: str | None
+    found: str | None  # None: nothing is left to wrap or replace, so the patch cannot work
 
     @property
     def change(self) -> str:
         """``"1a2b3c4d -> gone"``: short digests of what was recorded and what is there."""
         known = "/".join(digest[:8] if digest else "absent" for digest in self.recorded)
         return f"{known} -> {self.found[:8] if self.found else 'gone'}"
-
-    @property
-    def lost(self) -> bool:
-        """Whether there is nothing left to wrap or replace, so that the patch cannot work."""
-        return self.found is None
 
 
 @dataclass(frozen=True)
@@ -151,5 +148,5 @@ def _check_patch(source: Source, patch: Patch, builds: Sequence[Build], accepted
             moved.append(Moved(definition, known, found))
     status: Status = "holds"
     if moved:
-        status = "accepted" if patch.name in accepted and not any(each.lost for each in moved) else "moved"
+        status = "accepted" if patch.name in accepted and not any(each.found is None for each in moved) else "moved"
     return PatchReport(patch, status, tuple(moved))

@@ -5,21 +5,20 @@ vLLM must look as they did when it was written. ``tools/record.py`` records thos
 neither vLLM nor torch.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Runner = Literal["V1", "V2", "both", "CPU"]
 
-SIGNATURE = "(...)"  # the end of a definition of which only the parameters are compared
+PRESENCE = "(...)"  # the end of a definition that only has to be there
 
 
 class Definition(NamedTuple):
     """A function, class, method, class attribute or imported name of vLLM.
 
     ``qualname`` is looked up in the source of ``module`` and compared whole; a name that is imported there is compared
-    by where it comes from. Where it ends in ``(...)``, only what a caller sees is compared: a function's parameters.
+    by where it comes from. Where it ends in ``(...)``, it only has to be there.
     """
 
     module: str
@@ -33,7 +32,7 @@ class Definition(NamedTuple):
     @property
     def path(self) -> str:
         """Module and qualified name."""
-        return f"{self.module}.{self.qualname.removesuffix(SIGNATURE)}"
+        return f"{self.module}.{self.qualname.removesuffix(PRESENCE)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,7 @@ class Patch:
     Attributes:
         name: the file's, with hyphens: what is printed, and what PEAGLE_VLLM_ACCEPT takes.
         obsolete_if_missing: a text in the source of the modules that ``depends_on`` names. Once it is in none of them,
-            the patch is not needed any more. Empty: vLLM's source alone does
-            not show it.
+            the patch is not needed any more. Empty: vLLM's source alone does not show it.
         depends_on: definitions by module, as in ``Definition``: what the patch wraps or replaces, what its classes
             override, and what their code repeats. Not what it merely calls: `make test-next` finds changes of that.
     """
@@ -55,10 +53,6 @@ class Patch:
     delete_when: str
     obsolete_if_missing: str = ""
     depends_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch("[a-z]+(-[a-z]+)*", self.name):
-            raise ValueError(f"a patch's name is words with hyphens, not {self.name!r}")
 
     @property
     def definitions(self) -> tuple[Definition, ...]:

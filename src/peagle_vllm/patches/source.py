@@ -7,11 +7,11 @@ nor with the Python that computes it (``ast.dump`` would).
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources.abc import Traversable
 
-from peagle_vllm.patches.ledger import SIGNATURE, Definition
+from peagle_vllm.patches.ledger import PRESENCE, Definition
 
 
 class Source:
@@ -43,14 +43,13 @@ class Source:
         """16 hex digits, or None where the definition is gone. A name can be bound more than once: all count."""
         tree = self.tree(definition.module)
         scopes: list[ast.AST] = [tree] if tree else []
-        *outer, name = definition.qualname.removesuffix(SIGNATURE).split(".")
+        *outer, name = definition.qualname.removesuffix(PRESENCE).split(".")
         for part in outer:
             scopes = [node for scope in scopes for node in _bound(scope, part) if isinstance(node, ast.ClassDef)]
         nodes = [node for scope in scopes for node in _bound(scope, name)]
         if not nodes:
             return None
-        only_signature = definition.qualname.endswith(SIGNATURE)
-        text = "\n".join(_signature(node, name) if only_signature else _body(node, name) for node in nodes)
+        text = "" if definition.qualname.endswith(PRESENCE) else "\n".join(_body(node, name) for node in nodes)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -91,31 +90,6 @@ def _body(node: ast.AST, name: str) -> str:
         level = getattr(node, "level", 0)
         return f"{'.' * level}{origin}:{[a.name for a in node.names if (a.asname or a.name) == name]}"
     return _plain(node)
-
-
-def _signature(node: ast.AST, name: str) -> str:
-    """What a caller sees of a function: decorators and parameters. Anything else counts whole."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return f"{_plain(node.decorator_list)}{type(node).__name__} {node.name}{_parameters(node.args)}"
-    return _body(node, name)
-
-
-def _parameters(args: ast.arguments) -> str:
-    def named(group: Iterable[ast.arg | None]) -> list[str]:
-        return [arg.arg for arg in group if arg]
-
-    return "|".join(
-        str(part)
-        for part in (
-            named(args.posonlyargs),
-            named(args.args),
-            named([args.vararg]),
-            named(args.kwonlyargs),
-            named([args.kwarg]),
-            _plain(args.defaults),
-            [default and _plain(default) for default in args.kw_defaults],
-        )
-    )
 
 
 _SKIPPED = {"ctx", "kind", "type_comment", "type_ignores"}

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm import patches
-from peagle_vllm.heads.checks import Problem, check_pair
+from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import family_of
-from peagle_vllm.heads.files import HeadError, locate, one_line, path_fault
+from peagle_vllm.heads.files import HeadError, NotFoundError, find, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
 from peagle_vllm.patches import head_config
@@ -19,7 +19,7 @@ from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
@@ -144,8 +144,20 @@ def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
 
 
 def _check_head(model: str, spec: "SpeculativeConfig") -> None:
-    """Refuse a P-EAGLE head that does not fit."""
-    for problem in _problems(model, spec.revision, _target(spec.target_model_config), spec.num_speculative_tokens):
+    """Refuse a P-EAGLE head that does not fit. One that is not on this machine yet is checked when it is loaded."""
+    head = _read(model, spec.revision)
+    if isinstance(head, HeadError):
+        raise refuse(str(head))
+    if head is None:
+        return
+    config = spec.target_model_config
+    target = Target(
+        name=config.model,
+        hidden_size=config.get_hidden_size(),
+        vocab_size=config.get_vocab_size(),
+        num_layers=config.get_total_num_hidden_layers(),
+    )
+    for problem in check_pair(head, target, num_speculative_tokens=spec.num_speculative_tokens):
         if problem.severity == "error":
             raise refuse(problem.line)
         _warn_once(problem.line)
@@ -164,21 +176,12 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
 
 def _carries_mask_hidden(model: str, revision: str | None) -> bool:
     head = _read(model, revision)
-    return isinstance(head, Head) and head.has_mask_hidden
+    return isinstance(head, Head) and "mask_hidden" in head.tensors
 
 
 @functools.cache
 def _warn_once(line: str) -> None:
     logger.warning("%s", line)
-
-
-def _target(model_config: "ModelConfig") -> Target:
-    return Target(
-        name=model_config.model,
-        hidden_size=model_config.get_hidden_size(),
-        vocab_size=model_config.get_vocab_size(),
-        num_layers=model_config.get_total_num_hidden_layers(),
-    )
 
 
 def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args: Any, **kwargs: Any) -> None:
@@ -215,21 +218,13 @@ def _complete(spec: "SpeculativeConfig") -> None:
 
 @functools.lru_cache(maxsize=8)
 def _read(model: str, revision: str | None) -> Head | HeadError | None:
-    """The head's files, the reason why they cannot be read, or None where they are not on this machine yet.
+    """The head's files, the reason why they cannot be read, or None where they are not found: vLLM says best why.
 
     vLLM builds its configuration several times a start; once is enough.
     """
     try:
-        path = locate(model, revision)
-        return None if path is None else read_head(path)
+        return read_head(find(model, revision))
+    except NotFoundError:
+        return None
     except HeadError as error:
         return error
-
-
-def _problems(model: str, revision: str | None, target: Target, num_speculative_tokens: int) -> list[Problem]:
-    head = _read(model, revision)
-    if head is None:
-        return []  # the loaded head is checked instead
-    if isinstance(head, HeadError):
-        return [Problem(str(head))]
-    return check_pair(head, target, num_speculative_tokens=num_speculative_tokens)

@@ -56,8 +56,9 @@ def choose_top_k(model: Any, row: torch.Tensor, num: int) -> None:
     except Exception as error:  # a compiler, a linker and a driver each fail in their own way
         model.has_vllm_top_k = False
         logger.warning(
-            "P-EAGLE chooses candidates with torch's top-k over whole logits, because vLLM's does not run here (%s: "
-            "%s). FlashInfer's takes nvcc and ninja, or its prebuilt kernels: `vllm download-kernels`.",
+            "P-EAGLE chooses candidates with torch's top-k over whole logits, which is slower, because vLLM's does not "
+            "run here (%s: %s). FlashInfer's top-k needs nvcc and ninja, or its prebuilt kernels: "
+            "`vllm download-kernels`.",
             type(error).__name__,
             str(error).strip().partition("\n")[0],
         )

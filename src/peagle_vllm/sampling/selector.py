@@ -65,9 +65,7 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
         for fault in files.selector_faults(read_head(folder)):
             raise RefusedError(f"P-EAGLE refused: {fault}")
         for file in sorted((folder / SELECTOR_FOLDER).glob("*.safetensors")):
-            tensors |= {
-                files.selector_tensor_name(name): tensor for name, tensor in refuse_broken(load_file(file).items())
-            }
+            tensors |= dict(refuse_broken(load_file(file).items()))
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
     ones = torch.ones(next((len(scale) for scale in scales if scale is not None), 1))

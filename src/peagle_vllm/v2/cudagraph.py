@@ -16,9 +16,9 @@ rows, as vLLM's own speculators run it. The rule:
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 import torch
@@ -45,17 +45,12 @@ class DraftGraphs:
     """The graphs of a draft step.
 
     Attributes:
-        decode: FULL graphs.
+        decode: FULL graphs, those with fewer rows first.
         mixed: rows of PIECEWISE graphs, ascending.
     """
 
     decode: tuple[Shape, ...] = ()
     mixed: tuple[int, ...] = ()
-
-    @cached_property
-    def _counts(self) -> dict[int, list[int]]:
-        """Captured request counts by rows a request, both ascending."""
-        return {length: sorted(n for n, own in self.decode if own == length) for _, length in sorted(self.decode)}
 
     @property
     def cudagraph_mode(self) -> CUDAGraphMode:
@@ -81,11 +76,7 @@ class DraftGraphs:
 
     def decode_graph(self, num_reqs: int, length: int) -> Shape | None:
         """The graph with the fewest rows that holds ``num_reqs`` requests of ``length`` rows each."""
-        fitting = []
-        for captured, counts in self._counts.items():
-            if captured >= length and (at := bisect_left(counts, num_reqs)) < len(counts):
-                fitting.append((counts[at], captured))
-        return min(fitting, key=lambda shape: shape[0] * shape[1], default=None)
+        return next((shape for shape in self.decode if shape[1] >= length and shape[0] >= num_reqs), None)
 
     def mixed_graph(self, num_rows: int) -> int | None:
         """The least number of rows captured that holds ``num_rows``."""
@@ -175,8 +166,8 @@ def supported(
     scheduler, max_k = vllm_config.scheduler_config, vllm_config.num_speculative_tokens
     if graphs.decode and graphs.max_num_reqs < scheduler.max_num_seqs:
         logger.info_once(
-            "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: of %d rows a request "
-            "max_num_batched_tokens (%d) holds no more.",
+            "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: at %d rows a request "
+            "max_num_batched_tokens=%d allows no more; raise it",
             graphs.max_num_reqs,
             geometry.static_length(max_k, max_k),
             scheduler.max_num_batched_tokens,
@@ -261,15 +252,6 @@ class DraftCudaGraphManager(CudaGraphManager):
     def captured(self) -> DraftGraphs:
         """What can be replayed: nothing before capture."""
         return self.shapes if self._graphs_captured else NO_GRAPHS
-
-    def capture_drafts(self, prepare: Callable[[BatchExecutionDescriptor], Callable[[CUDAGraphMode], None]]) -> None:
-        """Capture every graph.
-
-        Args:
-            prepare: fills the persistent buffers for a dummy batch of this shape, outside the graph, and returns
-                what the graph records.
-        """
-        self.capture(lambda desc, warmup: prepare(desc), "Capturing P-EAGLE draft CUDA graphs")
 
 
 @cache

@@ -1,64 +1,31 @@
 """What drafting on Model Runner V2 takes of a GPU's memory, from a configuration alone."""
 
-from dataclasses import dataclass
-
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
 from peagle_vllm.sampling.greedy import MAX_LOGITS_BYTES
 from peagle_vllm.sampling.selector import selector_config_of
 from peagle_vllm.serving import kv_bytes_per_token
-from peagle_vllm.v2.cudagraph import DraftGraphs, draft_graphs
+from peagle_vllm.v2.cudagraph import draft_graphs
 
 
-@dataclass(frozen=True)
-class DraftMemory:
-    """Sizes in bytes. vLLM's own buffers are not in them.
+def draft_memory(vllm_config: VllmConfig) -> dict[str, int]:
+    """The memory that ``ParallelEagleSpeculator`` will take, for a head in one KV cache group. Sizes in bytes.
 
-    Attributes:
-        weights: of the head's fc, layers and lm_head as its config has them, in one process. An lm_head that it shares
-            with the target takes nothing; embeddings of its own come on top.
-        kv_per_token: of the head's layers in the KV cache, in one process; the tokens that the cache holds are fewer.
-        graphs: what is captured. What the graphs themselves take only a GPU can tell; vLLM's log does.
-        staging: captured hidden states of the largest FULL graph.
-        hidden_states: the drafter's input rows of the largest graph.
-        indices: ids, positions, slots, row map and samples of the largest batch there can be.
-        candidates: scores of a sharpened head's candidates, and which of them ``draft_logits`` holds.
-        largest_step: what a batch of max_num_batched_tokens rows takes for its own step; vLLM's profiling run
+    Returns:
+        head_weights_bytes: of the head's fc, layers and lm_head as its config has them, in one process. An lm_head that
+            it shares with the target takes nothing; embeddings of its own come on top.
+        head_kv_bytes_per_token: of the head's layers in the KV cache, in one process; the tokens that the cache holds
+            are fewer.
+        full_graphs, full_graph_requests, piecewise_graphs, piecewise_rows: graphs captured, and what each kind serves
+            at most. What the graphs themselves take only a GPU can tell; vLLM's log does.
+        buffers_bytes: what stays allocated beside the head, vLLM's own buffers apart: captured hidden states of the
+            largest FULL graph, the drafter's input rows of the largest graph; ids, positions, slots, row map and
+            samples of the largest batch there can be; scores of a sharpened head's candidates, and which of them
+            ``draft_logits`` holds.
+        largest_step_bytes: what a batch of max_num_batched_tokens rows takes for its own step; vLLM's profiling run
             counts it, so it comes off the KV cache, not on top.
     """
-
-    weights: int
-    kv_per_token: int
-    graphs: DraftGraphs
-    staging: int
-    hidden_states: int
-    indices: int
-    candidates: int
-    largest_step: int
-
-    @property
-    def buffers(self) -> int:
-        """What stays allocated beside the head."""
-        return self.staging + self.hidden_states + self.indices + self.candidates
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Graphs captured, what each kind serves at most, and bytes."""
-        return {
-            "head_weights_bytes": self.weights,
-            "head_kv_bytes_per_token": self.kv_per_token,
-            "full_graphs": len(self.graphs.decode),
-            "full_graph_requests": self.graphs.max_num_reqs,
-            "piecewise_graphs": len(self.graphs.mixed),
-            "piecewise_rows": max(self.graphs.mixed, default=0),
-            "buffers_bytes": self.buffers,
-            "largest_step_bytes": self.largest_step,
-        }
-
-
-def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
-    """The memory that ``ParallelEagleSpeculator`` will take, for a head in one KV cache group."""
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
     assert spec is not None
     max_k, max_num_seqs = vllm_config.num_speculative_tokens, scheduler.max_num_seqs
@@ -75,19 +42,23 @@ def draft_memory(vllm_config: VllmConfig) -> DraftMemory:
     top_k, rank = (selector_config.selector_top_k, selector_config.selector_rank) if selector_config else (0, 0)
     per_candidate = 4 + 8  # score, token id
     logits = min(samples * _draft_vocab_size(vllm_config) * size, MAX_LOGITS_BYTES)
-    return DraftMemory(
-        weights=_weights(vllm_config),
-        kv_per_token=kv_bytes_per_token(
+    buffers = (1 + graphs.max_num_reqs * (max_k + 1)) * aux + graphs.max_rows * hidden + rows * per_row
+    buffers += max_num_seqs * max_k * (per_sample + top_k * per_candidate)
+    return {
+        "head_weights_bytes": _weights(vllm_config),
+        "head_kv_bytes_per_token": kv_bytes_per_token(
             spec.draft_model_config, spec.draft_parallel_config, vllm_config.cache_config.cache_dtype
         ),
-        graphs=graphs,
-        staging=(1 + graphs.max_num_reqs * (max_k + 1)) * aux,
-        hidden_states=graphs.max_rows * hidden,
-        indices=rows * per_row + max_num_seqs * max_k * per_sample,
-        candidates=max_num_seqs * max_k * top_k * per_candidate,
+        "full_graphs": len(graphs.decode),
+        "full_graph_requests": graphs.max_num_reqs,
+        "piecewise_graphs": len(graphs.mixed),
+        "piecewise_rows": max(graphs.mixed, default=0),
+        "buffers_bytes": buffers,
         # Staging, before and after fc; input rows; logits; candidates and gates.
-        largest_step=max_num_tokens * (aux + 2 * hidden) + logits + samples * (top_k * per_candidate + rank * size),
-    )
+        "largest_step_bytes": max_num_tokens * (aux + 2 * hidden)
+        + logits
+        + samples * (top_k * per_candidate + rank * size),
+    }
 
 
 def _weights(vllm_config: VllmConfig) -> int:

@@ -171,7 +171,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         assert manager is not None
         if manager.use_breakable_cg:
             manager.init_breakable_cg_runner(self.model)
-        manager.capture_drafts(self._prepare_capture)
+        manager.capture(lambda desc, warmup: self._prepare_capture(desc), "Capturing P-EAGLE draft CUDA graphs")
 
     def _prepare_capture(self, desc: BatchExecutionDescriptor) -> Callable[[CUDAGraphMode], None]:
         """A dummy run of this shape in the buffers, and what its graph records.
