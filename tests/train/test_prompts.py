@@ -12,7 +12,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import PROMPTS
 from peagle_tools.train import prompts
 from peagle_tools.train.config import Config, Data
-from peagle_tools.train.from_target import opening
+from peagle_tools.train.from_target import openings
 from tests.support.models import MODELS, TARGET
 
 PLANTED = {
@@ -145,17 +145,21 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatc
 
 
 def test_the_opening_of_a_users_turn_is_what_the_chat_template_says() -> None:
-    """Of templates with tokens and with plain words around a turn."""
+    """Of templates with tokens and with plain words around a turn, after system prompts and in languages."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    assert opening(tokenizer) == ("<|bos|><|user|>", "<|end|>")
+    (own,) = openings(tokenizer, [], [])
+    assert (own.system, own.text, own.end) == ("", "<|bos|><|user|>", "<|end|>")
+    found = openings(tokenizer, ["Be brief.", "Be kind."], ["French", "Dutch"])
+    assert [each.system for each in found] == ["Be brief.", "Be brief.", "Be kind.", "Be kind."]
+    assert "Be kind. The user writes in Dutch.<|end|><|user|>" in found[3].text
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
-    assert opening(tokenizer) == ("<|bos|>[INST]", "[/INST]")
+    assert openings(tokenizer, [], [])[0].text.endswith("[INST]") and openings(tokenizer, [], [])[0].end == "[/INST]"
     for template in ("{{ raise_exception('no') }}", "{{ messages[0]['content'] }}", "nothing of the user"):
         tokenizer.chat_template = template
         with pytest.raises(ToolError, match="the target's chat template"):
-            opening(tokenizer)
+            openings(tokenizer, [], [])
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
