@@ -98,6 +98,7 @@ def settings(config: Config) -> dict[str, Any]:
     data, head, step, optimizer = (
         part.model_dump(mode="json") for part in (config.data, config.head, config.step, config.optimizer)
     )
+    selector = [config.selector.model_dump()] if config.selector else []
     read, apart = ({name: _content(Path(name)) for name in data[key]} for key in ("prompts", "apart_from"))
     written = [data[key] for key in ("from_target", "systems", "languages", "sampling")]
     written += [config.target, config.optimizer.seed]
@@ -111,7 +112,7 @@ def settings(config: Config) -> dict[str, Any]:
         "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
-        "run": [head, step, optimizer, config.speculators],
+        "run": [head, step, optimizer, config.speculators, *selector],
         "check": [config.ks],
     }
 

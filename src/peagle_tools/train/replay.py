@@ -21,6 +21,9 @@ from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.partition import Documents, Rows
+from peagle_tools.train.selector import SelectedDrafts
+
+REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
 
 
 @torch.no_grad()
@@ -30,8 +33,10 @@ def replay(
     num_k: int,
     max_tokens: int,
     chunk_rows: int = 1024,
-) -> list[dict[int, Acceptance]]:
+) -> dict[str, list[dict[int, Acceptance]]]:
     """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order, by context length.
+
+    Under ``REPLAY``; of a head with a selector also under ``UNSELECTED``, without it.
 
     A round whose draft begins after n tokens, of prompt and answer, counts for the smallest power of two that is not
     below n.
@@ -47,7 +52,8 @@ def replay(
         chunk_rows: rows computed at once.
     """
     # Accepted tokens of each round, for each K and context length.
-    rounds: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(num_k)]
+    hows = (REPLAY,) if head.candidate_selector is None else (REPLAY, UNSELECTED)
+    rounds: dict[str, list[dict[int, list[int]]]] = {how: [defaultdict(list) for _ in range(num_k)] for how in hows}
     for document in documents:
         anchors = document["loss_mask"].nonzero()[:, 0]
         if not len(anchors):
@@ -56,38 +62,49 @@ def replay(
         drafts = _drafts(head, tokens, document["hidden_states"].to(head.fc.weight), first, num_k, chunk_rows)
         following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
         following[: len(tokens) - first - 1] = tokens[first + 1 :]
-        agree = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1)
-        for num, accepted in enumerate(rounds, start=1):
-            lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
-            is_whole = len(lengths) < max_tokens
-            while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
-                accepted[1 << (first + at + 1).bit_length()].append(lengths[at])
-                at += lengths[at] + 1
-    return [
-        {context: _counts(lengths, num) for context, lengths in sorted(accepted.items())}
-        for num, accepted in enumerate(rounds, start=1)
-    ]
+        for how, of_how in drafts.items():
+            agree = (of_how == following.unfold(0, num_k, 1)[: len(of_how)]).cumprod(dim=1)
+            for num, accepted in enumerate(rounds[how], start=1):
+                lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
+                is_whole = len(lengths) < max_tokens
+                while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
+                    accepted[1 << (first + at + 1).bit_length()].append(lengths[at])
+                    at += lengths[at] + 1
+    return {
+        how: [
+            {context: _counts(lengths, num) for context, lengths in sorted(accepted.items())}
+            for num, accepted in enumerate(of_how, start=1)
+        ]
+        for how, of_how in rounds.items()
+    }
 
 
 def _drafts(
     head: PEagleDraftModel, tokens: Tensor, hidden_states: Tensor, first: int, num_k: int, chunk_rows: int
-) -> Tensor:
-    """[N - first, num_k] target ids drafted after each position from ``first`` on; 0 past the end."""
+) -> dict[str, Tensor]:
+    """[N - first, num_k] target ids drafted after each position from ``first`` on; past the end they mean nothing."""
     anchors = torch.arange(first, len(tokens), device=tokens.device)
     depth = torch.arange(1, num_k, device=tokens.device).repeat_interleave(len(anchors))
     anchor = anchors.repeat(num_k - 1)
     inside = anchor + depth < len(tokens)
     mask_rows = Rows(anchor[inside], depth[inside])
     drafts = tokens.new_zeros(len(tokens), num_k)
+    selected = None if head.candidate_selector is None else SelectedDrafts(head, len(tokens), num_k)
 
     def note(states: Tensor, rows: Rows) -> Tensor:
-        best = head.lm_head(head.norm(states))[0].argmax(dim=-1)
+        hidden = head.norm(states)[0]
+        logits = head.lm_head(hidden)
+        best = logits.argmax(dim=-1)
         drafts[rows.anchor, rows.depth] = best if head.d2t is None else best + head.d2t[best]
+        if selected:
+            selected.note(hidden, logits, rows)
         return states.new_zeros(())
 
     one_document = Documents(torch.zeros_like(tokens))
     head.sum_over(note, tokens[None], hidden_states[None], one_document, anchors, mask_rows, chunk_rows)
-    return drafts[first:]
+    if selected is None:
+        return {REPLAY: drafts[first:]}
+    return {REPLAY: selected.drafts(tokens)[first:], UNSELECTED: drafts[first:]}
 
 
 def _counts(accepted: list[int], num_k: int) -> Acceptance:
@@ -105,7 +122,7 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, dict[int
     Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
 
     Args:
-        how: ``replay`` or ``vllm``.
+        how: ``REPLAY``, ``UNSELECTED`` or ``vllm``.
     """
     lines = [line for line in read_lines(file, must_exist=False) if line["how"] != how or line["step"] < step]
     for num_k, by_context in found:
@@ -136,7 +153,8 @@ def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, 
         if isinstance(head, FSDPModule):
             head.reshard()
         if get_rank() == 0:
-            note_al(config.run / "al.jsonl", step, "replay", enumerate(found, start=1))
-        return sum_of([*found[max(config.ks) - 1].values()]).length
+            for how, of_how in found.items():
+                note_al(config.run / "al.jsonl", step, how, enumerate(of_how, start=1))
+        return sum_of([*found[REPLAY][max(config.ks) - 1].values()]).length
 
     return measure
