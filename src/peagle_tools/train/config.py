@@ -129,6 +129,7 @@ class Selector(Strict):
     Attributes:
         rank: of its tables.
         alpha: weight of its loss beside the head's.
+        lr: its own learning rate, with the head's schedule.
     """
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 64
