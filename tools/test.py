@@ -48,7 +48,7 @@ OWN_PROCESS = (
     *("features/test_processes.py", "bench/test_real.py"),
 )
 INTERPRETER = {"TRITON_INTERPRET": "1"}
-COMPILED = ("kernels/test_aot.py",)  # the interpreter compiles nothing
+COMPILED = ("kernels/test_aot.py", "kernels/test_launch.py")  # the interpreter neither compiles nor launches
 
 TARGETS = "drafts/test_targets.py"  # once more, for the targets that read images
 TORCHVISION = {

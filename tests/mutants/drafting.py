@@ -114,7 +114,7 @@ DRAFTING = (
         CAPTURE,
         "self.compilation_config = copy.copy(config)",
         "self.compilation_config = config",
-        f"{CAPTURED}::test_nothing_grows_but_piecewise_graphs_of_peagle_whose_sizes_vllm_has_chosen",
+        f"{CAPTURED}::test_split_kv_takes_what_it_takes_without_the_patch",
     ),
     # V2 and the kernels, under the interpreter.
     Mutation(

@@ -23,8 +23,9 @@ from pathlib import Path
 from tests.mutants.drafting import DRAFTING
 from tests.mutants.heads import HEADS
 from tests.mutants.mutation import ROOT, Mutation
+from tests.mutants.training import TRAINING
 
-MUTATIONS = (*DRAFTING, *HEADS)
+MUTATIONS = (*DRAFTING, *HEADS, *TRAINING)
 TIMEOUT = 300  # seconds; a mutant may hang the engine
 PYTEST = ("-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore")
 

@@ -26,6 +26,7 @@ class Shape:
     sliding: str = "full"
     norms: str = ""
     dtype: torch.dtype = torch.float32
+    draft_vocab: int = DRAFT_VOCAB
 
 
 def config_of(shape: Shape) -> peagle.PEagleSpeculatorConfig:
@@ -47,7 +48,7 @@ def config_of(shape: Shape) -> peagle.PEagleSpeculatorConfig:
     layer._attn_implementation = "sdpa"
     return peagle.PEagleSpeculatorConfig(
         transformer_layer_config=layer,
-        draft_vocab_size=DRAFT_VOCAB,
+        draft_vocab_size=shape.draft_vocab,
         eagle_aux_hidden_state_layer_ids=list(range(NUM_AUX)),
         mask_token_id=1,
         **({shape.norms: True} if shape.norms else {}),

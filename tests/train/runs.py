@@ -65,7 +65,7 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
     """
     folder.mkdir(parents=True, exist_ok=True)
     toy_target(folder / "target")
-    settings = {part: {**keys, **changes.get(part, {})} for part, keys in SETTINGS.items()}
+    settings = {part: {**SETTINGS.get(part, {}), **changes.get(part, {})} for part in SETTINGS | changes}
     file = folder / "peagle.yaml"
     file.write_text(yaml.safe_dump({"target": "./target", **settings}))
     config = read_config(file)

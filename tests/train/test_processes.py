@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "optimizer": {"steps": STEPS},
     "every": {"checkpoint": 2, "replay": 2},
     "speculators": {"scheduler_type": "none"},
+    "selector": {"rank": 4},
 }
 
 

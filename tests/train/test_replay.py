@@ -1,6 +1,7 @@
 """Replay counts what vLLM counted, for every K at once."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,13 @@ import torch
 from torch import Tensor
 
 from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.replay import note_al, replay
+from peagle_tools.train.replay import REPLAY, UNSELECTED, note_al, replay
+from peagle_tools.train.selector import new_selector, served
+from peagle_vllm.heads.head import read_head
 from tests.support.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
+from tests.support.reference import Reference
 
 PUBLISHED = json.loads((MODELS / "RESULTS.json").read_text())
 AUX_LAYERS = [2, 5, 7]
@@ -45,13 +50,45 @@ def documents() -> list[dict[str, Tensor]]:
 def test_acceptance_is_what_vllm_counted(folder: Path, documents: list[dict[str, Tensor]]) -> None:
     """Each position over the same prompts, in models/RESULTS.json. At K = 7 the rounds are the very same ones."""
     head = PEagleDraftModel.from_pretrained(folder).float()
-    found = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)
+    found = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)[REPLAY]
     arms = [arm for arm in PUBLISHED["arms"] if arm["head"] == folder.name]
     assert [arm["k"] for arm in arms] == [3, 5, 7]
     for arm in arms:
         one, same = found[arm["k"] - 1], arm["k"] == NUM_K
         assert one.length == pytest.approx(arm["al"], rel=0 if same else 0.01, abs=0.0006)
         assert list(one.shares) == pytest.approx(arm["acceptance"], rel=0, abs=0.0006 if same else 0.01)
+
+
+@pytest.mark.parametrize("folder", [PEAGLE, PEAGLE_REDUCED], ids=["all-tokens", "reduced-vocabulary"])
+def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, Tensor]], tmp_path: Path) -> None:
+    """Round by round, each draft after those before it, by the reference that served drafts are compared with."""
+    head, k = PEagleDraftModel.from_pretrained(folder).float(), 5
+    torch.manual_seed(3)
+    head.candidate_selector = selector = new_selector(head, 8, None)
+    torch.nn.init.normal_(selector.predecessor_codebook, std=0.3)
+    sharp = shutil.copytree(folder, tmp_path / "head")
+    tables = selector.predecessor_codebook, selector.successor_codebook, selector.hidden_projection.weight
+    write_selector(sharp, read_head(folder), served(*(table.detach() for table in tables)))
+    reference, accepted = Reference(TARGET, sharp), []
+    found = replay(head, documents[:6], k, TOKENS)
+    for document in documents[:6]:
+        first, ids = int(document["loss_mask"].nonzero()[0]), document["input_ids"].tolist()
+        at, tokens = first, [0, *ids]
+        drafts = reference.drafts(tokens, [*range(first, len(ids) - k)], k, document["hidden_states"])
+        while at < len(ids) - k:
+            right = 0
+            while (
+                right < k
+                and drafts[at].after(ids[at], ids[at + 1 : at + 1 + right], 0).tokens[right] == (ids[at + 1 + right])
+            ):
+                right += 1
+            accepted.append(right)
+            at += right + 1
+    walked = found[REPLAY][k - 1]
+    assert (walked.num_drafts, walked.num_accepted) == (len(accepted), sum(accepted))
+    assert found[UNSELECTED] != found[REPLAY]
+    head.candidate_selector = None
+    assert replay(head, documents[:6], k, TOKENS) == {REPLAY: found[UNSELECTED]}
 
 
 def test_a_step_that_is_measured_again_is_noted_once(tmp_path: Path) -> None:

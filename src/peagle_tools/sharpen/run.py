@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from peagle_kernels import CandidateSelector
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import new_folder, write_whole
+from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.prompts import Prompts
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.convert import write_json
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, one_line, read_json
+from peagle_vllm.heads.files import SELECTOR_FOLDER, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 
 LEAST_PROMPTS = 100
@@ -207,20 +207,7 @@ def _write(folder: Path, head: Head, selector: CandidateSelector) -> None:
     for file in head.folder.iterdir():
         if file.is_file():
             shutil.copy(file, folder / file.name)
-    selector_config = files.SelectorConfig(
-        selector.predecessor_codebook.shape[1], selector.num_candidates, files.head_hash(head)
-    )
-    write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector_config)})
-    (folder / SELECTOR_FOLDER).mkdir()
-    tensors = {
-        files.PREDECESSORS: selector.predecessor_codebook,
-        files.SUCCESSORS: selector.successor_codebook,
-        files.PROJECTION: selector.hidden_projection,
-        files.EDGE_SCALE: selector.edge_scale,
-        files.UNARY_SCALE: selector.unary_scale,
-    }
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+    write_selector(folder, head, selector)
 
 
 def as_dict(report: Sharpened, plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 speculators' checkpointers write and read weights and optimizer; here they do it in float32, into ``step-N.tmp``, which
 gets its name only when everything in it is on the disk. A checkpoint holds ``model.safetensors`` and ``config.json``
-(bfloat16, what vLLM loads), ``master.safetensors`` (float32), optimizer, schedule and ``training_state.json``.
+(bfloat16, what vLLM loads) with an index of it, a selector in ``edge/``, ``master.safetensors`` (float32, all weights),
+optimizer, schedule and ``training_state.json``.
 """
 
 import json
@@ -18,7 +19,10 @@ from speculators.train.distributed import get_rank
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import sync
-from peagle_vllm.heads.files import one_line
+from peagle_tools.shared.selector_file import write_selector
+from peagle_tools.train.selector import TENSORS, served
+from peagle_vllm.heads.files import INDEX, one_line
+from peagle_vllm.heads.head import read_head
 
 KEPT = 3
 MASTER, MODEL, STATE = "master.safetensors", "model.safetensors", "training_state.json"
@@ -97,14 +101,20 @@ class Checkpoints(SingleGPUCheckpointer):
             name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
             for name, tensor in load_file(begun / MASTER).items()
         }
+        selector = served(*map(weights.pop, TENSORS)) if TENSORS[0] in weights else None
         save_file(weights, begun / MODEL, metadata={"format": "pt"})
         (begun / "config.py").unlink(missing_ok=True)  # the library's own class, which vLLM does not need
         config = json.loads((begun / "config.json").read_text())
         config.pop("auto_map", None)
         (begun / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
-        files = {file.name: file.stat().st_size for file in begun.iterdir()}
+        index = {"weight_map": dict.fromkeys(weights, MODEL)}  # vLLM would read the other file, too
+        (begun / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        if selector:
+            write_selector(begun, read_head(begun), selector)
+        found = [file for file in begun.rglob("*") if file.is_file()]
+        files = {str(file.relative_to(begun)): file.stat().st_size for file in found}
         (begun / STATE).write_text(json.dumps({**state, "files": files}, indent=2) + "\n")
-        for file in [*begun.iterdir(), begun]:
+        for file in [*begun.rglob("*"), begun]:
             sync(file)
         step = state["step"]
         begun.rename(self.folder(step))

@@ -120,6 +120,20 @@ class Optimizer(Strict):
         return self
 
 
+class Selector(Strict):
+    """A candidate selector, trained with the head.
+
+    Attributes:
+        rank: of its tables.
+        alpha: weight of its loss beside the head's.
+        lr: its own learning rate, with the head's schedule.
+    """
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 64
+    alpha: Annotated[float, Field(gt=0, strict=False)] = 1.0
+    lr: Annotated[float, Field(gt=0, strict=False)] = 3e-3
+
+
 class Every(Strict):
     """After how many steps.
 
@@ -156,6 +170,7 @@ class Config(Strict):
     head: Head = Head()
     step: Step = Step()
     optimizer: Optimizer = Optimizer()
+    selector: Selector | None = None
     every: Every = Every()
     engine: dict[str, Any] = Field(default_factory=dict)
     speculators: dict[str, Any] = Field(default_factory=dict)

@@ -8,12 +8,14 @@ import torch
 from speculators.losses import LossConfig
 from speculators.losses.utils import _LOSS_REDUCTION_EPS
 from speculators.models import peagle
+from speculators.models.dflash2.model_definitions import CandidateSelector
 from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.models.peagle.metrics import compute_metrics
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, Rows, anchor_chunks, chunked_sum
+from peagle_tools.train.selector import SelectorLoss
 
 
 class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.json, where vLLM reads it
@@ -24,6 +26,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
     def __init__(self, config: peagle.PEagleSpeculatorConfig):
         config.transformer_layer_config._attn_implementation = ATTENTION
         super().__init__(config)
+        self.candidate_selector: CandidateSelector | None = None
 
     def forward(
         self,
@@ -39,6 +42,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         down_sample_ratio: float = 0.7,
         down_sample_ratio_min: float = 0.2,
         chunk_rows: int = 1024,
+        selector_alpha: float = 1.0,
         **options: Any,
     ) -> tuple[None, Tensor, dict[str, Tensor]]:
         """Loss and metrics of one step, as speculators computes them from the same state of torch's generator.
@@ -54,6 +58,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             num_depths: K, the real row's depth included.
             down_sample_ratio, down_sample_ratio_min: r and m; of depth d the share max(r^d, m) is kept, 1 keeps all.
             chunk_rows: rows computed at once, beside which an anchor is finished; memory grows with it.
+            selector_alpha: weight of the loss of ``candidate_selector``, which is a metric of its own.
             options: passed to the layers.
         """
         num_tokens, supervised = input_ids.shape[1], loss_mask[0].nonzero()[:, 0]
@@ -64,13 +69,17 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         mask_rows = Rows(anchor[depth > 0], depth[depth > 0])
         total = loss_mask[0, anchor + depth].sum(dtype=torch.float64)
         metrics: dict[str, Tensor] = {}
+        of_selector = None
+        if self.candidate_selector is not None:
+            of_selector = SelectorLoss(self, metrics, input_ids, loss_mask, documents, Rows(anchor, depth), num_depths)
 
         def loss_of(states: Tensor, rows: Rows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
             with torch.no_grad():
                 last = verifier_last_hidden_states[:, rows.position]
                 targets = self.verifier_lm_head(self.verifier_norm(last))
-            logits = self.lm_head(self.norm(states))
+            hidden = self.norm(states)
+            logits = self.lm_head(hidden)
             of_rows = loss_mask, rows.anchor, rows.depth
             loss, found = compute_metrics(logits, targets, *of_rows, num_depths, loss_config)  # a mean over these rows
             count = loss_mask[0, rows.position].sum(dtype=torch.float64)
@@ -80,7 +89,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                     metrics[name] = value  # 1: a step
                 else:
                     metrics[name] = metrics.get(name, 0) + value * (share if name.endswith("loss_sum") else 1)
-            return loss * share
+            selector_loss = selector_alpha * of_selector(hidden[0], logits[0], rows) if of_selector else 0
+            return loss * share + selector_loss
 
         batch = input_ids, hidden_states, documents
         return None, self.sum_over(loss_of, *batch, supervised, mask_rows, chunk_rows, **options), metrics
@@ -138,6 +148,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             return part(states, rows)
 
         output = [*self.norm.parameters(), *self.lm_head.parameters()]
+        if self.candidate_selector is not None:
+            output += self.candidate_selector.parameters()
         of_real = chunked_sum(real_chunk, supervised.split(chunk_rows), [states], output)
         weights = chain(self.layers.parameters(), output)
         return of_real + chunked_sum(mask_chunk, anchor_chunks(mask_rows, chunk_rows), [mask_row, *kept], weights)

@@ -95,9 +95,11 @@ def settings(config: Config) -> dict[str, Any]:
     data, head, step, optimizer = (
         part.model_dump(mode="json") for part in (config.data, config.head, config.step, config.optimizer)
     )
+    selector = [config.selector.model_dump()] if config.selector else []
     read, apart = ({name: _content(Path(name)) for name in data[key]} for key in ("prompts", "apart_from"))
-    # "drop", the empty lists and ``shard`` were settings once: folders of that time stay readable.
-    written = [data["from_target"], [], [], data["sampling"], config.target, config.optimizer.seed]
+    # "drop" and ``shard`` were settings once: folders of that time stay readable.
+    written = [data[key] for key in ("from_target", "systems", "languages", "sampling")]
+    written += [config.target, config.optimizer.seed]
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
@@ -108,7 +110,7 @@ def settings(config: Config) -> dict[str, Any]:
         "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
-        "run": [head, step, optimizer | {"shard": False}, config.speculators],
+        "run": [head, step, optimizer | {"shard": False}, config.speculators, *selector],
         "check": [config.ks],
     }
 

@@ -20,6 +20,9 @@ from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.partition import Documents, Rows
+from peagle_tools.train.selector import SelectedDrafts
+
+REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
 
 
 @torch.no_grad()
@@ -29,8 +32,10 @@ def replay(
     num_k: int,
     max_tokens: int,
     chunk_rows: int = 1024,
-) -> list[Acceptance]:
+) -> dict[str, list[Acceptance]]:
     """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
+
+    Under ``REPLAY``; of a head with a selector also under ``UNSELECTED``, without it.
 
     Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, what the target would have said
     next is not known, so rounds with such drafts are left out.
@@ -42,7 +47,9 @@ def replay(
         max_tokens: to which the answers were limited.
         chunk_rows: rows computed at once.
     """
-    rounds: list[list[int]] = [[] for _ in range(num_k)]  # accepted tokens of each, for each K
+    hows = (REPLAY,) if head.candidate_selector is None else (REPLAY, UNSELECTED)
+    # Accepted tokens of each round, for each K.
+    rounds: dict[str, list[list[int]]] = {how: [[] for _ in range(num_k)] for how in hows}
     for document in documents:
         anchors = document["loss_mask"].nonzero()[:, 0]
         if not len(anchors):
@@ -51,35 +58,43 @@ def replay(
         drafts = _drafts(head, tokens, document["hidden_states"].to(head.fc.weight), first, num_k, chunk_rows)
         following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
         following[: len(tokens) - first - 1] = tokens[first + 1 :]
-        agree = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1)
-        for num, accepted in enumerate(rounds, start=1):
-            lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
-            is_whole = len(lengths) < max_tokens
-            while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
-                accepted.append(lengths[at])
-                at += lengths[at] + 1
-    return [_counts(accepted, num) for num, accepted in enumerate(rounds, start=1)]
+        for how, of_how in drafts.items():
+            agree = (of_how == following.unfold(0, num_k, 1)[: len(of_how)]).cumprod(dim=1)
+            for num, accepted in enumerate(rounds[how], start=1):
+                lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
+                is_whole = len(lengths) < max_tokens
+                while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
+                    accepted.append(lengths[at])
+                    at += lengths[at] + 1
+    return {how: [_counts(lengths, num) for num, lengths in enumerate(of_how, 1)] for how, of_how in rounds.items()}
 
 
 def _drafts(
     head: PEagleDraftModel, tokens: Tensor, hidden_states: Tensor, first: int, num_k: int, chunk_rows: int
-) -> Tensor:
-    """[N - first, num_k] target ids drafted after each position from ``first`` on; 0 past the end."""
+) -> dict[str, Tensor]:
+    """[N - first, num_k] target ids drafted after each position from ``first`` on; past the end they mean nothing."""
     anchors = torch.arange(first, len(tokens), device=tokens.device)
     depth = torch.arange(1, num_k, device=tokens.device).repeat_interleave(len(anchors))
     anchor = anchors.repeat(num_k - 1)
     inside = anchor + depth < len(tokens)
     mask_rows = Rows(anchor[inside], depth[inside])
     drafts = tokens.new_zeros(len(tokens), num_k)
+    selected = None if head.candidate_selector is None else SelectedDrafts(head, len(tokens), num_k)
 
     def note(states: Tensor, rows: Rows) -> Tensor:
-        best = head.lm_head(head.norm(states))[0].argmax(dim=-1)
+        hidden = head.norm(states)[0]
+        logits = head.lm_head(hidden)
+        best = logits.argmax(dim=-1)
         drafts[rows.anchor, rows.depth] = best if head.d2t is None else best + head.d2t[best]
+        if selected:
+            selected.note(hidden, logits, rows)
         return states.new_zeros(())
 
     one_document = Documents(torch.zeros_like(tokens))
     head.sum_over(note, tokens[None], hidden_states[None], one_document, anchors, mask_rows, chunk_rows)
-    return drafts[first:]
+    if selected is None:
+        return {REPLAY: drafts[first:]}
+    return {REPLAY: selected.drafts(tokens)[first:], UNSELECTED: drafts[first:]}
 
 
 def _counts(accepted: list[int], num_k: int) -> Acceptance:
@@ -94,7 +109,7 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptan
     Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
 
     Args:
-        how: ``replay`` or ``vllm``.
+        how: ``REPLAY``, ``UNSELECTED`` or ``vllm``.
     """
     lines = [line for line in read_lines(file, must_exist=False) if line["how"] != how or line["step"] < step]
     for num_k, one in found:
@@ -120,9 +135,10 @@ def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, 
         documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
         found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
         if get_rank() == 0:
-            note_al(config.run / "al.jsonl", step, "replay", enumerate(found, start=1))
-            lengths = {f"K={num_k}": one.length for num_k, one in enumerate(found, start=1)}
+            for how, of_how in found.items():
+                note_al(config.run / "al.jsonl", step, how, enumerate(of_how, start=1))
+            lengths = {f"K={num_k}": one.length for num_k, one in enumerate(found[REPLAY], start=1)}
             getLogger("speculators.metrics").info({"al": lengths}, extra={"step": step})
-        return found[max(config.ks) - 1].length
+        return found[REPLAY][max(config.ks) - 1].length
 
     return measure

@@ -28,6 +28,7 @@ from peagle_tools.train.config import Config
 from peagle_tools.train.documents import loaders
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.replay import by_replay
+from peagle_tools.train.selector import new_selector
 from peagle_tools.train.trainer import Measure, Trainer
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
@@ -82,11 +83,15 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     library.set_seed(config.optimizer.seed, args.deterministic_cuda)
     dtype = getattr(torch, config.step.dtype)
     head = make_head(config, args)
+    if config.selector:
+        head.candidate_selector = new_selector(head, config.selector.rank, config.head.init)
     num_aux, hidden_size = len(head.target_layer_ids), head.config.transformer_layer_config.hidden_size
     found = loaders(config, args, num_aux, hidden_size, dtype)
     total = config.optimizer.steps or sum(_num_batches(found[0], epoch) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
+    if config.selector:
+        call["selector_alpha"] = config.selector.alpha
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from logging import Handler, LogRecord, getLogger
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from peagle_tools.train.config import Config
 from peagle_tools.train.documents import listed
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.selector import build_optimizers
 from peagle_vllm.heads.files import one_line
 
 Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
@@ -69,6 +71,11 @@ class Trainer(library.Trainer):
         self.global_step, self.local_step = state.get("step", 0), self._resume_local_step
         if state:
             self._check_same_run(state)
+
+    def setup_optimizer(self) -> None:
+        if self.settings.selector:
+            library.build_optimizers = partial(build_optimizers, rate=self.settings.selector.lr)
+        super().setup_optimizer()
 
     def _check_same_run(self, state: dict[str, Any]) -> None:
         then, now = state["run"], self._run_of()
@@ -165,7 +172,8 @@ class Trainer(library.Trainer):
         )
         found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
         found |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
-        return {**found, "processes": self.world}
+        selector = self.settings.selector and self.settings.selector.model_dump()
+        return {**found, "processes": self.world, "selector": selector}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -221,11 +229,15 @@ class _Log(Handler):
 
 
 def _shown(metrics: dict[str, float], end: str = "") -> dict[str, Any]:
-    """Loss, and accuracy by depth, of speculators' metrics, whose names have ``end``."""
-    accuracy = [
-        value for name, value in metrics.items() if name.startswith("position_") and name.endswith("_acc" + end)
-    ]
-    return {"loss": metrics.get("loss" + end), "accuracy": [round(share, 4) for share in accuracy]}
+    """Losses, and shares by depth, of speculators' metrics and ours, whose names have ``end``."""
+    shown: dict[str, Any] = {"loss": metrics.get("loss" + end)}
+    if "selector_loss" + end in metrics:
+        shown["selector_loss"] = metrics["selector_loss" + end]
+    for name, begin in (("accuracy", "position_"), ("recall_at_16", "recall_"), ("selector_accuracy", "selector_")):
+        shares = [share for key, share in metrics.items() if key.startswith(begin) and key.endswith("_acc" + end)]
+        if shares or name == "accuracy":
+            shown[name] = [round(share, 4) for share in shares]
+    return shown
 
 
 def peak_memory() -> int:

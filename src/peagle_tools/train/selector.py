@@ -1,0 +1,149 @@
+"""A candidate selector that is trained with its head: DFlash2's, from the first step on.
+
+It chooses among the best candidates of a row, given the token before: the one at position a + d for row (a, d).
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from speculators.models.dflash2.metrics import selector_training_candidates
+from speculators.models.dflash2.model_definitions import CandidateSelector
+from speculators.train.optimizers import build_optimizers as of_the_library
+from torch import Tensor
+
+import peagle_kernels
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.train.partition import Documents, Rows
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, download
+from peagle_vllm.heads.selector import EDGE_SCALE, PREDECESSORS, PROJECTION, SUCCESSORS
+
+NUM_CANDIDATES = 16
+TENSORS = (PREDECESSORS, SUCCESSORS, PROJECTION)
+
+
+def new_selector(head: Any, rank: int, init: str | None) -> CandidateSelector:
+    """A selector for ``head`` that changes no draft yet.
+
+    Where the head named ``init`` has one that was trained with it, the new one begins as that.
+
+    Raises:
+        ToolError: that one has another rank.
+    """
+    sizes = {"hidden_size": head.hidden_size, "rank": rank, "top_k": min(NUM_CANDIDATES, head.draft_vocab_size)}
+    selector = CandidateSelector(vocab_size=head.draft_vocab_size, **sizes)
+    selector.predecessor_codebook = torch.nn.Parameter(torch.zeros(head.verifier_vocab_size, rank))
+    torch.nn.init.normal_(selector.successor_codebook, std=rank**-0.5)
+    torch.nn.init.normal_(selector.hidden_projection.weight, std=head.hidden_size**-0.5)
+    file = download(init) / SELECTOR_FOLDER / "model.safetensors" if init not in (None, "target") else None
+    if (
+        file and file.exists() and len((found := load_file(file)).get(EDGE_SCALE, ())) == 1
+    ):  # sharpen scales each position
+        if (theirs := found[PREDECESSORS].shape[1]) != rank:
+            raise ToolError(f"selector.rank: is {rank}, and that of head.init is {theirs}; set it to that")
+        if len(found[SUCCESSORS]) > head.draft_vocab_size:
+            found[SUCCESSORS] = found[SUCCESSORS][head.t2d]
+        selector.load_state_dict({name.removeprefix(f"{SELECTOR}."): found[name] for name in TENSORS})
+    return selector
+
+
+def build_optimizers(model: torch.nn.Module, options: Any, rate: float) -> list[torch.optim.Optimizer]:
+    """speculators' optimizers; the selector is a group of AdamW's at its own ``rate``, without weight decay."""
+    named = list(model.named_parameters())
+    head = [(name, weight) for name, weight in named if SELECTOR not in name]
+    optimizers = of_the_library(SimpleNamespace(named_parameters=lambda: head), options)
+    selector = [(name, weight) for name, weight in named if SELECTOR in name]
+    optimizers[-1].add_param_group({"params": selector, "lr": rate, "weight_decay": 0.0})  # Muon comes before AdamW
+    return optimizers
+
+
+def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> peagle_kernels.CandidateSelector:
+    """The selector as it is served, both scales 1, from the parameters in ``TENSORS``."""
+    one, num_candidates = torch.ones(1, device=successors.device), min(NUM_CANDIDATES, len(successors))
+    return peagle_kernels.CandidateSelector(predecessors, successors, projection, one, one.clone(), num_candidates)
+
+
+class SelectorLoss:
+    """The selector's part of a step: cross-entropy of the token that follows, among the best candidates of its row.
+
+    A mean over the rows whose next token is in their document and can be drafted. Where it is no candidate it takes the
+    last one's place. Metrics by depth are of these rows, too: ``recall``, the share with the right token among the
+    candidates, and ``selector``, the share in which that is chosen.
+
+    Args:
+        metrics: receives sums and totals, named as speculators names its own.
+        rows: those of the whole step.
+    """
+
+    def __init__(
+        self,
+        head: Any,
+        metrics: dict[str, Tensor],
+        input_ids: Tensor,
+        loss_mask: Tensor,
+        documents: Documents,
+        rows: Rows,
+        num_depths: int,
+    ):
+        self.selector, self.metrics, self.num_depths = head.candidate_selector, metrics, num_depths
+        self.input_ids = input_ids[0]
+        following = torch.full_like(self.input_ids, -1)
+        within = (documents.ids[1:] == documents.ids[:-1]) & (loss_mask[0, :-1] != 0)
+        following[:-1] = self.input_ids[1:].where(within, -1)
+        if head.t2d is not None:
+            draft_ids = (head.t2d.cumsum(0) - 1).where(head.t2d, -1)
+            following = draft_ids[following].where(following >= 0, -1)
+        self.following = following  # [N] draft id of the token after each position; -1: no loss
+        self.total = (following[rows.position] >= 0).sum().clamp(min=1)
+
+    def __call__(self, hidden: Tensor, logits: Tensor, rows: Rows) -> Tensor:
+        """What ``rows`` add: states after the last norm [n, hidden] and unary logits [n, draft vocabulary]."""
+        truth = self.following[rows.position]
+        known = truth >= 0
+        best = logits.detach().topk(self.selector.top_k, dim=-1).indices
+        ids, place, found = selector_training_candidates(best, truth.clamp(min=0))
+        edges = self.selector.transition_scores(hidden, self.input_ids[rows.position], ids)
+        scores = logits.gather(-1, ids) + edges  # not rounded to the dtype of the logits, as in serving
+        loss = (F.cross_entropy(scores, place, reduction="none") * known).sum() / self.total
+        self._add("selector_loss_sum", loss.detach())
+        self.metrics["selector_loss_total"] = torch.ones_like(loss)  # a step
+        chosen = found & (scores.argmax(dim=-1) == place)
+        for depth in range(self.num_depths):
+            of_depth = known & (rows.depth == depth)
+            for name, right in (("recall", found), ("selector", chosen)):
+                self._add(f"{name}_{depth}_acc_sum", (right & of_depth).sum())
+                self._add(f"{name}_{depth}_acc_total", of_depth.sum())
+        return loss
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.metrics[name] = self.metrics.get(name, 0) + value
+
+
+class SelectedDrafts:
+    """The candidates of all (position, depth) rows of one document, and what the head's selector makes of them."""
+
+    def __init__(self, head: Any, num_tokens: int, num_k: int):
+        module, device = head.candidate_selector, head.fc.weight.device
+        self.projection = module.hidden_projection
+        self.selector = served(module.predecessor_codebook, module.successor_codebook, self.projection.weight)
+        self.offsets, rank = head.d2t, self.selector.predecessor_codebook.shape[1]
+        self.ids = torch.zeros(num_tokens, num_k, self.selector.num_candidates, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(self.ids.shape, device=device)
+        self.gates = torch.zeros(num_tokens, num_k, rank, device=device)
+
+    def note(self, hidden: Tensor, logits: Tensor, rows: Rows) -> None:
+        """States after the last norm [n, hidden] and logits [n, draft vocabulary] of ``rows``."""
+        at, best = (rows.anchor, rows.depth), logits.topk(self.selector.num_candidates, dim=-1)
+        self.ids[at], self.logits[at] = best.indices, best.values.float()
+        self.gates[at] = self.projection(hidden).float()
+
+    def drafts(self, tokens: Tensor) -> Tensor:
+        """[N, num_k] target ids, left to right; the token of ``tokens`` [N] at a position precedes its first draft."""
+        out, scores = tokens.new_zeros(self.ids.shape[:2]), torch.empty_like(self.logits)
+        anchors = torch.arange(len(tokens), device=tokens.device).repeat_interleave(self.ids.shape[1])
+        ids, logits, gates = (part.flatten(0, 1) for part in (self.ids, self.logits, self.gates))
+        candidates = peagle_kernels.Candidates(ids, logits, gates, tokens, anchors)
+        peagle_kernels.select_candidates_torch(out, candidates, self.selector, self.offsets, scores)
+        return out

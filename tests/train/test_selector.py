@@ -1,0 +1,192 @@
+"""A candidate selector trained with its head: the step, the run around it, and its checkpoint served."""
+
+import json
+import os
+import signal
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from speculators.models.peagle.data import generate_cod_sample_indices
+from torch import Tensor
+from typer.testing import CliRunner
+
+from peagle_tools.cli import app
+from peagle_tools.shared.errors import ToolError, TryAgain
+from peagle_tools.train import selector as module
+from peagle_tools.train.checkpoints import WholeCheckpoints
+from peagle_tools.train.config import read_config
+from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.replay import by_replay
+from peagle_tools.train.run import make_trainer, to_options
+from peagle_tools.train.selector import new_selector
+from peagle_tools.train.trainer import Trainer
+from tests.conftest import ARM
+from tests.support import random_heads
+from tests.support.engines import Request, Settings, engine
+from tests.support.random_heads import prompt
+from tests.support.recorder import DifferentError, compare, planter, record
+from tests.support.reference import Reference
+from tests.train.heads import DRAFT_VOCAB, VOCAB, Shape, batch, cross_entropy, furthest, pair, step
+from tests.train.runs import result, toy_run, train
+
+ALPHA, RANK, CANDIDATES = 0.7, 4, 8
+LOSS = {"ce": (cross_entropy, 1.0)}
+
+
+def whole_step(
+    flat: torch.nn.Module, selector: Any, draft_ids: list[int], given: dict[str, Tensor], options: dict[str, Any]
+) -> tuple[dict, dict, dict]:
+    """Loss, metrics and gradients of a step as the formula says: speculators' flat step, and the rows one by one."""
+    seen: dict[str, Tensor] = {}
+    hook = flat.lm_head.register_forward_hook(lambda _, ins, out: seen.update(hidden=ins[0][0], logits=out[0]))
+    torch.manual_seed(0)
+    loss = flat(**given, **options)[1]
+    hook.remove()
+    torch.manual_seed(0)
+    ids, documents, mask = (given[name][0].tolist() for name in ("input_ids", "document_ids", "loss_mask"))
+    ratios = (options[name] for name in ("num_depths", "down_sample_ratio", "down_sample_ratio_min"))
+    anchor, depth = generate_cod_sample_indices(len(ids), given["loss_mask"], *ratios)
+    losses, counts = [], torch.zeros(3, options["num_depths"])
+    for row, (at, d) in enumerate(zip((anchor + depth).tolist(), depth.tolist(), strict=True)):
+        if not mask[at] or documents[at : at + 2].count(documents[at]) < 2 or ids[at + 1] not in draft_ids:
+            continue
+        truth, logits = draft_ids.index(ids[at + 1]), seen["logits"][row]
+        candidates = logits.topk(CANDIDATES).indices.tolist()
+        is_found = truth in candidates
+        candidates = candidates if is_found else [*candidates[:-1], truth]
+        context = selector.predecessor_codebook[ids[at]] * (selector.hidden_projection.weight @ seen["hidden"][row])
+        scores = logits[candidates] + selector.successor_codebook[candidates] @ context
+        losses.append(-scores.log_softmax(0)[candidates.index(truth)])
+        is_chosen = is_found and candidates[int(scores.argmax())] == truth
+        counts[:, d] += torch.tensor([1.0, is_found, is_chosen])
+    of_selector = torch.stack(losses).mean()
+    (loss + ALPHA * of_selector).backward()
+    gradients = {name: weight.grad for name, weight in flat.named_parameters() if weight.requires_grad}
+    gradients |= {f"candidate_selector.{name}": weight.grad for name, weight in selector.named_parameters()}
+    found = {"total": counts[0], "recall": counts[1], "selector": counts[2], "loss": of_selector.detach()}
+    return {"loss": (loss + ALPHA * of_selector).detach()}, found, gradients
+
+
+@pytest.mark.parametrize(
+    ("chunk_rows", "draft_vocab", "ratio"), [*product((1, 7, 999), (DRAFT_VOCAB, VOCAB), ((1.0, 1.0), (0.7, 0.2)))]
+)
+def test_a_step_in_parts_is_the_whole_formula(
+    chunk_rows: int, draft_vocab: int, ratio: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss, metrics and the gradient of every weight, in float64, of two documents and padding."""
+    monkeypatch.setattr(module, "NUM_CANDIDATES", CANDIDATES)
+    flat, parts = pair.__wrapped__(Shape(norms="fc_norm", dtype=torch.float64, draft_vocab=draft_vocab))
+    draft_ids = [token for token in range(VOCAB) if draft_vocab == VOCAB or token % 6]
+    if parts.t2d is not None:
+        parts.t2d[draft_ids] = True
+    selectors = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        selectors.append(new_selector(parts, RANK, None).double())
+        torch.nn.init.normal_(selectors[-1].predecessor_codebook)
+    parts.candidate_selector = selectors[1]
+    torch.manual_seed(6)
+    supervised = [*range(2, 9), *range(13, 17), *range(19, 23)]
+    given = batch([9, 2, 12], supervised, torch.float64, padding=3)
+    options = {"num_depths": 4, "down_sample_ratio": ratio[0], "down_sample_ratio_min": ratio[1]}
+    options["loss_config"] = LOSS
+    loss, metrics, gradients = whole_step(flat, selectors[0], draft_ids, given, options)
+    found = step(parts, given, 0, **options, chunk_rows=chunk_rows, selector_alpha=ALPHA)
+    assert furthest(found[0], loss) < 1e-10 and furthest(found[2], gradients) < 1e-10
+    assert float(found[1]["selector_loss_sum"]) == pytest.approx(float(metrics["loss"]), rel=1e-12)
+    assert 0 < metrics["selector"].sum() < metrics["recall"].sum() < metrics["total"].sum()
+    for name, depth in product(("recall", "selector"), range(4)):
+        assert found[1][f"{name}_{depth}_acc_sum"] == metrics[name][depth]
+        assert found[1][f"{name}_{depth}_acc_total"] == metrics["total"][depth]
+
+
+def test_a_step_without_a_token_to_choose_has_no_selector_loss() -> None:
+    """Its head learns; the selector's gradients are zero, and there: other processes wait for them."""
+    _, parts = pair.__wrapped__(Shape())
+    parts.candidate_selector = new_selector(parts, RANK, None)  # no token can be drafted
+    given = batch([12], [*range(3, 12)], torch.float32)
+    _, metrics, gradients = step(parts, given, 0, num_depths=3, loss_config=LOSS)
+    assert metrics["selector_loss_sum"] == 0 and gradients["fc.weight"].any()
+    assert not any(gradients[f"candidate_selector.{name}"].any() for name in parts.candidate_selector.state_dict())
+
+
+def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same head and selector, bit for bit; its checkpoint has each where it belongs."""
+    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", lambda run: None)
+    whole, stopped = (toy_run(tmp_path / name, selector={"rank": RANK}) for name in ("whole", "stopped"))
+    train(whole, measure=by_replay)
+    original = Trainer._optimizers_step
+
+    def stop(self: Trainer) -> None:
+        if self.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_optimizers_step", stop)
+        with pytest.raises(TryAgain, match="after step 5"):
+            train(stopped, measure=by_replay)
+    train(stopped, measure=by_replay)
+    assert result(stopped) == result(whole)
+    folder, other = (read_config(file).run / "checkpoints/step-12" for file in (whole, stopped))
+    names = ("edge/model.safetensors", "../../al.jsonl")
+    assert [(folder / name).read_bytes() for name in names] == [(other / name).read_bytes() for name in names]
+
+    head, selector, master = (
+        load_file(folder / name) for name in ("model.safetensors", names[0], "master.safetensors")
+    )
+    assert not set(head) & set(selector) and {name for name in selector if "scale" not in name} | set(head) == set(
+        master
+    )
+    assert all(torch.equal(tensor.bfloat16(), selector[name]) for name, tensor in master.items() if name in selector)
+    assert master["candidate_selector.predecessor_codebook"].any()
+    shown = CliRunner().invoke(app, ["inspect", str(folder), "--target", str(whole.parent / "target")])
+    assert shown.exit_code == 0 and "selector" in shown.output, shown.output
+    line = json.loads((folder / "../../log.jsonl").read_text().splitlines()[-2])
+    assert len(line["recall_at_16"]) == len(line["selector_accuracy"]) == 3 and line["selector_loss"] > 0
+    al = [json.loads(line) for line in (folder / names[1]).read_text().splitlines()]
+    assert {(line["step"], line["how"]) for line in al} == set(product((6, 12), ("replay", "replay, no selector")))
+
+    whole.write_text(whole.read_text().replace("rank: 4", "rank: 8"))
+    with pytest.raises(ToolError, match=r"of another run: selector was \{'rank': 4, .* and is \{'rank': 8, "):
+        train(whole)
+    more = toy_run(tmp_path / "more", selector={"rank": RANK}, head={"init": str(folder)})
+    config = read_config(more)
+    begun = make_trainer(config, to_options(config)).head.candidate_selector.state_dict()
+    assert all(torch.equal(tensor.bfloat16(), selector[f"candidate_selector.{name}"]) for name, tensor in begun.items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, name: str) -> None:
+    config = read_config(toy_run(tmp_path / "run", selector={"rank": RANK, "lr": 0.002}, optimizer={"name": name}))
+    trainer = make_trainer(config, to_options(config))
+    wanted = {f"candidate_selector.{part}" for part in trainer.head.candidate_selector.state_dict()}
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    (own,) = (group for group in groups if wanted & set(group["param_names"]))
+    assert isinstance(trainer.optimizers[-1], torch.optim.AdamW) and own in trainer.optimizers[-1].param_groups
+    assert set(own["param_names"]) == wanted and own["weight_decay"] == 0 and own["initial_lr"] == 0.002
+    assert all(group["weight_decay"] > 0 and group["initial_lr"] != 0.002 for group in groups if group is not own)
+
+
+@pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
+def test_a_checkpoint_is_served_with_its_selector(tmp_path: Path) -> None:
+    """By stock vLLM without it."""
+    target = random_heads.write_target(tmp_path / "target")
+    folder = random_heads.write_head(tmp_path / "head", target, random_heads.HeadSpec(draft_vocab=200))
+    head = PEagleDraftModel.from_pretrained(folder).float()
+    head.candidate_selector = new_selector(head, 8, None)
+    torch.nn.init.normal_(head.candidate_selector.predecessor_codebook)
+    WholeCheckpoints(tmp_path).write(head, [], [], {"step": 1, "score": None})
+    checkpoint, requests = tmp_path / "step-1", [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)]
+    live = engine(Settings(target, checkpoint, k=4, max_model_len=96))
+    reference = Reference(target, checkpoint, selector=ARM != "stock-v1")
+    right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
+    with record(live, planter(right, random_heads.VOCAB)) as noted:
+        finished = live.run(requests)
+    assert compare(noted, finished, reference, k=4, max_model_len=96).rows > 10
+    with pytest.raises(DifferentError):
+        compare(noted, finished, Reference(target, checkpoint, selector=ARM == "stock-v1"), k=4, max_model_len=96)
