@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import selector as module
-from peagle_tools.train.checkpoints import WholeCheckpoints
+from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.config import read_config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.replay import by_replay
@@ -116,7 +116,6 @@ def test_a_step_without_a_token_to_choose_has_no_selector_loss() -> None:
 
 def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same head and selector, bit for bit; its checkpoint has each where it belongs."""
-    monkeypatch.setattr("peagle_tools.train.trainer.write_plots", lambda run: None)
     whole, stopped = (toy_run(tmp_path / name, selector={"rank": RANK}) for name in ("whole", "stopped"))
     train(whole, measure=by_replay)
     original = Trainer._optimizers_step
@@ -180,7 +179,7 @@ def test_a_checkpoint_is_served_with_its_selector(tmp_path: Path) -> None:
     head = PEagleDraftModel.from_pretrained(folder).float()
     head.candidate_selector = new_selector(head, 8, None)
     torch.nn.init.normal_(head.candidate_selector.predecessor_codebook)
-    WholeCheckpoints(tmp_path).write(head, [], [], {"step": 1, "score": None})
+    Checkpoints(tmp_path).write(head, [], [], {"step": 1, "score": None})
     checkpoint, requests = tmp_path / "step-1", [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)]
     live = engine(Settings(target, checkpoint, k=4, max_model_len=96))
     reference = Reference(target, checkpoint, selector=ARM != "stock-v1")
