@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
-from benchmarks.engines import HEAD, Arm, dummy_llm, generate
+from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.probe import num_steps, watched
 from benchmarks.roofline import draft_step_roofline
-from benchmarks.shapes import Head
+from benchmarks.shapes import HeadShape
 from benchmarks.timing import Timer, as_text, copy_bandwidth
 from peagle_tools.shared.provenance import provenance
 
@@ -25,10 +25,10 @@ PROMPT = 256 if HAS_GPU else 8
 
 # With the default length of 1 all drafts are refused, so every request stays at one token a step and the batch full.
 ARMS = {
-    "plugin V2": Arm(V2, "ParallelEagleSpeculator", parallel=True),
-    "stock V1": Arm(V1 | STOCK, "EagleProposer", parallel=True),
-    "EAGLE-3 V2": Arm(V2 | STOCK, "EagleSpeculator"),
-    "plugin V1": Arm(V1, "ParallelEagleProposer", parallel=True),
+    "plugin V2": EngineArm(V2, "ParallelEagleSpeculator", parallel=True),
+    "stock V1": EngineArm(V1 | STOCK, "EagleProposer", parallel=True),
+    "EAGLE-3 V2": EngineArm(V2 | STOCK, "EagleSpeculator"),
+    "plugin V1": EngineArm(V1, "ParallelEagleProposer", parallel=True),
 }
 OURS = "plugin V2"
 
@@ -58,7 +58,7 @@ def run_arm(arm: str, k: int, batches: list[int], llm: dict[str, Any]) -> Iterat
         }
 
 
-def least_bytes(head: Head, k: int, batch: int, parallel: bool) -> float:
+def least_bytes(head: HeadShape, k: int, batch: int, parallel: bool) -> float:
     """Weights once a forward and rows once: the roofline without keys and values, and without logits."""
     parts = draft_step_roofline(head, k, batch, parallel=parallel).parts
     return sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))

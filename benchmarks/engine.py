@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
-from benchmarks.engines import HEAD, Arm, dummy_llm, generate
+from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.shapes import GPT_OSS_20B
 from peagle_tools.shared.acceptance import read_engine
 
@@ -21,11 +21,11 @@ TARGET = GPT_OSS_20B if HAS_GPU else HEAD.target.config()
 
 # With the published acceptance length at each K.
 ARMS = {
-    "none": Arm(V2 | STOCK, "NoneType"),
-    "EAGLE-3 K=3": Arm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
-    "EAGLE-3 K=7": Arm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
-    "stock P-EAGLE K=7, V1": Arm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
-    "plugin P-EAGLE K=7, V2": Arm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
+    "none": EngineArm(V2 | STOCK, "NoneType"),
+    "EAGLE-3 K=3": EngineArm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
+    "EAGLE-3 K=7": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
+    "stock P-EAGLE K=7, V1": EngineArm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
+    "plugin P-EAGLE K=7, V2": EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
 }
 OURS = "plugin P-EAGLE K=7, V2"
 

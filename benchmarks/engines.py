@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import HAS_GPU, ROOT
-from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, Head, write_config
+from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
 
 HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that draft steps and engines are measured with
 
 
 @dataclass(frozen=True)
-class Arm:
+class EngineArm:
     """A drafter on a runner.
 
     Attributes:
@@ -90,7 +90,7 @@ def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
 
 
 def dummy_pair(
-    arm: Arm, target: dict[str, Any], head: Head, batches: list[int], max_model_len: int, folder: Path
+    arm: EngineArm, target: dict[str, Any], head: HeadShape, batches: list[int], max_model_len: int, folder: Path
 ) -> dict[str, Any]:
     """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm.
 
@@ -130,7 +130,12 @@ def dummy_pair(
 
 
 def dummy_llm(
-    arm: Arm, target: dict[str, Any], head: Head, batches: list[int], max_model_len: int, more: dict[str, Any]
+    arm: EngineArm,
+    target: dict[str, Any],
+    head: HeadShape,
+    batches: list[int],
+    max_model_len: int,
+    more: dict[str, Any],
 ) -> tuple[Any, Any]:
     """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
 

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks import arms
-from benchmarks.shapes import PUBLISHED, Head
+from benchmarks.shapes import PUBLISHED, HeadShape
 from peagle_tools.shared.provenance import provenance
 
 DEPTHS, BATCHES, RANKS = (3, 5, 7), (1, 64), (64, 256)
@@ -40,7 +40,7 @@ ASSUMPTIONS = {
 }
 
 
-class Part(NamedTuple):
+class Cost(NamedTuple):
     """What one part of a step moves and computes."""
 
     bytes: float  # to and from the device's memory
@@ -63,7 +63,7 @@ DEVICES = {"H200": Device(4.8e12, 989e12), "B200": Device(8e12, 2250e12)}
 class Roofline:
     """The least that a step moves and computes, by part."""
 
-    parts: dict[str, Part]
+    parts: dict[str, Cost]
 
     @property
     def bytes(self) -> float:
@@ -76,7 +76,7 @@ class Roofline:
 
 
 def draft_step_roofline(
-    head: Head,
+    head: HeadShape,
     k: int,
     batch: int,
     *,
@@ -100,25 +100,25 @@ def draft_step_roofline(
     model, weights = head.target, replace(head, draft_vocab=draft_vocab or head.draft_vocab).weights(parallel)
     drafts, forwards, speed = batch * k, 1 if parallel else k, 1 if weight_bytes >= BF16 else 2
     captured, rows = (batch * (k + 1), 2 * drafts) if parallel else (batch, drafts)
-    parts = {"fc": Part(BF16 * weights["fc"], 2 * captured * weights["fc"])}
+    parts = {"fc": Cost(BF16 * weights["fc"], 2 * captured * weights["fc"])}
     for name, computed in (("layers", rows), ("lm_head", drafts)):
-        parts[name] = Part(weight_bytes * forwards * weights[name], 2 * computed * weights[name], speed)
-    parts["hidden states"] = Part(BF16 * (head.num_aux * captured + rows) * model.hidden)
+        parts[name] = Cost(weight_bytes * forwards * weights[name], 2 * computed * weights[name], speed)
+    parts["hidden states"] = Cost(BF16 * (head.num_aux * captured + rows) * model.hidden)
     attended = head.layers(parallel) * context * model.head_dim  # keys or values of one head, of a request or a row
-    parts["attention"] = Part(
+    parts["attention"] = Cost(
         BF16 * forwards * batch * attended * 2 * model.kv_heads, rows * attended * 4 * model.heads
     )
-    parts["logits"] = Part(2 * BF16 * drafts * (draft_vocab or head.draft_vocab))
+    parts["logits"] = Cost(2 * BF16 * drafts * (draft_vocab or head.draft_vocab))
     if rank:
         projection = rank * model.hidden
         moved = BF16 * (projection + drafts * rank * (1 + CANDIDATES)) + drafts * 2 * BF16 * rank
-        parts["selector"] = Part(
+        parts["selector"] = Cost(
             moved + drafts * CANDIDATE * CANDIDATES, drafts * (2 * projection + rank * (1 + 2 * CANDIDATES))
         )
     return Roofline(parts)
 
 
-def variants(head: Head) -> dict[str, dict[str, Any]]:
+def variants(head: HeadShape) -> dict[str, dict[str, Any]]:
     """Name of a step -> what ``draft_step_roofline`` takes for it, without vocabularies not below the head's own."""
     trimmed = {f"{size:,} tokens": {"draft_vocab": size} for size in DRAFT_VOCABS if size < head.draft_vocab}
     fp8, selectors = {"weight_bytes": 1}, {f"selector of rank {rank}": {"rank": rank} for rank in RANKS}

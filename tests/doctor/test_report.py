@@ -162,7 +162,7 @@ def test_a_moved_patch_is_named_with_its_definitions(tmp_path: Path, monkeypatch
     assert "no: no such file or folder" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
     line = only_line(run(monkeypatch, "doctor", "--vllm", root))
-    assert line.startswith("peagle-vllm: PEAGLE_VLLM_ACCEPT names 'head config', which is no patch")
+    assert line.startswith("peagle-vllm: 'head config' is no patch: PEAGLE_VLLM_ACCEPT")
 
 
 def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ def served(monkeypatch):
 
     def measured(pair, folder, prompts, plan, progress):
         calls["measured"].append(pair.head)
-        return [run.Comparison(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1))]
+        return [run.ServedGain(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1))]
 
     def sharpen(head, target, vocab_size, prompts, out, plan, progress):
         calls["sharpened"].append(target_ids(head).tolist())
         gain = 0.5 if calls.get("better") else -0.1
         if gain > 0:
             out.mkdir()
-        one = run.Comparison(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1))
+        one = run.ServedGain(3, Gain(2.9, 0.1), Gain(2.9 + gain, 0.1), Gain(gain, 0.1))
         return run.Sharpened({}, "gated", 10, [one])
 
     for name, stand_in in (("recorded", recorded), ("served", measured), ("sharpen", sharpen)):

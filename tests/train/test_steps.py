@@ -20,7 +20,7 @@ from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.server import Server
 from peagle_tools.train import serve, steps
-from peagle_tools.train.config import STAMP, Config, Data, Every, Head, Optimizer, Step, read_config
+from peagle_tools.train.config import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.replay import by_replay
 from peagle_tools.train.run import train
@@ -46,7 +46,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
         target=str(TARGET),
         folder=str(folder),
         data=Data(**data),
-        head=Head(aux_layers=LAYERS),
+        head=HeadSettings(aux_layers=LAYERS),
         step=Step(tokens=256, dtype="float32"),
         engine=ENGINE,
     )
@@ -222,7 +222,7 @@ def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest
 def test_online_it_trains_the_same_head(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """From the server's hidden states as from files: loss of every step, AL by replay, and weights."""
     steps.states(config)  # a test before this one took a file away
-    short = {"head": Head(layers=2, depths=3, aux_layers=LAYERS), "optimizer": Optimizer(steps=4, lr=0.01)}
+    short = {"head": HeadSettings(layers=2, depths=3, aux_layers=LAYERS), "optimizer": Optimizer(steps=4, lr=0.01)}
     short |= {"every": Every(checkpoint=4, replay=4), "speculators": {"num_workers": 0, "log_freq": 1}}
     from_files = config.model_copy(update=short)
     online = changed(from_files, "data", online=True).model_copy(update={"folder": str(tmp_path)})

@@ -12,7 +12,7 @@ from peagle_tools.shared.terminal import JsonOption, conversations, exit_if_unfi
 
 if TYPE_CHECKING:
     from peagle_tools.sharpen.reduce import Reduction
-    from peagle_tools.sharpen.run import Comparison, Sharpened
+    from peagle_tools.sharpen.run import ServedGain, Sharpened
 
 
 def sharpen(
@@ -132,7 +132,7 @@ def show_reduction(reduction: "Reduction") -> None:
     show_served(title, reduction.served)
 
 
-def show_served(title: str, served: "list[Comparison]") -> None:
+def show_served(title: str, served: "list[ServedGain]") -> None:
     """AL by K, before and after."""
     from rich.console import Console
     from rich.table import Table

@@ -36,7 +36,7 @@ class Reduction:
     covered: float | None
     bytes_before: int
     bytes_after: int
-    served: list[run.Comparison]
+    served: list[run.ServedGain]
 
 
 def reduce(

@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ServedGain:
     """Acceptance of one K, served, before and after, over the same held-out prompts."""
 
     num_speculative_tokens: int
@@ -62,7 +62,7 @@ class Sharpened:
     forms: dict[str, Gain]
     chosen: str
     drafts: int
-    served: list[Comparison]
+    served: list[ServedGain]
 
     @property
     def is_better(self) -> bool:
@@ -177,7 +177,7 @@ def _fitted(
     return [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
 
 
-def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[Comparison]:
+def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[ServedGain]:
     """What ``sharpened`` gains over the pair's own head, by K."""
     found = []
     depths = sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
@@ -192,7 +192,7 @@ def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, pr
         )
         paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
         error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
-        found.append(Comparison(k, before, after, Gain(after.length - before.length, error)))
+        found.append(ServedGain(k, before, after, Gain(after.length - before.length, error)))
     return found
 
 

@@ -65,7 +65,7 @@ class Data(Strict):
         return [str(file) if file.is_file() else name for file, name in zip(files, value, strict=True)]
 
 
-class Head(Strict):
+class HeadSettings(Strict):
     """The head.
 
     Attributes:
@@ -167,7 +167,7 @@ class Config(Strict):
     target: str
     folder: Annotated[str, Field(validate_default=True)] = "run"
     data: Data = Data()
-    head: Head = Head()
+    head: HeadSettings = HeadSettings()
     step: Step = Step()
     optimizer: Optimizer = Optimizer()
     selector: Selector | None = None

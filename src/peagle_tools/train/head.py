@@ -14,7 +14,7 @@ from speculators.models.peagle.metrics import compute_metrics
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, Rows, anchor_chunks, chunked_sum
+from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, StepRows, anchor_chunks, chunked_sum
 from peagle_tools.train.selector import SelectorLoss
 
 
@@ -66,14 +66,16 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         anchor, depth = generate_cod_sample_indices(
             num_tokens, loss_mask, num_depths, down_sample_ratio, down_sample_ratio_min, max_anchors=max_anchors
         )
-        mask_rows = Rows(anchor[depth > 0], depth[depth > 0])
+        mask_rows = StepRows(anchor[depth > 0], depth[depth > 0])
         total = loss_mask[0, anchor + depth].sum(dtype=torch.float64)
         metrics: dict[str, Tensor] = {}
         of_selector = None
         if self.candidate_selector is not None:
-            of_selector = SelectorLoss(self, metrics, input_ids, loss_mask, documents, Rows(anchor, depth), num_depths)
+            of_selector = SelectorLoss(
+                self, metrics, input_ids, loss_mask, documents, StepRows(anchor, depth), num_depths
+            )
 
-        def loss_of(states: Tensor, rows: Rows) -> Tensor:
+        def loss_of(states: Tensor, rows: StepRows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
             with torch.no_grad():
                 last = verifier_last_hidden_states[:, rows.position]
@@ -97,12 +99,12 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
 
     def sum_over(
         self,
-        part: Callable[[Tensor, Rows], Tensor],
+        part: Callable[[Tensor, StepRows], Tensor],
         input_ids: Tensor,
         hidden_states: Tensor,
         documents: Documents,
         supervised: Tensor,
-        mask_rows: Rows,
+        mask_rows: StepRows,
         chunk_rows: int,
         **options: Any,
     ) -> Tensor:
@@ -138,9 +140,9 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             kept += key_value
 
         def real_chunk(position: Tensor, states: Tensor) -> Tensor:
-            return part(states[:, position], Rows(position, torch.zeros_like(position)))
+            return part(states[:, position], StepRows(position, torch.zeros_like(position)))
 
-        def mask_chunk(rows: Rows, mask_row: Tensor, *kept: Tensor) -> Tensor:
+        def mask_chunk(rows: StepRows, mask_row: Tensor, *kept: Tensor) -> Tensor:
             states = mask_row.expand(-1, len(rows.anchor), -1)
             attention = {window: MaskRows(documents, rows, window, states.dtype) for window in set(windows)}
             for layer, window, key, value in zip(self.layers, windows, kept[::2], kept[1::2], strict=True):

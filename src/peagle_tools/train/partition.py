@@ -22,7 +22,7 @@ ATTENTION = "peagle_partition"
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepRows:
     """Rows of one forward: ``anchor`` and ``depth``, [n] int64."""
 
     anchor: Tensor
@@ -33,14 +33,14 @@ class Rows:
         return self.anchor + self.depth
 
 
-def anchor_chunks(rows: Rows, chunk_rows: int) -> list[Rows]:
+def anchor_chunks(rows: StepRows, chunk_rows: int) -> list[StepRows]:
     """``rows`` in the order of their anchors, cut between anchors into chunks of about ``chunk_rows``."""
     order = rows.anchor.argsort(stable=True)  # depths of an anchor come in ascending order, and stay so
     anchor, depth = rows.anchor[order], rows.depth[order]
     counts = anchor.unique_consecutive(return_counts=True)[1]
     begins = counts.cumsum(0) - counts
     sizes = (begins // chunk_rows).repeat_interleave(counts).unique_consecutive(return_counts=True)[1].tolist()
-    return [Rows(*parts) for parts in zip(anchor.split(sizes), depth.split(sizes), strict=True)]
+    return [StepRows(*parts) for parts in zip(anchor.split(sizes), depth.split(sizes), strict=True)]
 
 
 class Documents:
@@ -59,7 +59,7 @@ class Documents:
         self.first = (ends - counts).repeat_interleave(counts)
         self.spans = list(zip((ends - counts).tolist(), ends.tolist(), strict=True))
 
-    def bias(self, start: int, stop: int, rows: Rows, window: int | None, dtype: torch.dtype) -> Tensor:
+    def bias(self, start: int, stop: int, rows: StepRows, window: int | None, dtype: torch.dtype) -> Tensor:
         """0 where ``rows`` attend, else -inf: to real rows start..stop and themselves, [1, 1, n, stop-start + n]."""
         real = torch.arange(start, stop, device=self.ids.device)
         anchor = torch.cat([real, rows.anchor])
@@ -89,7 +89,7 @@ class RealRows:
                 end, key = min(row + chunk_rows, stop), max(start, row - window + 1)
                 if (row - key, end - row) not in biases:
                     anchor = torch.arange(row, end, device=documents.ids.device)
-                    rows = Rows(anchor, torch.zeros_like(anchor))
+                    rows = StepRows(anchor, torch.zeros_like(anchor))
                     biases[row - key, end - row] = documents.bias(key, row, rows, window, dtype)
                 self.blocks.append((slice(row, end), slice(key, end), biases[row - key, end - row]))
 
@@ -105,7 +105,7 @@ class RealRows:
 class MaskRows:
     """Attention of one chunk of mask rows: on the real rows' keys and values of the layer, and on the chunk's own."""
 
-    def __init__(self, documents: Documents, rows: Rows, window: int | None, dtype: torch.dtype):
+    def __init__(self, documents: Documents, rows: StepRows, window: int | None, dtype: torch.dtype):
         self.start, self.stop = int(documents.first[rows.anchor[0]]), int(rows.anchor[-1]) + 1
         if window is not None:  # an anchor is seen by its rows outside the window too
             in_window = int(rows.position.min()) - window + 1

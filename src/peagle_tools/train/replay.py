@@ -19,7 +19,7 @@ from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.train.config import Config
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.partition import Documents, Rows
+from peagle_tools.train.partition import Documents, StepRows
 from peagle_tools.train.selector import SelectedDrafts
 
 REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
@@ -77,11 +77,11 @@ def _drafts(
     depth = torch.arange(1, num_k, device=tokens.device).repeat_interleave(len(anchors))
     anchor = anchors.repeat(num_k - 1)
     inside = anchor + depth < len(tokens)
-    mask_rows = Rows(anchor[inside], depth[inside])
+    mask_rows = StepRows(anchor[inside], depth[inside])
     drafts = tokens.new_zeros(len(tokens), num_k)
     selected = None if head.candidate_selector is None else SelectedDrafts(head, len(tokens), num_k)
 
-    def note(states: Tensor, rows: Rows) -> Tensor:
+    def note(states: Tensor, rows: StepRows) -> Tensor:
         hidden = head.norm(states)[0]
         logits = head.lm_head(hidden)
         best = logits.argmax(dim=-1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import peagle_kernels
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.partition import Documents, Rows
+from peagle_tools.train.partition import Documents, StepRows
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, download
 from peagle_vllm.heads.selector import EDGE_SCALE, PREDECESSORS, PROJECTION, SUCCESSORS
 
@@ -84,7 +84,7 @@ class SelectorLoss:
         input_ids: Tensor,
         loss_mask: Tensor,
         documents: Documents,
-        rows: Rows,
+        rows: StepRows,
         num_depths: int,
     ):
         self.selector, self.metrics, self.num_depths = head.candidate_selector, metrics, num_depths
@@ -98,7 +98,7 @@ class SelectorLoss:
         self.following = following  # [N] draft id of the token after each position; -1: no loss
         self.total = (following[rows.position] >= 0).sum().clamp(min=1)
 
-    def __call__(self, hidden: Tensor, logits: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, hidden: Tensor, logits: Tensor, rows: StepRows) -> Tensor:
         """What ``rows`` add: states after the last norm [n, hidden] and unary logits [n, draft vocabulary]."""
         truth = self.following[rows.position]
         known = truth >= 0
@@ -133,7 +133,7 @@ class SelectedDrafts:
         self.logits = torch.zeros(self.ids.shape, device=device)
         self.gates = torch.zeros(num_tokens, num_k, rank, device=device)
 
-    def note(self, hidden: Tensor, logits: Tensor, rows: Rows) -> None:
+    def note(self, hidden: Tensor, logits: Tensor, rows: StepRows) -> None:
         """States after the last norm [n, hidden] and logits [n, draft vocabulary] of ``rows``."""
         at, best = (rows.anchor, rows.depth), logits.topk(self.selector.num_candidates, dim=-1)
         self.ids[at], self.logits[at] = best.indices, best.values.float()

@@ -73,9 +73,13 @@ class Trainer(library.Trainer):
             self._check_same_run(state)
 
     def setup_optimizer(self) -> None:
+        original = library.build_optimizers
         if self.settings.selector:
             library.build_optimizers = partial(build_optimizers, rate=self.settings.selector.lr)
-        super().setup_optimizer()
+        try:
+            super().setup_optimizer()
+        finally:
+            library.build_optimizers = original
 
     def _check_same_run(self, state: dict[str, Any]) -> None:
         then, now = state["run"], self._run_of()
