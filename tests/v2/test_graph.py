@@ -1,4 +1,4 @@
-"""The draft step as a CUDA graph, emulated on a CPU (``tests.support.graphs``): its drafts equal the simulation's too."""
+"""The draft step as a CUDA graph, emulated on a CPU (``support.graphs``): its drafts equal the simulation's too."""
 
 import itertools
 from collections.abc import Iterable, Sequence
