@@ -71,7 +71,7 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     assert ran.out.splitlines()[-1] == "No depth gains more than the noise: leave --speculative-config out."
     assert ran.out.count("no speculation; K=") == 2
     prompts.write_text("Another one.\n")
-    assert "holds results of other prompts or options" in only_line(run(monkeypatch, *command))
+    assert "holds a suite or results of other prompts or options" in only_line(run(monkeypatch, *command))
 
 
 def test_a_sweep_that_fails_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

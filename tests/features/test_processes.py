@@ -30,7 +30,8 @@ def command(port: int, *arguments: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["tensor", pytest.param("data", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["tensor", "data"])
 def test_two_ranks_give_the_output_of_one(kind: str):
     cases = [Case(i, 24) for i in range(4)]
     alone = [tokens(output)[0] for output in outputs(SETTINGS, cases)]

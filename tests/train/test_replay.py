@@ -91,6 +91,17 @@ def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, T
     assert replay(head, documents[:6], k, TOKENS) == {REPLAY: found[UNSELECTED]}
 
 
+def test_after_a_loop_nothing_is_known(documents: list[dict[str, Tensor]]) -> None:
+    """As after ``max_tokens``: rounds with drafts past the end are left out."""
+    head = PEagleDraftModel.from_pretrained(PEAGLE).float()
+    answer = documents[0]["input_ids"].clone()
+    answer[-4:] = answer[-8:-4] = answer[-12:-8]
+    num_said = int(documents[0]["loss_mask"].sum())
+    for ids, is_same in ((answer, True), (torch.cat([answer[:-1], answer[:1]]), False)):
+        one = [documents[0] | {"input_ids": ids}]
+        assert (replay(head, one, 5, num_said + 1) == replay(head, one, 5, num_said)) is is_same
+
+
 def test_a_step_that_is_measured_again_is_noted_once(tmp_path: Path) -> None:
     """A run that was killed goes on from its checkpoint; vLLM's lines stay."""
     file = tmp_path / "al.jsonl"

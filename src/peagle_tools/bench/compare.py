@@ -127,7 +127,9 @@ def compare(
             worse.append(f"slower, {speed.median:.2f} of before ({speed.low:.2f}..{speed.high:.2f})")
         for name, (metric, times) in TIMES.items():
             before_ms, after_ms = a.spread(metric), b.spread(metric)
-            if before_ms.over(after_ms).lost(times * tolerance):
+            if before_ms.repeats and not after_ms.repeats:
+                worse.append(f"{name} {before_ms.median:.1f} ms -> no sample")
+            elif before_ms.over(after_ms).lost(times * tolerance):
                 worse.append(f"{name} {before_ms.median:.1f} -> {after_ms.median:.1f} ms")
         lengths = a.spread("acceptance_length"), b.spread("acceptance_length")
         said = f"AL {lengths[0].median:.2f} -> {lengths[1].median:.2f}"

@@ -79,8 +79,8 @@ def tune(
     )
     files = {folder / "suite.yaml": text} | ({folder / "suite.jsonl": "".join(lines)} if lines else {})
     try:
-        if (folder / "sweep.json").exists() and any(path.read_text() != text for path, text in files.items()):
-            fail(f"{folder} holds results of other prompts or options; name another folder with --results")
+        if any(path.exists() and path.read_text() != text for path, text in files.items()):
+            fail(f"{folder} holds a suite or results of other prompts or options; name another folder with --results")
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             path.write_text(text)

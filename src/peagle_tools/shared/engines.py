@@ -104,11 +104,15 @@ def cannot_run(error: Exception) -> ToolError:
     return ToolError(f"vLLM cannot run this pair ({reason}); serve the target alone first, then with this head")
 
 
-def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:
-    """Acceptance of each group of prompts, from vLLM's own counters."""
+def measure(
+    pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int, loop: dict[str, int] | None = None
+) -> list[Acceptance]:
+    """Acceptance of each group of prompts, from vLLM's own counters; ``loop``: the repetition that ends an answer."""
     from vllm import SamplingParams
+    from vllm.sampling_params import RepetitionDetectionParams
 
-    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens), []
+    until = RepetitionDetectionParams(**loop) if loop else None
+    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until), []
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens, GROUP) as llm:
         for at in range(0, len(prompts), GROUP):
             before = read_engine(llm)

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 COLORS = ("#808a96", "#3b82f6", "#ea580c", "#0d9488", "#a855f7", "#ca8a04", "#e11d48", "#65a30d")
-DASHES = ("-", "--", ":", "-.", (0, (1, 3)))
 MARKERS = "os^DvPX*"
 INK = "#010203"  # stands for the colour of text and axes, until ``chart`` writes it as currentColor
 SCHEMES = "<style>svg{color:#3d4650}@media(prefers-color-scheme:dark){svg{color:#b4bec9}}</style>"
@@ -51,22 +50,13 @@ def chart(title: str, x: str, y: str, paint: Callable[[Axes], None]) -> Plot:
     return Plot(title, text.replace(">", f">{SCHEMES}", 1))
 
 
-def line(
-    axes: Axes,
-    name: str,
-    xs: Sequence[float],
-    ys: Sequence[float],
-    color: int,
-    dash: int = 0,
-    marker: str | None = None,
-) -> None:
-    """A series; ``color`` and ``dash`` are counted.
+def line(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float], color: int) -> None:
+    """A series; ``color`` is counted.
 
     Each further series is thinner and its markers smaller: where two coincide, the one beneath still shows.
     """
-    ink, marker = COLORS[color % len(COLORS)], MARKERS[color % len(MARKERS)] if marker is None else marker
-    style: Any = {"color": ink, "linestyle": DASHES[dash % len(DASHES)], "marker": marker, "markerfacecolor": "none"}
-    size = max(4.0, 10 - 1.5 * color)
+    ink, marker, size = COLORS[color % len(COLORS)], MARKERS[color % len(MARKERS)], max(4.0, 10 - 1.5 * color)
+    style: Any = {"color": ink, "marker": marker, "markerfacecolor": "none"}
     axes.plot(xs, ys, markersize=size, linewidth=size / 3, label=name, **style)
 
 

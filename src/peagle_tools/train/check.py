@@ -3,7 +3,7 @@
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.config import Config
+from peagle_tools.train.config import LOOP, Config
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.replay import note_al
 from peagle_vllm.heads.checks import check as problems_of
@@ -40,7 +40,7 @@ def check(config: Config) -> str:
     pair = engines.Pair(config.target, str(head.resolve()), {"dtype": config.target_dtype, **config.engine})
     found = []
     for num_k in config.ks:
-        groups = engines.in_process(engines.measure, pair, prompts, num_k, config.data.max_tokens)
+        groups = engines.in_process(engines.measure, pair, prompts, num_k, config.data.max_tokens, LOOP)
         found.append((num_k, sum_of(groups)))
     note_al(al, step, "vllm", found)
     both = [f"K = {num_k}: AL {one.length:.3f} in vLLM, {replayed[num_k]:.3f} by replay" for num_k, one in found]

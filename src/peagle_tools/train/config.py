@@ -19,6 +19,16 @@ STAMP = "hidden_states.json"
 DTYPES = {name: name for name in ("bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 
+# vLLM ends an answer where 4 to 128 tokens come three times in a row: greedy answers of small models loop until
+# max_tokens, and loops teach a drafter to copy.
+LOOP = {"min_pattern_size": 4, "max_pattern_size": 128, "min_count": 3}
+
+
+def ends_in_loop(said: list[int]) -> bool:
+    """Whether the tokens of an answer end as ``LOOP`` says."""
+    sizes = range(LOOP["min_pattern_size"], min(LOOP["max_pattern_size"], len(said) // 3) + 1)
+    return any(said[-size:] == said[-2 * size : -size] == said[-3 * size : -2 * size] for size in sizes)
+
 
 class Data(Strict):
     """Prompts, answers and hidden states.

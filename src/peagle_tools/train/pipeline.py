@@ -17,7 +17,7 @@ from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.files import write_whole
 from peagle_tools.train import serve
-from peagle_tools.train.config import STAMP, Config
+from peagle_tools.train.config import LOOP, STAMP, Config
 
 WRITES = {  # what each step writes, and --from removes
     "prompts": ("prompts.jsonl", "prompts.sampled.jsonl", "prompts.dropped.jsonl", "prompts.report.json"),
@@ -107,7 +107,7 @@ def settings(config: Config) -> dict[str, Any]:
             *(read, data["pii"], "drop", data["ner"]),
             *filter(None, [apart, data["from_target"] and written]),
         ],
-        "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed],
+        "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed, LOOP],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
         "run": [head, step, optimizer | {"shard": False}, config.speculators, *selector],

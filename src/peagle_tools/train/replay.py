@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from peagle_tools.shared.acceptance import Acceptance
-from peagle_tools.train.config import Config
+from peagle_tools.train.config import Config, ends_in_loop
 from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.partition import Documents, StepRows
@@ -37,8 +37,8 @@ def replay(
 
     Under ``REPLAY``; of a head with a selector also under ``UNSELECTED``, without it.
 
-    Drafts past the end of an answer count as refused. Where ``max_tokens`` ended it, what the target would have said
-    next is not known, so rounds with such drafts are left out.
+    Drafts past the end of an answer count as refused. Where ``max_tokens`` or a loop ended it, what the target would
+    have said next is not known, so rounds with such drafts are left out.
 
     Args:
         documents: greedy answers as ``shift_batch`` leaves them: input_ids [N], loss_mask [N] and hidden_states
@@ -58,11 +58,11 @@ def replay(
         drafts = _drafts(head, tokens, document["hidden_states"].to(head.fc.weight), first, num_k, chunk_rows)
         following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
         following[: len(tokens) - first - 1] = tokens[first + 1 :]
+        is_whole = len(tokens) - first < max_tokens and not ends_in_loop(tokens[first:].tolist())
         for how, of_how in drafts.items():
             agree = (of_how == following.unfold(0, num_k, 1)[: len(of_how)]).cumprod(dim=1)
             for num, accepted in enumerate(rounds[how], start=1):
                 lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
-                is_whole = len(lengths) < max_tokens
                 while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
                     accepted.append(lengths[at])
                     at += lengths[at] + 1

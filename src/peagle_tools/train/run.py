@@ -6,6 +6,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import loguru
@@ -72,6 +73,9 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
         write_whole(config.run / "run.yaml", options.dump_yaml())
         used = {**versions(), "speculators": version("speculators")}
         write_whole(config.run / "versions.json", json.dumps(used, indent=2) + "\n")
+    for name in filter(None, (options.logging.logger or "").split(",")):
+        if not find_spec(name):
+            raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
     setup_metric_logger(options.logging.logger, options.logging.run_name, options.logging.log_dir)
     trainer.run()
     return trainer

@@ -15,7 +15,7 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.server import Server
 from peagle_tools.train import serve
-from peagle_tools.train.config import STAMP, Config
+from peagle_tools.train.config import LOOP, STAMP, Config
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import read_target
@@ -24,9 +24,6 @@ from peagle_vllm.heads.target import read_target
 FINAL = ("InvalidResponseError", "empty assistant generation")
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
-# vLLM ends an answer where 4 to 128 tokens come three times in a row: greedy answers of small models loop until
-# max_tokens, and loops teach a drafter to copy.
-LOOP = {"min_pattern_size": 4, "max_pattern_size": 128, "min_count": 3}
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
