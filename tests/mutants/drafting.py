@@ -201,6 +201,13 @@ DRAFTING = (
         READS,
     ),
     Mutation(
+        "graph: metadata is rebuilt and nobody says so",
+        V2,
+        "self.attention.warn_of_rebuilt_metadata()",
+        "pass",
+        READS,
+    ),
+    Mutation(
         "piecewise: input rows stand elsewhere at every step",
         V2,
         "hidden_states=first_rows(self.hidden_states, batch.num_rows),",
@@ -219,7 +226,7 @@ DRAFTING = (
         PREPARE,
         '        "num_reqs",\n',
         "",
-        "tests/kernels/test_aot.py::test_a_server_compiles_prepare_inputs_once_for_each_layout",
+        "tests/kernels/test_launch.py::test_prepare_inputs",
         "plugin-v1",
     ),
     Mutation(
