@@ -84,6 +84,7 @@ PLANTED = {
     "the tail of TTFT": (times("p99_ttft_ms", 2), "TTFT p99 20.0 -> 40.0 ms"),
     "TPOT": (times("_tpot_ms", 1.15), "TPOT p50"),
     "the tail of TPOT": (times("p99_tpot_ms", 1.5), "TPOT p99"),
+    "no TPOT": (lambda data: data.update(output_lens=[1] * len(data["output_lens"])), "ms -> no sample"),
     "another text": (another_answer, "same text as without speculation 100% -> 91.67%, in float32"),
     "no text": (lambda data: data.update(generated_texts=[]), "same text as without speculation 100% -> unknown"),
 }

@@ -70,6 +70,8 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     ran = run(monkeypatch, *command)
     assert ran.out.splitlines()[-1] == "No depth gains more than the noise: leave --speculative-config out."
     assert ran.out.count("no speculation; K=") == 2
+    (written,) = elsewhere.rglob("suite.yaml")
+    (written.parent / "sweep.json").unlink()  # a suite without results is somebody's, too
     prompts.write_text("Another one.\n")
     assert "holds a suite or results of other prompts or options" in only_line(run(monkeypatch, *command))
 

@@ -242,8 +242,17 @@ def lose_states(data: Path) -> None:
         (None, {"data": {"held_out": 24}}, "has 24 documents, and data.held_out keeps 24 of them"),
         (None, {"speculators": {"draft_arc": "llama"}}, "draft_arc: .*; did you mean draft_arch"),
         (None, {"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
+        (None, {"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
     ],
-    ids=("a mask token in use", "states of other layers", "lost states", "all held out", "unknown option", "its value"),
+    ids=(
+        "a mask token in use",
+        "states of other layers",
+        "lost states",
+        "all held out",
+        "unknown option",
+        "its value",
+        "its logger",
+    ),
 )
 def test_refused_in_one_line(tmp_path: Path, damage: Any, changes: dict[str, Any], line: str) -> None:
     file = toy_run(tmp_path / "run", **changes)

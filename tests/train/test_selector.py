@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from speculators.models.peagle.data import generate_cod_sample_indices
+from speculators.train import trainer as library
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -162,7 +163,9 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, name: str) -> None:
     config = read_config(toy_run(tmp_path / "run", selector={"rank": RANK, "lr": 0.002}, optimizer={"name": name}))
+    before = library.build_optimizers
     trainer = make_trainer(config, to_options(config))
+    assert library.build_optimizers is before  # other trainers of this process have no selector
     wanted = {f"candidate_selector.{part}" for part in trainer.head.candidate_selector.state_dict()}
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     (own,) = (group for group in groups if wanted & set(group["param_names"]))
