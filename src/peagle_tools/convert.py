@@ -23,6 +23,15 @@ def convert(
         str | None,
         typer.Option(metavar="TARGET", help="Check the head against this model, and name it in the result."),
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="W",
+            help="Let every layer see the last W tokens only: for prompts that are longer "
+            "than the documents it was trained on.",
+        ),
+    ] = None,
     revision: RevisionOption = None,
 ) -> None:
     """Write a head of any dialect in a format that vLLM loads by itself.
@@ -44,6 +53,7 @@ def convert(
         source = read_head(download(head, revision))
         if mask_token_id is not None:
             source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
+        source = converting.with_window(source, window) if window is not None else source
         model = read_target(target) if target is not None else None
         exit_if_unfit(converting.obstacles(source, to, model))
         console = Console(stderr=True)

@@ -121,6 +121,23 @@ def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path:
     assert (getattr(config, "num_aux_hidden_states", None) or 3) == facts(head)["num_aux"]
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+def test_a_window_is_that_of_every_layer(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As vLLM reads it, whatever windows the head had; nothing else changes."""
+    from tests.heads.test_vllm_agrees import vllms_config
+
+    head, found = CASES[name]().save(tmp_path / "head"), []
+    for out, more in (("plain", ()), ("windowed", ("--window", "16"))):
+        assert run(monkeypatch, "convert", head, tmp_path / out, "--to", to, *more).code == 0
+        found.append(facts(tmp_path / out) | {"layer_types": 0, "sliding_window": 0})
+    assert found[0] == found[1]
+    config = vllms_config(tmp_path / "windowed")
+    assert config.layer_types == ["sliding_attention"] * config.num_hidden_layers
+    assert config.sliding_window == 16
+    assert same(tensors(tmp_path / "plain"), tensors(tmp_path / "windowed"))
+
+
 def test_specforge_is_given_its_mask_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = writers.specforge().save(tmp_path / "head")
     ran = run(monkeypatch, "convert", head, tmp_path / "out")

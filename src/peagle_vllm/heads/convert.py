@@ -44,6 +44,14 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     return problems
 
 
+def with_window(head: Head, window: int) -> Head:
+    """``head`` with layers that each see the last ``window`` tokens, their own included."""
+    sliding = {"layer_types": ["sliding_attention"] * head.num_layers, "sliding_window": window}
+    if head.served.get("model_type") == "qwen3":
+        sliding["use_sliding_window"] = True  # else transformers ignores it
+    return replace(head, served={**head.served, **sliding})
+
+
 def convert(
     head: Head, folder: Path, to: Format, target: Target | None, on_write: Callable[[int], object] = lambda count: None
 ) -> None:
