@@ -314,6 +314,13 @@ DRAFTING = (
         REPLAYED,
     ),
     Mutation(
+        "drafts beside the request's top-k and top-p",
+        V1,
+        "logits = within_limits(logits, sampling_metadata)",
+        "logits = logits",
+        "tests/sampling/test_follows_target.py::test_drafts_are_within_the_limits[probabilistic]",
+    ),
+    Mutation(
         "top_k alone ends the engine",
         "src/peagle_vllm/patches/cpu_sampling.py",
         "if patches.serving_peagle and not len(logits):",

@@ -36,6 +36,7 @@ class Tally:
         """
         log_p = (logits.double() / temperature).log_softmax(-1)
         p = log_p.exp()
+        log_p = log_p.clamp(min=-1e4)  # a token that cannot come, and one that did all the same
         self.num_tokens += len(tokens)
         for f, name in ((log_p, "score"), (p, "mass")):
             mean = (p * f).sum(-1)

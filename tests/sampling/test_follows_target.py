@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ NUM_TOKENS = {"plugin-v1": 5_000, "plugin-v2": 600}
 NUM_TOKENS_SHARPENED = {"plugin-v1": 10_000, "plugin-v2": 160}
 NUM_TOKENS_FULL = {"plugin-v1": 50_000, "plugin-v2": 5_000}
 MAX_TOKENS = 40
+# Of the requests in a batch, in turn.
+LIMITS: tuple[dict[str, float], ...] = ({}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 8, "top_p": 0.9})
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -43,35 +46,53 @@ def settings(drafts: str, sharpened: Path | None = None) -> Settings:
     return Settings(TARGET, head, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),))
 
 
-def sample(live: Engine, num_tokens: int, temperature: float, seeded: bool, tag: str) -> list[Finished]:
+def sample(
+    live: Engine, num_tokens: int, temperature: float, seeded: bool, tag: str, limits: tuple[dict, ...] = ({},)
+) -> list[Finished]:
+    """Answers of requests whose limits are those of ``limits``, in turn."""
     prompts = itertools.cycle(prompt_token_ids())
     requests = [
         Request(
             f"{tag}-{i}",
             tuple(next(prompts)),
             MAX_TOKENS,
-            sampling=(("temperature", temperature), *((("seed", i),) if seeded else ())),
+            sampling=(
+                ("temperature", temperature),
+                *((("seed", i),) if seeded else ()),
+                *limits[i % len(limits)].items(),
+            ),
         )
         for i in range(-(-num_tokens // MAX_TOKENS))
     ]
-    return list(live.run(requests).values())
+    finished = live.run(requests)
+    return [finished[request.id] for request in requests]
 
 
 @torch.no_grad()
-def judge(finished: list[Finished], temperature: float) -> Tally:
+def judge(finished: list[Finished], temperature: float, limits: tuple[dict, ...] = ({},)) -> Tally:
     target, tally = Target(TARGET, ROUND["float32"]), Tally()
-    for done in finished:
+    for done, limit in zip(finished, itertools.cycle(limits), strict=False):
         tokens = torch.tensor(done.tokens)
-        logits = target.logits(target.states(tokens[:-1])[-1])
-        tally.add(logits[-len(done.output) :], tokens[-len(done.output) :], temperature)
+        logits = target.logits(target.states(tokens[:-1])[-1])[-len(done.output) :]
+        tally.add(limited(logits, temperature, **limit), tokens[-len(done.output) :], temperature)
     return tally
+
+
+def limited(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+    """-inf for what a request cannot say: top-k first, then top-p of what is left."""
+    best, order = (logits / temperature).sort(-1, descending=True)
+    best[:, top_k or len(best[0]) :] = -float("inf")
+    p = best.softmax(-1)
+    best[p.cumsum(-1) - p >= top_p] = -float("inf")
+    return torch.where(best.gather(-1, order.argsort(-1)) > -float("inf"), logits, -float("inf"))
 
 
 def run_all(drafts: str, sharpened: Path, num_tokens: int) -> None:
     """Half of the tokens at each temperature, half of those from seeded requests."""
     live, together = engine(settings(drafts, sharpened)), Tally()
     for temperature, seeded in itertools.product(TEMPERATURES, (False, True)):
-        tally = judge(sample(live, num_tokens // 8, temperature, seeded, f"{temperature}-{seeded}"), temperature)
+        finished = sample(live, num_tokens // 8, temperature, seeded, f"{temperature}-{seeded}", LIMITS)
+        tally = judge(finished, temperature, LIMITS)
         print(f"{ARM} {drafts} drafts, temperature {temperature}, seeded {seeded}: {tally}")
         assert tally.follows_target, tally
         together += tally
@@ -112,6 +133,30 @@ def test_a_seeded_request_repeats_itself(drafts: str, sharpened: Path):
     first = once(f"{drafts}-a")
     assert once(f"{drafts}-b") == first
     assert once(f"{drafts}-c", companions=3) == first
+
+
+@pytest.mark.arm("plugin-v1")
+@pytest.mark.parametrize("drafts", DRAFTS[1:])
+def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch: pytest.MonkeyPatch):
+    """Under top-k 1, or top-p 0, they are those of a greedy request: it takes as many steps to the same text."""
+    live, steps = engine(settings(drafts, sharpened)), Counter[str]()
+    engine_step = live.llm.llm_engine.step
+
+    def told(name: str, *sampling: tuple[str, float]) -> list[int]:
+        def step():
+            steps[name] += 1
+            return engine_step()
+
+        monkeypatch.setattr(live.llm.llm_engine, "step", step)
+        requests = [
+            Request(f"{drafts}-{name}-{i}", tuple(prompt_token_ids()[i]), MAX_TOKENS, sampling=sampling) for i in (0, 1)
+        ]
+        return [live.run([request])[request.id].output for request in requests]
+
+    said = told("greedy")
+    hot = ("temperature", 1.5)
+    assert told("top-k", hot, ("top_k", 1)) == told("top-p", hot, ("top_p", 1e-6)) == said
+    assert len(set(steps.values())) == 1
 
 
 @pytest.mark.arm("plugin-v1")

@@ -14,7 +14,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops.topk_topp_sampler import sample_with_exponential_noise
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p, sample_with_exponential_noise
 from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
@@ -255,7 +255,12 @@ class ParallelEagleProposer(EagleProposer):
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Probabilistic drafts; a seeded request draws from its own generator, so that it repeats itself."""
+        """Probabilistic drafts within the request's top-k and top-p, outside of which the target refuses every draft.
+
+        A seeded request draws from its own generator, so that it repeats itself.
+        """
+        if self._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy:
+            logits = within_limits(logits, sampling_metadata)
         draft_token_ids, draft_probs = super()._sample_from_logits(logits, sampling_metadata)
         if draft_probs is None or not sampling_metadata.generators:
             return draft_token_ids, draft_probs
@@ -270,6 +275,28 @@ class ParallelEagleProposer(EagleProposer):
             noise = torch.empty_like(draft_probs[rows]).exponential_(generator=generator)
             draft_token_ids[rows] = sample_with_exponential_noise(draft_probs[rows].clone(), noise)
         return draft_token_ids, draft_probs
+
+
+def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> torch.Tensor:
+    """``logits`` with -inf for what is not in the request's top-k and top-p at its temperature, until vLLM PR 56724.
+
+    Args:
+        logits: [num_reqs * n, width], n rows a request; of the target's tokens, or of a row's candidates.
+
+    Returns:
+        [num_reqs * n, width] float32, or ``logits`` where no request has limits.
+    """
+    top_k, top_p, temperature = sampling_metadata.top_k, sampling_metadata.top_p, sampling_metadata.temperature
+    if top_k is None and top_p is None:
+        return logits
+    assert temperature is not None
+    rows = len(logits) // len(temperature)
+    scale = torch.where(temperature < _SAMPLING_EPS, 1.0, temperature).repeat_interleave(rows)[:, None]
+    top_k = None if top_k is None else top_k.clamp(max=logits.shape[1]).repeat_interleave(rows)
+    top_p = None if top_p is None else top_p.repeat_interleave(rows)
+    logits = logits.float()
+    kept = apply_top_k_top_p(logits / scale, top_k, top_p)
+    return logits.masked_fill(kept == -float("inf"), -float("inf"))
 
 
 def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
