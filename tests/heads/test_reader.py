@@ -13,49 +13,8 @@ from peagle_tools.inspect import report
 from peagle_vllm.heads import config as configs
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
-from tests.heads.writers import (
-    AUX,
-    DRAFT_VOCAB,
-    FOREIGN,
-    HIDDEN,
-    MASK_TOKEN,
-    SERVED,
-    VOCAB,
-    speculators,
-)
+from tests.heads.writers import AUX, HIDDEN, speculators
 from tests.heads.writers import vllm as vllm_format
-
-ALL = SERVED | FOREIGN
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("speculators-llama", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, VOCAB, 8)),
-        ("speculators-reduced", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, DRAFT_VOCAB, 8)),
-        ("speculators-llama-4-aux", (MASK_TOKEN, "mask_token_id", tuple(AUX[4]), 4, VOCAB, 8)),
-        ("speculators-qwen3-5-aux", (MASK_TOKEN, "mask_token_id", tuple(AUX[5]), 5, VOCAB, 8)),
-        ("aws", (MASK_TOKEN, "ptd_token_id", None, 3, VOCAB, None)),
-        ("flat", (MASK_TOKEN, "ptd_token_id", None, 3, DRAFT_VOCAB, None)),
-        ("vllm-llama", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, DRAFT_VOCAB, None)),
-        ("specforge", (None, None, None, 3, DRAFT_VOCAB, None)),
-        ("nemo", (MASK_TOKEN, "mask_token_id", None, 3, VOCAB, 8)),
-    ],
-)
-def test_fields(name: str, expected: tuple, tmp_path: Path):
-    head = read_head(ALL[name]().save(tmp_path))
-    assert (
-        head.mask_token_id,
-        head.mask_token_key,
-        head.aux_layer_ids,
-        head.num_aux,
-        head.draft_vocab_size,
-        head.trained_depth,
-    ) == expected
-    assert head.dialect == name.split("-")[0]
-    assert head.family == ("qwen3" if "qwen3" in name else "llama")
-    assert {"fc.weight", "layers.0.hidden_norm.weight", "layers.1.mlp.up_proj.weight"} <= set(head.tensors)
-    np.testing.assert_allclose(head.mask_hidden(), np.linspace(-1, 1, head.num_aux * HIDDEN), atol=1e-6)
 
 
 def test_aux_layers_may_stand_in_eagle_config(tmp_path: Path):

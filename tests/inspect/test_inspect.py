@@ -35,6 +35,7 @@ def test_every_dialect_is_named(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert (data["layers"], data["hidden_size"], data["vocab_size"]) == (LAYERS, HIDDEN, VOCAB)
     assert data["weights"]["tensors"] == len(head.tensors)
     assert data["weights"]["bytes"] == sum(t.numel() * t.element_size() for t in head.tensors.values())
+    assert data["trained_depth"] == (8 if name.startswith(("speculators", "nemo")) else None)
     assert data["fit"] is (name != "specforge")
 
 
