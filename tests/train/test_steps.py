@@ -53,6 +53,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     with pytest.MonkeyPatch.context() as patch:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process less that imports vLLM
         with serve.running(changed(made, "data", serve=True), folder / "logs/server.log", hidden_states=True):
             yield made
 
