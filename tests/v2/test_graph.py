@@ -239,7 +239,7 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
     assert all("CPUAttentionMetadataBuilder cannot refresh it" in line for line in said)
 
 
-@pytest.mark.parametrize("backend", ["in_place", "rebuilt", "kernel_blocks"])
+@pytest.mark.parametrize("backend", ["rebuilt", "kernel_blocks"])
 def test_nothing_in_captured_metadata_grows_stale(backend: str, target: Path):
     """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
 
