@@ -40,13 +40,6 @@ def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_p
     np.testing.assert_array_equal(vector, wanted.float().numpy().ravel())
 
 
-def damage_config(text: str):
-    def damage(folder: Path) -> None:
-        (folder / "config.json").write_text(text)
-
-    return damage
-
-
 def edit(**fields):
     def damage(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text()) | fields
@@ -94,9 +87,7 @@ def same_tensor_twice(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
-        (damage_config("{"), "config.json is not valid JSON"),
-        (damage_config("[" * 100_000), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "config.json is not valid JSON"),
         (edit(hidden_size=None), "hidden_size is null, needs a whole number above 0"),
         (edit(num_aux_hidden_states=10**12), "num_aux_hidden_states is 1000000000000"),
         (edit(eagle_aux_hidden_state_layer_ids=[2, True, 5]), "needs a list of whole numbers"),
