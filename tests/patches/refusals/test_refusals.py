@@ -112,18 +112,6 @@ def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, mon
     validation._check_whole(config)
 
 
-def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Path, head: Path):
-    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws", aux_layers=(1, 3, 6)))
-
-    def move(config: dict) -> None:
-        ids = config.pop("eagle_aux_hidden_state_layer_ids")
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids}
-
-    edit_config(aws, move)
-    hf_config = configure(target, aws).speculative_config.draft_model_config.hf_config
-    assert list(hf_config.eagle_aux_hidden_state_layer_ids) == [1, 3, 6]
-
-
 def nemo(target: Path, folder: Path) -> Path:
     """An architecture that vLLM does not know."""
     head = tiny_heads.write_head(folder, target, HeadSpec(fmt="aws"))
