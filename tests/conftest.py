@@ -8,6 +8,9 @@ One pytest process serves one arm, because they need different state:
 
 A test that needs one arm says so: ``@pytest.mark.arm("plugin-v1", "stock-v1")``. The others are not
 collected, so no report lists a skip that only says "run me elsewhere".
+
+Under the interpreter our own kernels take longer than all of vLLM's. So there a test runs their torch twins, unless it
+is marked ``kernels``: tests/kernels compares kernels and twins batch by batch, the marked tests run them in engines.
 """
 
 import atexit
@@ -15,6 +18,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -53,6 +57,18 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "arm(*names): run only where PEAGLE_TEST_ARM is one of these")
+    config.addinivalue_line("markers", "kernels: without a GPU Triton's interpreter runs our kernels, on plugin-v2")
+
+
+@pytest.fixture(autouse=True)
+def twins_or_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    if ARM != "plugin-v2" or HAS_GPU or request.node.get_closest_marker("kernels"):
+        yield
+        return
+    from tests.support.interpreter import torch_twins
+
+    with torch_twins():
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -71,17 +71,17 @@ SLICE = ("drafts/test_basics.py", "patches/refusals")
 
 # The long ones first: they decide when the last one ends.
 GROUPS = {
-    "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
     "plain": Group(without=OWN_PROCESS, marks="not arm"),
     "v1": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}),
-    "images v2": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v2", **TORCHVISION}),
-    "images v1": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v1", **TORCHVISION}),
+    "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
+    "benchmarks": Group(paths=("benchmarks",)),
     "processes": Group(paths=("features/test_processes.py",)),
+    "bench": Group(paths=("bench/test_real.py",)),
     "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
     "server": Group(paths=("server",)),
-    "benchmarks": Group(paths=("benchmarks",)),
     "examples": Group(paths=("examples",)),
-    "bench": Group(paths=("bench/test_real.py",)),
+    "images v2": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v2", **TORCHVISION}),
+    "images v1": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v1", **TORCHVISION}),
     "packaging": Group(paths=("packaging",)),
     "kernels": Group(paths=("kernels",), without=COMPILED, env=INTERPRETER),
     "compile": Group(paths=COMPILED),

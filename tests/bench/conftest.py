@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from peagle_tools.bench import client
+from peagle_tools.bench.suite import Suite, read_suite
 from peagle_tools.shared import server
 from tests.bench.standin.sweep import CLIENT, SERVER
 
@@ -40,6 +41,11 @@ def suite_file(tmp_path: Path) -> Path:
     file = folder / "trial.yaml"
     file.write_text(SUITE)
     return file
+
+
+@pytest.fixture
+def suite(suite_file: Path) -> Suite:
+    return read_suite(suite_file)
 
 
 @pytest.fixture

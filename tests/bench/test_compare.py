@@ -8,14 +8,9 @@ from typer.testing import CliRunner, Result
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import Cell, Condition, read_results
 from peagle_tools.bench.compare import compare
-from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
 from tests.bench import synthetic
-
-
-@pytest.fixture
-def suite(suite_file: Path) -> Suite:
-    return read_suite(suite_file)
 
 
 def results(folder: Path, suite: Suite, **changes):

@@ -22,6 +22,7 @@ def small_suite(folder: Path) -> Path:
     for dataset in suite["datasets"].values():
         dataset |= {"prompts": PROMPTS, "output_tokens": TOKENS}
     suite |= {"warmups": 2, "concurrency": [4]}
+    suite["serve"]["environment"]["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # two processes a server and not three
     text = yaml.safe_dump(suite, sort_keys=False).replace("../../models", str(ROOT / "models"))
     file = folder / "small.yaml"
     file.write_text(text)

@@ -8,15 +8,10 @@ from typer.testing import CliRunner
 
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.report import write_report
-from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
 from tests.bench import synthetic
 from tests.bench.rawdata import ACCEPTANCE
-
-
-@pytest.fixture
-def suite(suite_file: Path) -> Suite:
-    return read_suite(suite_file)
 
 
 def report(folder: Path) -> str:

@@ -10,15 +10,10 @@ from peagle_tools.bench.cells import read_results
 from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import write_report
 from peagle_tools.bench.schedule import advice, choices
-from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.bench.suite import Suite
 from tests.bench import synthetic
 
 EAGLE = {("EAGLE-3", k, c): 3.0 for k in (3, 7) for c in (1, 4)}  # far behind
-
-
-@pytest.fixture
-def suite(suite_file: Path) -> Suite:
-    return read_suite(suite_file)
 
 
 def lines(folder: Path, suite: Suite, **changes) -> list[str]:

@@ -1,8 +1,6 @@
 """Suites: every mistake is named with its line and key, and the shipped ones say what was published."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,10 +84,3 @@ def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) 
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert done.stderr == 'peagle-vllm: pydantic is not installed: pip install "peagle-vllm[bench]"\n'
-
-
-def test_help_imports_nothing_heavy() -> None:
-    heavy = ("vllm", "torch", "pydantic", "yaml", "matplotlib")
-    code = f"import sys, peagle_tools.cli; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -73,8 +73,8 @@ def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
     """Two cuts give it up."""
     hangs = gpu_day.call(cells, CELLS, go=str(tmp_path / "never"))
     for expected in ("cut", "cut", "failed"):
-        assert run_parts([Part("hangs", hangs, 10)], tmp_path / "results", 6)["hangs"]["state"] == expected
-    assert not run_parts([Part("long", (), 100)], tmp_path / "results", 6).get("long")
+        assert run_parts([Part("hangs", hangs, 3)], tmp_path / "results", 2)["hangs"]["state"] == expected
+    assert not run_parts([Part("long", (), 100)], tmp_path / "results", 2).get("long")
     state = run_parts([Part("limited", hangs, 1)], tmp_path / "results")
     assert state["limited"]["error"] == "took longer than its limit of 1 s"
 

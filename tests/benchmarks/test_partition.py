@@ -1,6 +1,5 @@
 """benchmarks/partition.py: its three ways are one step, and its cells are shown."""
 
-import pytest
 import torch
 
 from benchmarks import partition
@@ -19,9 +18,8 @@ def test_the_three_ways_have_the_same_gradients() -> None:
         assert furthest(gradients[arm], gradients["partition"]) < 1e-4
 
 
-@pytest.mark.parametrize("sampling", partition.RATIOS)
-def test_cells_are_shown(sampling: str) -> None:
-    cells = [partition.measure(arm, 512, 4, sampling, chunk_rows=128) for arm in partition.ARMS]
+def test_cells_are_shown() -> None:
+    cells = [partition.measure(arm, 512, 4, "COD", chunk_rows=128) for arm in partition.ARMS]
     assert [cell["arm"] for cell in cells] == list(partition.ARMS)
     for cell, line in zip(cells, partition.table(cells).splitlines()[1:], strict=True):
         assert line.startswith(cell["arm"]) and str(cell["peak_mb"]) in line

@@ -96,6 +96,7 @@ HEALTHY = {
 }
 ENGINE = json.dumps({"dtype": "float32"})
 QUICK = ("rope scaling", "fc_norm", "d2t with target ids", "tiny-qwen3-peagle, K=5")
+FEWER = ("--num-prompts", 12, "--max-tokens", 48)  # a fifth of the rounds, for those in every run
 
 
 def some(names: object) -> list:
@@ -122,7 +123,7 @@ def said(ran: Ran) -> list[str]:
 def test_a_planted_fault_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And no other cause beside it."""
     case = FAULTS[name]
-    lines = said(diagnosed(monkeypatch, *case.write(tmp_path), *case.options))
+    lines = said(diagnosed(monkeypatch, *case.write(tmp_path), *case.options, *(FEWER if name in QUICK else ())))
     assert any(case.said in line for line in lines), lines
     assert all(case.said in line for line in lines if line.startswith("cause")), lines
 
@@ -130,7 +131,8 @@ def test_a_planted_fault_is_named(name: str, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", some(HEALTHY))
 def test_a_healthy_head_gets_no_cause(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target, head, k = HEALTHY[name]
-    ran = diagnosed(monkeypatch, target, head, "-k", k, "--out", tmp_path / "out.json")
+    fewer = FEWER if name in QUICK else ()
+    ran = diagnosed(monkeypatch, target, head, "-k", k, "--out", tmp_path / "out.json", *fewer)
     data = json.loads(ran.out)
     assert (ran.code, said(ran)) == (0, [])
     assert data["complete"] and data["drafts"] > 80 and len(data["trials"]) > 10

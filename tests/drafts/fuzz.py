@@ -16,12 +16,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from tests.conftest import ARM
 from tests.drafts.configurations import SIMULATED, Configuration, draw, write
@@ -38,6 +37,7 @@ from tests.support.engines import (
     without_speculation,
 )
 from tests.support.graphs import emulate
+from tests.support.interpreter import torch_twins
 from tests.support.recorder import Recording, Report, compare, planter, record
 from tests.support.reference import Reference
 
@@ -117,15 +117,6 @@ class Fuzzer:
             settings = Settings(target, max_num_seqs=16, max_model_len=MAX_MODEL_LEN, kv_blocks=128)
             self.known |= {(target.name, req): done for req, done in without_speculation(settings, missing).items()}
         return {req: self.known[target.name, req] for req in asked}
-
-
-@contextmanager
-def torch_twins() -> Iterator[None]:
-    """Our kernels' torch twins in place of the interpreter."""
-    with ExitStack() as patches:
-        for name in ("prepare_inputs", "gather_hidden", "select_candidates"):
-            patches.enter_context(patch.object(sys.modules[f"peagle_kernels.{name}"], "INTERPRETED", False))
-        yield
 
 
 def is_greedy(request: Request) -> bool:

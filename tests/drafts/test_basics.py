@@ -15,7 +15,7 @@ from tests.support.random_heads import prompt
 from tests.support.recorder import record, serve_exactly
 from tests.support.reference import Reference
 
-pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
+pytestmark = [pytest.mark.arm("plugin-v1", "plugin-v2"), pytest.mark.kernels]
 
 K = 4
 MAX_MODEL_LEN = 96

@@ -78,7 +78,11 @@ def asked(count: int, seed: int) -> list[Request]:
     return without_stock_defects(made) if STOCK else made
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+# Every fifth cell runs our kernels: of those with graphs and of those without every tenth.
+MARKED = [pytest.param(cell, id=str(cell), marks=() if i % 5 else pytest.mark.kernels) for i, cell in enumerate(CELLS)]
+
+
+@pytest.mark.parametrize("cell", MARKED)
 def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
     """One engine of this cell: its drafts, its output, and what it contributes to the totals."""
     totals.cells.add(str(cell))

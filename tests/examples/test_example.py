@@ -11,7 +11,7 @@ def test_example() -> None:
     done = subprocess.run(
         [sys.executable, "example.py"],
         cwd=ROOT,
-        env=environment(),
+        env=environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # else three processes import vLLM
         capture_output=True,
         text=True,
         timeout=300,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.managed_endpoint.entrypoint import arguments
-from tests.examples.monitoring import missing
+from tests.examples.test_deploy import missing
 from tests.support.serving import ROOT, environment, free_port, running
 
 FOLDER = Path("examples/managed_endpoint")
@@ -64,6 +64,7 @@ def test_where_the_model_comes_from(tmp_path: Path) -> None:
 def test_endpoint_serves_with_drafts() -> None:
     port = free_port()
     given = variables("tiny.env") | {"SM_VLLM_PORT": str(port), "SM_VLLM_HOST": "127.0.0.1"}
+    given |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the worker in the engine's process: one import of vLLM less
     command = [sys.executable, str(FOLDER / "entrypoint.py")]
     with running(command, port, environment() | given, ready="/ping") as server:
         body = {"messages": [{"role": "user", "content": "def greet(name):\n"}], "max_tokens": 32, "temperature": 0}

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.engines import Engine, Request, Settings, engine, shut_down
 from tests.support.graphs import Seen, emulate
+from tests.support.interpreter import torch_twins
 from tests.support.random_heads import prompt
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
@@ -116,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with torch_twins():
+        main()

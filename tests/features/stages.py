@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.engines import Request, Settings, engine, prepare_process, shut_down
+from tests.support.interpreter import torch_twins
 from tests.support.random_heads import VOCAB, prompt
 from tests.support.recorder import Recording, compare, planter, record
 from tests.support.reference import Reference
@@ -69,4 +70,6 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # a stage
+    twins = torch_twins()
+    twins.__enter__()
     prepare_process()

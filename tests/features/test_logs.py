@@ -1,16 +1,89 @@
-"""Nothing of what users write, or are answered, stands in a log, at any level."""
+"""What the log says of drafts: one line at the start, on V2 how steps ran, nothing for other drafters.
 
+And nothing of what users write, or are answered, stands in a log, at any level.
+"""
+
+import logging
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from tests.features.comparing import SETTINGS
+from tests.conftest import ARM
+from tests.features.comparing import SETTINGS, Case, outputs
 from tests.support.engines import engine
+from tests.support.models import EAGLE3
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 SECRET = "seven lanterns for the heron of Aldeburgh"
+CASES = [Case(i, 12 + i) for i in range(3)]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """All logs from DEBUG on, vLLM's too, of engines that start now; what is said once is said again."""
+    engine(SETTINGS)  # the first engine of a process sets the log up
+    from vllm import logger
+
+    logger._print_info_once.cache_clear()
+    vllm_logger = logging.getLogger("vllm")
+    vllm_logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "vllm"):
+        yield caplog
+    vllm_logger.removeHandler(caplog.handler)
+
+
+def said(log: pytest.LogCaptureFixture) -> list[str]:
+    """What the log holds of P-EAGLE."""
+    return [message for message in log.messages if "P-EAGLE" in message]
+
+
+def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    from vllm import logger
+
+    from peagle_vllm.draft_log import log_start
+
+    live = engine(replace(SETTINGS, max_num_seqs=3))  # an engine of its own, started at this level
+    runner, graphs = ("V2", ", no graphs") if ARM == "plugin-v2" else ("V1", "")
+    line = f"P-EAGLE active: Model Runner {runner}, K=5, head trained 8 deep"
+    assert said(log) == [f"{line}{graphs}"]
+    config = live.runner.vllm_config
+    logger._print_info_once.cache_clear()
+    monkeypatch.setattr(config.parallel_config, "data_parallel_rank_local", 1)
+    log_start(config)  # the second engine of a data parallel server
+    assert len(said(log)) == 1
+    monkeypatch.setattr(config.parallel_config, "data_parallel_rank_local", 0)
+    log_start(config, 253)
+    assert said(log)[1:] == [f"{line}, 253 graphs"]
+
+
+@pytest.mark.arm("plugin-v1")
+def test_other_engines_say_nothing(log: pytest.LogCaptureFixture):
+    outputs(replace(SETTINGS, head=EAGLE3, k=3, parallel_drafting=False, max_num_seqs=3), CASES)
+    assert not said(log)
+
+
+@pytest.mark.arm("plugin-v2")
+def test_how_draft_steps_ran(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Graphs that were replayed, batches that ran eagerly; a dummy run serves nobody."""
+    from peagle_vllm import draft_log
+    from tests.support.graphs import emulate
+
+    monkeypatch.setattr(draft_log, "STEPS_A_LINE", 1)
+    live = engine(SETTINGS)
+    before = live.drafter.step_counts.copy()
+    with emulate(live, [4]) as seen:  # three requests, padded to four
+        outputs(SETTINGS, CASES)
+    assert seen.padded and seen.eager
+    expected = Counter(FULL=seen.replayed.total(), PIECEWISE=seen.pieces.total(), NONE=seen.eager)
+    assert live.drafter.step_counts - before == +expected
+    steps = [line for line in said(log) if "draft steps" in line]
+    assert len(steps) == expected.total() and steps[-1].endswith(f"mode: {dict(live.drafter.step_counts)}")
+    live.runner._dummy_run(4)
+    assert live.drafter.step_counts - before == +expected
 
 
 def holds(text: str, ids: list[int]) -> bool:

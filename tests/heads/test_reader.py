@@ -13,49 +13,8 @@ from peagle_tools.inspect import report
 from peagle_vllm.heads import config as configs
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
-from tests.heads.writers import (
-    AUX,
-    DRAFT_VOCAB,
-    FOREIGN,
-    HIDDEN,
-    MASK_TOKEN,
-    SERVED,
-    VOCAB,
-    speculators,
-)
+from tests.heads.writers import AUX, HIDDEN, speculators
 from tests.heads.writers import vllm as vllm_format
-
-ALL = SERVED | FOREIGN
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("speculators-llama", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, VOCAB, 8)),
-        ("speculators-reduced", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, DRAFT_VOCAB, 8)),
-        ("speculators-llama-4-aux", (MASK_TOKEN, "mask_token_id", tuple(AUX[4]), 4, VOCAB, 8)),
-        ("speculators-qwen3-5-aux", (MASK_TOKEN, "mask_token_id", tuple(AUX[5]), 5, VOCAB, 8)),
-        ("aws", (MASK_TOKEN, "ptd_token_id", None, 3, VOCAB, None)),
-        ("flat", (MASK_TOKEN, "ptd_token_id", None, 3, DRAFT_VOCAB, None)),
-        ("vllm-llama", (MASK_TOKEN, "mask_token_id", tuple(AUX[3]), 3, DRAFT_VOCAB, None)),
-        ("specforge", (None, None, None, 3, DRAFT_VOCAB, None)),
-        ("nemo", (MASK_TOKEN, "mask_token_id", None, 3, VOCAB, 8)),
-    ],
-)
-def test_fields(name: str, expected: tuple, tmp_path: Path):
-    head = read_head(ALL[name]().save(tmp_path))
-    assert (
-        head.mask_token_id,
-        head.mask_token_key,
-        head.aux_layer_ids,
-        head.num_aux,
-        head.draft_vocab_size,
-        head.trained_depth,
-    ) == expected
-    assert head.dialect == name.split("-")[0]
-    assert head.family == ("qwen3" if "qwen3" in name else "llama")
-    assert {"fc.weight", "layers.0.hidden_norm.weight", "layers.1.mlp.up_proj.weight"} <= set(head.tensors)
-    np.testing.assert_allclose(head.mask_hidden(), np.linspace(-1, 1, head.num_aux * HIDDEN), atol=1e-6)
 
 
 def test_aux_layers_may_stand_in_eagle_config(tmp_path: Path):
@@ -81,24 +40,12 @@ def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_p
     np.testing.assert_array_equal(vector, wanted.float().numpy().ravel())
 
 
-def damage_config(text: str):
-    def damage(folder: Path) -> None:
-        (folder / "config.json").write_text(text)
-
-    return damage
-
-
 def edit(**fields):
     def damage(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text()) | fields
         (folder / "config.json").write_text(json.dumps(config))
 
     return damage
-
-
-def truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-7])
 
 
 def change_header(old: str, new: str):
@@ -135,16 +82,13 @@ def same_tensor_twice(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
-        (damage_config("{"), "config.json is not valid JSON"),
-        (damage_config("[" * 100_000), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "config.json is not valid JSON"),
         (edit(hidden_size=None), "hidden_size is null, needs a whole number above 0"),
         (edit(num_aux_hidden_states=10**12), "num_aux_hidden_states is 1000000000000"),
         (edit(eagle_aux_hidden_state_layer_ids=[2, True, 5]), "needs a list of whole numbers"),
         (edit(architectures="LlamaForCausalLMEagle3"), "architectures is"),
         (edit(eagle_config=[1]), "eagle_config is [1], needs a JSON object"),
         (edit(speculators_model_type="peagle"), "transformer_layer_config is null"),
-        (truncate, "model.safetensors is not a complete safetensors file"),
         (change_header('"dtype":"F32"', '"dtype":"F64"'), "model.safetensors is not a complete safetensors file"),
         (change_header('"data_offsets":[0,', '"data_offsets":[8,'), "model.safetensors is not a complete safetensors"),
         (change_header('"dtype":"F32"', '"dtype":"F3"'), "model.safetensors is not a complete safetensors file"),

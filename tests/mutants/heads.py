@@ -14,7 +14,7 @@ SHARPENED = "tests/drafts/test_basics.py::test_decoding_of_a_sharpened_head"
 DIALECT = "tests/drafts/test_dialects.py::test_drafts_of_a_dialect"
 DRAWN = "tests/kernels/test_select_candidates.py::test_drawing_leaves_the_q_of_this_step_and_nothing_else"
 LOGS = "tests/features/test_logs.py::test_prompts_and_answers_stand_in_no_log"
-TRUST = "tests/patches/refusals/test_trust.py"
+REFUSALS = "tests/patches/refusals/test_refusals.py"
 
 HEADS = (
     Mutation(
@@ -112,9 +112,15 @@ HEADS = (
         HEAD_CONFIG,
         "target.trust_remote_code, False",
         "target.trust_remote_code, target.trust_remote_code",
-        f"{TRUST}::test_code_beside_a_head_is_not_run",
+        f"{REFUSALS}::test_code_beside_a_head_is_not_run",
     ),
-    Mutation("pickled weights are served", CHECKS, "    if _is_pickled(head):", "    if False:", TRUST),
+    Mutation(
+        "pickled weights are served",
+        CHECKS,
+        "    if _is_pickled(head):",
+        "    if False:",
+        f"{REFUSALS}::test_pickled_weights_are_refused",
+    ),
     Mutation(
         "the log holds prompts",
         V1,

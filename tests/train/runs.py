@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from datasets import Dataset
@@ -15,6 +17,7 @@ from transformers import LlamaConfig
 
 from peagle_tools.train import run
 from peagle_tools.train.config import STAMP, Config, read_config
+from peagle_tools.train.trainer import Trainer
 
 HIDDEN, VOCAB, LAYERS, MASK = 16, 32, 8, 31
 FORK = get_context("fork")
@@ -86,6 +89,23 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
 
 def train(file: Path, **options: Any) -> Any:
     return run.train(read_config(file), **options)
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object], rank: int = 0) -> None:
+    """Call ``what`` when the optimizer of this process is about to make ``step``."""
+    original = Trainer._optimizers_step
+
+    def wrapped(self: Trainer) -> None:
+        if self.global_step == step - 1 and self.rank == rank:
+            what()
+        original(self)
+
+    monkeypatch.setattr(Trainer, "_optimizers_step", wrapped)
+
+
+def stop() -> None:
+    """What ends this process's run after the step that it is in."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def in_child(work: Callable[..., object], *args: object, env: dict[str, str] | None = None) -> Any:

@@ -1,7 +1,5 @@
 """Two processes over gloo train the head that one process trains on the batches of both."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,8 @@ from speculators.train.distributed_batch_sampler import MultipackDistributedBatc
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train.config import read_config
 from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.trainer import Trainer
 from tests.support.serving import free_port
-from tests.train.runs import exit_code, in_child, toy_run, train
+from tests.train.runs import at_step, exit_code, in_child, stop, toy_run, train
 
 STEPS = 4
 # Two say nothing.
@@ -78,14 +75,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
 
 def test_a_signal_to_one_stops_both(tmp_path: Path) -> None:
     def stopped(file: Path) -> None:
-        original = Trainer._optimizers_step
-
-        def watched(self: Trainer) -> None:
-            if self.rank and self.global_step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            original(self)
-
-        Trainer._optimizers_step = watched  # type: ignore[method-assign]
+        at_step(pytest.MonkeyPatch(), 3, stop, rank=1)
         with pytest.raises(TryAgain, match="after step 3"):
             train(file)
 

@@ -20,8 +20,7 @@ from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu
 from peagle_tools.train.config import STAMP, read_config
 from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.trainer import Trainer
-from tests.train.runs import MASK, exit_code, in_child, result, toy_run, train
+from tests.train.runs import MASK, at_step, exit_code, in_child, result, stop, toy_run, train
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +33,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 def checkpoints(file: Path) -> Path:
     return read_config(file).run / "checkpoints"
-
-
-def at_step(monkeypatch: pytest.MonkeyPatch, step: int, what: Any) -> None:
-    """Call ``what`` when the optimizer is about to make ``step``."""
-    original = Trainer._optimizers_step
-
-    def wrapped(self: Trainer) -> None:
-        if self.global_step == step - 1:
-            what()
-        original(self)
-
-    monkeypatch.setattr(Trainer, "_optimizers_step", wrapped)
 
 
 def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
@@ -74,7 +61,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
         return lambda _, step: measured.append(step) or {2: 2.5, 4: 2.75}.get(step, 2.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_step(patch, 7, stop)
         with pytest.raises(TryAgain):
             train(file, measure=measure)
     assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-6", "step-7"}
@@ -114,7 +101,7 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
 
 def test_a_signal_saves_the_step_it_comes_in(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = toy_run(tmp_path / "run")
-    at_step(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    at_step(monkeypatch, 5, stop)
     stopped = CliRunner().invoke(app, ["train", "run", str(file)])
     assert stopped.exit_code == 75 and "stopped after step 5, which is saved" in stopped.output
     assert (checkpoints(file) / "step-5").is_dir()
@@ -140,7 +127,7 @@ def test_what_is_cut_off_does_not_open(
     undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     file = toy_run(tmp_path / "run")
-    at_step(monkeypatch, 10, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    at_step(monkeypatch, 10, stop)
     with pytest.raises(TryAgain):
         train(file)
     monkeypatch.undo()

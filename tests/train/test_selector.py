@@ -1,8 +1,6 @@
 """A candidate selector trained with its head: the step, the run around it, and its checkpoint served."""
 
 import json
-import os
-import signal
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from peagle_tools.train.head import PEagleDraftModel
 from peagle_tools.train.replay import by_replay
 from peagle_tools.train.run import make_trainer, to_options
 from peagle_tools.train.selector import new_selector
-from peagle_tools.train.trainer import Trainer
 from tests.conftest import ARM
 from tests.support import random_heads
 from tests.support.engines import Request, Settings, engine
@@ -32,7 +29,7 @@ from tests.support.random_heads import prompt
 from tests.support.recorder import DifferentError, compare, planter, record
 from tests.support.reference import Reference
 from tests.train.heads import DRAFT_VOCAB, VOCAB, Shape, batch, cross_entropy, furthest, pair, step
-from tests.train.runs import result, toy_run, train
+from tests.train.runs import at_step, result, stop, toy_run, train
 
 ALPHA, RANK, CANDIDATES = 0.7, 4, 8
 LOSS = {"ce": (cross_entropy, 1.0)}
@@ -119,15 +116,8 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     """To the same head and selector, bit for bit; its checkpoint has each where it belongs."""
     whole, stopped = (toy_run(tmp_path / name, selector={"rank": RANK}) for name in ("whole", "stopped"))
     train(whole, measure=by_replay)
-    original = Trainer._optimizers_step
-
-    def stop(self: Trainer) -> None:
-        if self.global_step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(self)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_optimizers_step", stop)
+        at_step(patch, 5, stop)
         with pytest.raises(TryAgain, match="after step 5"):
             train(stopped, measure=by_replay)
     train(stopped, measure=by_replay)

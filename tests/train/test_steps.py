@@ -6,7 +6,6 @@ One server, which writes hidden states beside its answers, serves all tests, in 
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
-    """A run whose server is the test's, with its prompts, of which the target can read all but the last."""
+    """A run with prompts, of which the target can read all but the last, and a server that writes hidden states."""
     folder = tmp_path_factory.mktemp("run")
     texts = [json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
     texts = [*texts[:PROMPTS], TOO_LONG]
@@ -50,19 +49,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
         step=Step(tokens=256, dtype="float32"),
         engine=ENGINE,
     )
-    with serving(made, folder / "logs/server.log", hidden_states=True) as endpoint:
-        yield changed(made, "data", endpoint=endpoint)
-
-
-@contextmanager
-def serving(config: Config, log: Path, **options: Any) -> Iterator[str]:
-    """A server of the target; its endpoint."""
-    endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    made = changed(made, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")
     with pytest.MonkeyPatch.context() as patch:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)
-        with serve.running(changed(config, "data", endpoint=endpoint, serve=True), log, **options):
-            yield endpoint
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process less that imports vLLM
+        with serve.running(changed(made, "data", serve=True), folder / "logs/server.log", hidden_states=True):
+            yield made
 
 
 def answers_of(config: Config) -> Path:
@@ -110,15 +103,12 @@ def test_answers_are_the_targets_own(config: Config, target: Any) -> None:
 
 
 def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> None:
-    """By the command, which goes on where it was killed.
-
-    Its server writes no hidden states: vLLM writes those by drafting, and what it samples beside drafts has no seed.
-    """
+    """By the command, which goes on where it was killed."""
     file, run = tmp_path / "peagle.yaml", tmp_path / "run"
     out, sampled = run / "prompts.jsonl", run / "prompts.sampled.jsonl"
 
     def write(number: int, **more: Any) -> Any:
-        data = {"endpoint": endpoint, "serve": False, "pii": "none", "from_target": number, **more}
+        data = {"endpoint": config.data.endpoint, "serve": False, "pii": "none", "from_target": number, **more}
         file.write_text(json.dumps({"target": str(TARGET), "data": data}))
         return CliRunner().invoke(app, ["train", "prompts", str(file)])
 
@@ -127,18 +117,17 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
         assert ended.exit_code == 0, ended.output
         return list(read_lines(out))
 
-    with serving(config.model_copy(update={"folder": str(tmp_path)}), tmp_path / "server.log") as endpoint:
-        few = wrote(12)
-        first = {row["number"]: row for row in read_lines(sampled)}
-        assert sorted(first) == list(range(12)) and {row["after"] for row in first.values()} == {"<|bos|><|user|>"}
-        assert len({row["text"] for row in first.values()}) > 6
-        with sampled.open("a") as lines:
-            lines.write('{"number": 12, "af')
-        many = wrote(20)
+    few = wrote(12)
+    first = {row["number"]: row for row in read_lines(sampled)}
+    assert sorted(first) == list(range(12)) and {row["after"] for row in first.values()} == {"<|bos|><|user|>"}
+    assert len({row["text"] for row in first.values()}) > 6
+    with sampled.open("a") as lines:
+        lines.write('{"number": 12, "af')
+    many = wrote(20)
     rows = {row["number"]: row for row in read_lines(sampled)}
     assert sorted(rows) == list(range(20)) and {n: rows[n] for n in first} == first
     assert {line["id"] for line in few} <= {line["id"] for line in many}
-    ended = write(21)  # the server is gone
+    ended = write(21, endpoint=f"http://127.0.0.1:{free_port()}/v1")  # where no server is
     assert ended.exit_code == 75 and "gives no prompts (<urlopen error" in ended.stderr
     ended = write(20, systems=["Be brief."])
     assert ended.exit_code == 2 and "was sampled after other system prompts" in ended.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Settings, engine
+from tests.v2.test_traps import forward_contexts
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
@@ -18,9 +19,7 @@ K, SEQS, BUDGET = 5, 8, 124
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny_heads.write_target(folder / "target")
-    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec())
+    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"))
 
 
 def start(pair: tuple[Path, Path]) -> Engine:
@@ -75,22 +74,15 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
 
 def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):
     """On the live engine: uncompiled there, vLLM would compile and capture in the next run, whose memory it drops."""
-    live, contexts, targets = start(pair), [], []
-    from peagle_vllm.v2 import speculator
-
-    original, execute_model = speculator.set_forward_context, live.runner.execute_model
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        contexts.append((kwargs["num_tokens"], kwargs["skip_compiled"]))
-        return original(*args, **kwargs)
+    live, targets = start(pair), []
+    contexts, execute_model = forward_contexts(monkeypatch), live.runner.execute_model
 
     def noting_target(scheduler_output: Any, **kwargs: Any) -> Any:
         targets.append(scheduler_output.total_num_scheduled_tokens)
         return execute_model(scheduler_output, **kwargs)
 
-    monkeypatch.setattr(speculator, "set_forward_context", noting)
     monkeypatch.setattr(live.runner, "execute_model", noting_target)
     live.runner.profile_run()
     live.runner._dummy_run(BUDGET)  # with attention, as vLLM's warm-up of kernels has it
     assert targets == [BUDGET] * 2
-    assert contexts == [(BUDGET, False)] * 2
+    assert [(each["num_tokens"], each["skip_compiled"]) for each in contexts] == [(BUDGET, False)] * 2

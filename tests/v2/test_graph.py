@@ -75,7 +75,7 @@ def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
     return engine(Settings(target, head, k=k, max_model_len=MAX_MODEL_LEN, **changes))
 
 
-@pytest.mark.parametrize("k", FACTORS["k"])
+@pytest.mark.parametrize("k", [pytest.param(k, marks=pytest.mark.kernels if k in (2, 3) else ()) for k in FACTORS["k"]])
 def test_drafts_of_a_replayed_graph(k: int, target: Path):
     """Every K: unequal verify lengths, prompts shorter than 2K, requests at max_model_len, padding requests."""
     pair = target, target.parent / f"head{k}"
@@ -133,6 +133,7 @@ class Forbidden(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.kernels
 def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeypatch: pytest.MonkeyPatch):
     """Trap 15: everything after prepare_inputs, the drafter's forward apart, which is vLLM's.
 
@@ -238,7 +239,7 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
     assert all("CPUAttentionMetadataBuilder cannot refresh it" in line for line in said)
 
 
-@pytest.mark.parametrize("backend", ["in_place", "rebuilt", "kernel_blocks"])
+@pytest.mark.parametrize("backend", ["rebuilt", "kernel_blocks"])
 def test_nothing_in_captured_metadata_grows_stale(backend: str, target: Path):
     """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
 

@@ -22,36 +22,41 @@ K, MAX_MODEL_LEN, BUDGET, SEQS = 3, 96, 64, 4
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny_heads.write_target(folder / "target")
-    return target, tiny_heads.write_head(folder / "head", target, tiny_heads.HeadSpec(selector=True))
+    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"), tiny_heads.HeadSpec(selector=True))
 
 
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
     return engine(Settings(*pair, k=K, max_model_len=MAX_MODEL_LEN, token_budget=BUDGET, **changes))
 
 
-def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch: pytest.MonkeyPatch):
-    """vLLM's warm-up ignores the draft slots, and compiled heads assert rows <= max_num_batched_tokens."""
-    live, contexts = start(pair), []
-    from peagle_kernels import DraftBatch
+def forward_contexts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What each forward of the drafter is told from now on. For a process that has started an engine."""
     from peagle_vllm.v2 import speculator
 
-    original = speculator.set_forward_context
+    original, told = speculator.set_forward_context, list[dict[str, Any]]()
 
     def noting(*args: Any, **kwargs: Any) -> Any:
-        contexts.append(kwargs["skip_compiled"])
+        told.append(kwargs)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(speculator, "set_forward_context", noting)
-    drafter = live.drafter
+    return told
+
+
+def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch: pytest.MonkeyPatch):
+    """vLLM's warm-up ignores the draft slots, and compiled heads assert rows <= max_num_batched_tokens."""
+    drafter = start(pair).drafter
+    from peagle_kernels import DraftBatch
+    from peagle_vllm.v2 import speculator
+
+    contexts = forward_contexts(monkeypatch)
     assert drafter.max_draft_rows > drafter.max_num_tokens
     for rows in (drafter.max_num_tokens, drafter.max_num_tokens + 1):
         with torch.inference_mode():
             hidden_states = torch.zeros(rows, drafter.hidden_size)
             batch = DraftBatch(1, 0, 0, rows, 1)
             drafter._forward(speculator.DraftRun(batch, drafter.fc_inputs, hidden_states, None))
-    assert contexts == [False, True]
+    assert [each["skip_compiled"] for each in contexts] == [False, True]
 
 
 def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, monkeypatch: pytest.MonkeyPatch):
@@ -99,20 +104,12 @@ def test_trap_9_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: 
 
 def test_trap_12_ranks_do_not_ask_each_other(pair, monkeypatch: pytest.MonkeyPatch):
     """The forward context of a data parallel rank gets its counts ready made, or it would ask the other ranks."""
-    live, contexts = start(pair), []
-    from peagle_vllm.v2 import speculator
-
-    original = speculator.set_forward_context
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        contexts.append((kwargs["num_tokens"], kwargs["num_tokens_across_dp"].tolist()))
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(speculator, "set_forward_context", noting)
+    live = start(pair)
+    contexts = forward_contexts(monkeypatch)
     monkeypatch.setattr(live.drafter, "dp_size", 3)
     live.run([Request("rank", prompt(20), 8), Request("other", prompt(5, 1), 8)])
     assert contexts
-    assert all(across == [rows] * 3 for rows, across in contexts)
+    assert all(each["num_tokens_across_dp"].tolist() == [each["num_tokens"]] * 3 for each in contexts)
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config."""
+"""A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config.
+
+And a head is data: no code that lies beside it is run, and nothing is unpickled.
+"""
 
 import pickle
 from pathlib import Path
@@ -109,18 +112,6 @@ def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, mon
     validation._check_whole(config)
 
 
-def test_aux_layers_named_only_inside_eagle_config_reach_both_runners(target: Path, head: Path):
-    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws", aux_layers=(1, 3, 6)))
-
-    def move(config: dict) -> None:
-        ids = config.pop("eagle_aux_hidden_state_layer_ids")
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids}
-
-    edit_config(aws, move)
-    hf_config = configure(target, aws).speculative_config.draft_model_config.hf_config
-    assert list(hf_config.eagle_aux_hidden_state_layer_ids) == [1, 3, 6]
-
-
 def nemo(target: Path, folder: Path) -> Path:
     """An architecture that vLLM does not know."""
     head = tiny_heads.write_head(folder, target, HeadSpec(fmt="aws"))
@@ -181,3 +172,31 @@ def test_a_peagle_head_needs_no_method(target: Path, head: Path):
     """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
     aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
     assert configure(target, aws, method=None).speculative_config.method == "eagle3"
+
+
+CODE = """
+from pathlib import Path
+from transformers import LlamaConfig
+Path({ran!r}).touch()
+class Own(LlamaConfig):
+    pass
+"""
+
+
+@pytest.mark.parametrize("fmt", ["aws", "speculators"])
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_beside_a_head_is_not_run(fmt: str, trusted: bool, target: Path, tmp_path: Path):
+    """Not where the target's code is trusted either: vLLM would give that trust to the head."""
+    head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
+    (head / "own.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
+    edit_config(head, lambda c: c.update(auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"}))
+    config = configure(target, head, engine_trust_remote_code=trusted)
+    assert config.model_config.trust_remote_code is trusted
+    assert config.speculative_config.draft_model_config.trust_remote_code is False
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pth", "model.pt"])
+def test_pickled_weights_are_refused(name: str, target: Path, head: Path):
+    (head / "model.safetensors").rename(head / name)
+    assert f"no *.safetensors: {head}; pickled weights are never read" in refusal(target, head)
