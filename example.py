@@ -1,32 +1,41 @@
-"""Offline inference with P-EAGLE, on the tiny pair of this repository and a CPU.
+"""Offline inference with P-EAGLE on a CPU: SmolLM2-135M-Instruct with its head, or with TARGET=tiny the tiny pair.
 
-From the repository's root: ``make env && .venv/bin/python example.py``. On a GPU, the models are openai/gpt-oss-20b and
-amazon/gpt-oss-20b-p-eagle, for example, and the last four settings can go. vLLM loads the plugin by itself.
+From the repository's root: ``make real-target && .venv/bin/python example.py``. On a GPU, the models are
+openai/gpt-oss-20b and amazon/gpt-oss-20b-p-eagle, for example, and the last four settings can go. vLLM loads the plugin
+by itself.
 """
+
+import os
+from pathlib import Path
 
 from vllm import LLM, SamplingParams
 
 from peagle_tools.shared.acceptance import read_engine
 
+REAL = ".cache/real-target", "models/real/peagle", "bfloat16"
+TINY = "models/tiny-llama", "models/tiny-llama-peagle", "float32"
 PROMPTS = [
-    "def read_lines(path):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "import os\n\ndef walk(top):\n",
+    "Write a Python function that reads the lines of a file.",
+    "Write a Python class for a stack, with push and pop.",
+    "def walk(top):\n",
     "def greet(name):\n    return ",
 ]
 
 
 def main() -> None:
+    target, head, dtype = TINY if os.environ.get("TARGET") == "tiny" else REAL
+    if target == REAL[0] and not Path(target).is_dir():
+        raise SystemExit(f"{target} is not there: run `make real-target` first, or TARGET=tiny for the tiny pair")
     llm = LLM(
-        model="models/tiny-llama",
+        model=target,
         speculative_config={
             "method": "eagle3",
-            "model": "models/tiny-llama-peagle",
-            "num_speculative_tokens": 5,
+            "model": head,
+            "num_speculative_tokens": 3,
             "parallel_drafting": True,
         },
         disable_log_stats=False,  # so that vLLM counts what is accepted
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=1024,
         kv_cache_memory_bytes=256 << 20,

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # An OpenAI-compatible server: examples/serve.sh [PAIR] [more flags of vllm serve]
-# PAIR is a file of examples/pairs (default: tiny). Where the `vllm` command works, this is the same as
-# vllm serve --config examples/pairs/PAIR.yaml; vLLM's CPU build needs the module. Python is that of .venv (`make env`)
-# where there is one, else `python` of the active environment, or PYTHON.
+# PAIR is a file of examples/pairs (default: TARGET, or real, which `make real-target` prepares). Where the `vllm`
+# command works, this is the same as vllm serve --config examples/pairs/PAIR.yaml; vLLM's CPU build needs the module.
+# Python is that of .venv (`make env`) where there is one, else `python` of the active environment, or PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-pair=${1:-tiny}
+pair=${1:-${TARGET:-real}}
+if [ "$pair" = real ] && [ ! -d .cache/real-target ]; then
+  echo "examples/serve.sh: .cache/real-target is not there: run \`make real-target\`, or serve the tiny pair: $0 tiny" >&2
+  exit 2
+fi
 [ -x .venv/bin/python ] && found=.venv/bin/python || found=python
 exec "${PYTHON:-$found}" -m vllm.entrypoints.openai.api_server --config "examples/pairs/$pair.yaml" "${@:2}"

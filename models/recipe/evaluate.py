@@ -50,14 +50,15 @@ def write_prompts(tokenizer_folder: Path, file: Path) -> None:
 
 def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
     """One arm of RESULTS.json, measured in a fresh process."""
-    common = {"batches": [BATCH], "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "repeats": 1}
+    rows = (models / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
+    common = {"batch": BATCH, "prompts": [json.loads(row)["prompt"] for row in rows], "max_tokens": MAX_TOKENS}
     found = arms.run(measure, {}, target=target, head=head, k=k, models=str(models.resolve()), **common)
     row = {
         "target": target,
         "head": head,
         "k": k,
-        "output_tokens": found["samples"][str(BATCH)][0]["tokens"],
-        "output_sha": found["output_sha256"][str(BATCH)][:16],
+        "output_tokens": found["output_tokens"],
+        "output_sha": found["output_sha256"][:16],
         "al": round(found["acceptance_length"], 3),
     }
     return row | ({"acceptance": [round(share, 3) for share in found["acceptance"]]} if head else {})

@@ -4,7 +4,7 @@ A GPU's kernels round in other places than the simulation does. Doing that to th
 float16, moved one row of drafts in seventy, by at most 18 units in the last place; wrong hidden states, tokens or
 mask_hidden moved 96 in 100 and more, two of 2,804 by less than 64 units. Hence TIE_ULPS and MAX_TIE_SHARE.
 
-Without a GPU few cases run on the CPU's attention under Triton's interpreter, eagerly and with fewer requests:
+Without a GPU few cases run on the CPU's attention with our kernels' torch twins, eagerly and with fewer requests:
 ``v2/test_graph.py`` emulates the graphs, ``drafts/test_exact.py`` is the thorough grid.
 """
 

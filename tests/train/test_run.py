@@ -52,6 +52,17 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     assert shown.exit_code == 0, shown.output
 
 
+def test_embeddings_are_trained_unless_told_otherwise(undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """speculators' P-EAGLE takes no notice of its own option."""
+    file = toy_run(tmp_path / "run", optimizer={"steps": 3}, speculators={"embed_requires_grad": False})
+    train(file)
+    for each, is_trained in ((undisturbed[0], True), (file, False)):
+        folder, target = checkpoints(each) / "best", load_file(each.parent / "target/model.safetensors")
+        found = load_file(folder / "master.safetensors")["embed_tokens.weight"]
+        assert torch.equal(found, target["model.embed_tokens.weight"]) != is_trained
+        assert json.loads((folder / "config.json").read_text())["embed_requires_grad"] == is_trained
+
+
 def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     """By AL where it is measured, also after a stop."""
     file, measured = toy_run(tmp_path / "run", every={"checkpoint": 2, "replay": 2}), []

@@ -87,6 +87,9 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     library.set_seed(config.optimizer.seed, args.deterministic_cuda)
     dtype = getattr(torch, config.step.dtype)
     head = make_head(config, args)
+    # speculators' P-EAGLE always trains them, whatever this option says.
+    head.config.embed_requires_grad = config.speculators.get("embed_requires_grad", True)
+    head.embed_tokens.weight.requires_grad_(head.config.embed_requires_grad)
     if config.selector:
         head.candidate_selector = new_selector(head, config.selector.rank, config.head.init)
     num_aux, hidden_size = len(head.target_layer_ids), head.config.transformer_layer_config.hidden_size

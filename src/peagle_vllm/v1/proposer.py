@@ -255,7 +255,7 @@ class ParallelEagleProposer(EagleProposer):
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Probabilistic drafts within the request's top-k and top-p, outside of which the target refuses every draft.
+        """Probabilistic drafts; the request's top-k and top-p apply to the head's distribution, as to the target's.
 
         A seeded request draws from its own generator, so that it repeats itself.
         """

@@ -1,0 +1,59 @@
+"""Acceptance on prompts far longer than the documents that the head was trained on, with windows of several sizes.
+
+``make real-target`` first. The prompts are source files of Python's standard library, cut to a number of tokens, and a
+question about them; the same files for every length and window.
+"""
+
+import sysconfig
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import arms
+from benchmarks.real import Engine, RealArm, al_of, interval, lengths, live, resampled
+from peagle_tools.shared.provenance import provenance
+
+TOKENS, FILES, ANSWER = (512, 1024, 2048, 4096, 7168), 24, 64
+QUESTION = "What does this Python file do? Name its main functions.\n\n"
+
+
+def answers(engine: Engine, tokens: int, files: int) -> list[list[int]]:
+    """The accepted counts of an answer to each file's first ``tokens`` tokens, two in flight."""
+    tokenizer, chats = engine.llm.get_tokenizer(), []
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        ids = tokenizer(file.read_text(encoding="utf-8"))["input_ids"]
+        if len(ids) > max(TOKENS) and len(chats) < files:
+            chats.append([QUESTION + tokenizer.decode(ids[:tokens])])
+    return [engine.counts(output) for at in range(0, files, 2) for output in engine.answer(chats[at : at + 2], ANSWER)]
+
+
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--files", type=int, default=FILES)
+    parser.add_argument("--windows", type=int, nargs="+", default=[128, 256, 512])
+    parser.add_argument("--k", type=int, default=3)
+    args = parser.parse_args()
+    plain, rows = {}, []
+    for window in (None, *args.windows):
+        arm = RealArm("P-EAGLE", "peagle", args.k, selector=True, window=window, max_model_len=8192)
+        row: dict[str, Any] = {"arm": asdict(arm), "by_prompt_tokens": {}}
+        with live(arm) as call:
+            for tokens in TOKENS:
+                counts = np.asarray(call(answers, tokens, args.files))
+                found = al_of(counts)
+                if window is None:
+                    plain[tokens] = counts
+                else:
+                    ratio = lengths(resampled(counts)) / lengths(resampled(plain[tokens]))
+                    found |= {"gain": round(found["al"] / al_of(plain[tokens])["al"] - 1, 4)}
+                    found |= {"gain_95": interval(ratio - 1)}
+                row["by_prompt_tokens"][tokens] = found
+                print(arm.label, window, tokens, found, flush=True)
+        rows.append(row)
+    arms.write_result(args.out, __doc__, {"files": args.files, "answer": ANSWER, "arms": rows, **provenance()})
+
+
+if __name__ == "__main__":
+    main()

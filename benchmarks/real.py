@@ -1,0 +1,377 @@
+"""Every drafter on a real target, SmolLM2-135M-Instruct: acceptance and speed on HumanEval and MT-Bench.
+
+``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
+the engines of all arms live at once, and are timed in turn. Acceptance is kept in .cache/real-bench, and a killed run
+does not measure it again, unless commit or head have changed; tokens/s are measured anew.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks import arms
+from benchmarks.arms import ROOT
+from benchmarks.engines import inside, prepare_process
+from peagle_tools.shared.files import new_folder, write_whole
+from peagle_tools.shared.provenance import provenance
+from peagle_tools.train.config import ends_in_loop
+from peagle_vllm.heads import convert as converting
+from peagle_vllm.heads.files import SELECTOR
+from peagle_vllm.heads.head import read_head
+
+TARGET, PROMPTS, HEADS = ROOT / ".cache/real-target", ROOT / ".cache/real-prompts", ROOT / "models/real"
+WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
+SETS = ("humaneval", "mt-bench")
+MAX_TOKENS, MOST = 128, 16  # of an answer; requests in flight where acceptance is measured
+TIMED_PROMPTS, TIMED_TOKENS, IN_FLIGHT, REPEATS = 8, 64, (1, 4, 8), 3
+RESAMPLES = 2000
+THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+ENGINE = {
+    "dtype": "bfloat16",
+    "max_num_seqs": MOST,
+    "kv_cache_memory_bytes": 384 << 20,
+    "enable_prefix_caching": False,
+}
+
+
+@dataclass(frozen=True)
+class RealArm:
+    """A drafter.
+
+    Attributes:
+        head: a folder of models/real, "ngram", or None.
+        window: tokens that each layer of the head sees; None: all.
+        max_model_len: of the engine.
+    """
+
+    name: str
+    head: str | None = None
+    k: int = 0
+    selector: bool = False
+    stock: bool = False
+    window: int | None = None
+    max_model_len: int = 2048
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} K={self.k}" if self.k else self.name
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Its environment variables. This target is large enough for a thread on every core."""
+        return (
+            {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            | arms.V1
+            | (arms.STOCK if self.stock else {})
+        )
+
+    def digest(self) -> str | None:
+        """Of the head's weights, its selector's included."""
+        if self.head in (None, "ngram"):
+            return None
+        files = sorted((HEADS / self.head).rglob("*.safetensors"))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+    def speculative_config(self) -> dict[str, Any] | None:
+        """What ``LLM`` is given. Without its selector, or with a window, a head is written into ``WORK``."""
+        if self.head is None:
+            return None
+        if self.head == "ngram":
+            lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+            return {"method": "ngram", "num_speculative_tokens": self.k, **lookup}
+        folder = HEADS / self.head
+        if not self.selector or self.window:
+            source, folder = read_head(folder), WORK / f"{self.digest()}-{self.selector}-{self.window}"
+            WORK.mkdir(parents=True, exist_ok=True)
+            if not self.selector:
+                source = replace(source, config={key: source.config[key] for key in source.config if key != SELECTOR})
+            if self.window:
+                source = converting.with_window(source, self.window)
+            if not folder.is_dir():
+                with new_folder(folder) as out:
+                    converting.convert(source, out, "speculators", None)
+        parallel = {"parallel_drafting": True} if self.head != "eagle3" else {}
+        return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k, **parallel}
+
+
+# One head, which was trained together with its selector.
+OFF = "P-EAGLE, selector off"
+NONE = RealArm("none")
+ARMS = [
+    NONE,
+    RealArm("n-gram", "ngram", 5),
+    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5) if (HEADS / "eagle3").is_dir()),
+    *(RealArm(f"{OFF}, stock vLLM", "peagle", k, stock=True) for k in (3,)),
+    *(RealArm(OFF, "peagle", k) for k in (3, 5, 7)),
+    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 5, 7)),
+]
+
+
+def read_set(name: str) -> list[list[str]]:
+    """The user's turns of every prompt of a set."""
+    rows = map(json.loads, (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    return [[row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]] for row in rows]
+
+
+# ------------------------------------------------------------------------------------- in an arm's own process
+
+
+class Engine:
+    """A live engine of an arm, in this process."""
+
+    def __init__(self, arm: RealArm):
+        prepare_process()
+        from vllm import LLM
+
+        config = arm.speculative_config()
+        counted = {"per_request_spec_decode_metrics": "summary", "disable_log_stats": False} if config else {}
+        sizes = {"max_model_len": arm.max_model_len, **ENGINE}
+        self.arm, self.llm = arm, LLM(str(TARGET), speculative_config=config, **sizes, **counted)
+        drafter = inside(self.llm)[1]
+        self.drafter = type(drafter).__name__ if drafter else "none"
+
+    def answer(self, chats: list[list[str]], max_tokens: int) -> list[Any]:
+        """A greedy answer to each chat, up to ``MOST`` of them in flight."""
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        outputs = self.llm.generate([self.prompt(chat) for chat in chats], greedy, use_tqdm=False)
+        return [output.outputs[0] for output in outputs]
+
+    def prompt(self, chat: list[str]) -> dict[str, Any]:
+        """The turns of a chat in the target's template; the user's comes first."""
+        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(chat)]
+        template = self.llm.get_tokenizer().apply_chat_template
+        return {"prompt_token_ids": template(turns, add_generation_prompt=True, return_dict=False)}
+
+    def counts(self, output: Any) -> list[int]:
+        """In how many steps after the prefill 0, 1 .. K drafts of an answer were accepted, [K + 1]."""
+        metrics = output.spec_decode_metrics
+        found = list(metrics.histogram) if metrics else [0] * (self.arm.k + 1)
+        if self.arm.head == "ngram":  # vLLM counts steps with drafts; those of a head have some always
+            accepted = sum(number * steps for number, steps in enumerate(found))
+            found[0] += max(0, len(output.token_ids) - 1 - accepted - sum(found))
+        return found
+
+    def timed(self, name: str, prompts: int, max_tokens: int, in_flight: int) -> tuple[float, list[list[int]]]:
+        """Tokens a second of answers to the first ``prompts`` of a set, and the ``counts`` of each."""
+        chats, outputs = [turns[:1] for turns in read_set(name)[:prompts]], []
+        began = time.perf_counter()
+        for at in range(0, len(chats), in_flight):
+            outputs += self.answer(chats[at : at + in_flight], max_tokens)
+        seconds = time.perf_counter() - began
+        return sum(len(output.token_ids) for output in outputs) / seconds, list(map(self.counts, outputs))
+
+    def say(self, question: str, max_tokens: int) -> None:
+        """Print an answer as it is made."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        engine, ids = self.llm.llm_engine, self.prompt([question])
+        delta = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
+        engine.add_request("say", ids, delta)
+        while engine.has_unfinished_requests():
+            print("".join(output.outputs[0].text for output in engine.step()), end="", flush=True)
+        print("\n", flush=True)
+
+    def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
+        """Acceptance on all prompts, or the first ones of each set.
+
+        Args:
+            first: by set, the answers to first turns that second turns follow; none: this arm's own.
+
+        Returns:
+            By set ``first`` and, for each prompt, the ``counts`` of its turns added up, their tokens, and whether one
+            ends in a loop.
+        """
+        found = {}
+        for name in SETS:
+            turns = read_set(name)[:prompts]
+            given, sums = first.get(name, []), np.zeros((len(turns), self.arm.k + 1), dtype=int)
+            tokens, loops = np.zeros(len(turns), dtype=int), np.zeros(len(turns), dtype=bool)
+            for number in range(len(turns[0])):
+                chats = [words[:1] for words in turns]
+                if number:
+                    chats = [[words[0], said, words[1]] for words, said in zip(turns, given, strict=True)]
+                outputs = self.answer(chats, MAX_TOKENS)
+                given = given or [output.text for output in outputs]
+                sums += [self.counts(output) for output in outputs]
+                tokens += [len(output.token_ids) for output in outputs]
+                loops |= [ends_in_loop(list(output.token_ids)) for output in outputs]
+            found[name] = {"first": given, "counts": sums.tolist(), "tokens": tokens.tolist(), "loops": loops.tolist()}
+        return found
+
+
+_engine: Engine
+
+
+def _start(arm: RealArm) -> None:
+    global _engine
+    _engine = Engine(arm)
+    _engine.answer([["Hello"]] * 2, 8)  # to warm up
+
+
+def _call(method: str | Callable[..., Any], *args: Any) -> Any:
+    return method(_engine, *args) if callable(method) else getattr(_engine, method)(*args)
+
+
+@contextmanager
+def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
+    """A process with an arm's engine; ``call(method, *args)`` calls its methods, or a function of it."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start, initargs=(arm,)) as pool:
+        with patch.dict(os.environ, arms.environment(arm.env)):
+            for name in set(arms.NOT_INHERITED) - set(arm.env):
+                os.environ.pop(name, None)
+            pool.submit(int)  # the process starts here, with this environment
+
+        def call(method: str | Callable[..., Any], *args: Any) -> Any:
+            try:
+                return pool.submit(_call, method, *args).result()
+            except BrokenProcessPool:
+                raise SystemExit(f"{arm.label}: its process ended; the reason is above") from None
+
+        yield call
+
+
+# --------------------------------------------------------------------------------------------------- figures
+
+
+def lengths(counts: np.ndarray) -> np.ndarray:
+    """Acceptance length of ``counts`` summed over prompts, [..., K + 1] -> [...]."""
+    return 1 + counts @ np.arange(counts.shape[-1]) / np.maximum(counts.sum(-1), 1)
+
+
+def resampled(counts: np.ndarray) -> np.ndarray:
+    """``counts`` [n, K + 1] summed over prompts drawn with replacement, the same for every arm, [RESAMPLES, K + 1]."""
+    drawn = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
+    return counts[drawn].sum(1)
+
+
+def interval(samples: np.ndarray) -> list[float]:
+    """95% of ``samples`` lie in it."""
+    return [round(float(edge), 4) for edge in np.percentile(samples, (2.5, 97.5))]
+
+
+def al_of(counts: np.ndarray) -> dict[str, Any]:
+    """Acceptance length over all prompts, [n, K + 1], and its 95% interval."""
+    return {"al": round(float(lengths(counts.sum(0))), 4), "al_95": interval(lengths(resampled(counts)))}
+
+
+def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    """Acceptance of a set with 95% intervals.
+
+    Args:
+        other: the same set of the arm that this one is compared with: ``gain`` is of the AL, relative.
+    """
+    counts = np.asarray(cell["counts"])
+    looping = np.asarray(cell["loops"])
+    total = counts.sum(0)
+    found = {
+        **al_of(counts),
+        "acceptance": [round(float(total[i:].sum() / max(total.sum(), 1)), 4) for i in range(1, len(total))],
+        "al_of_prompts_that_do_not_loop": round(float(lengths(counts[~looping].sum(0))), 4),
+        "prompts": len(counts),
+        "prompts_that_loop": int(looping.sum()),
+        "tokens": sum(cell["tokens"]),
+    }
+    if other:
+        theirs = np.asarray(other["counts"])
+        ratio = lengths(resampled(counts)) / lengths(resampled(theirs))
+        found |= {"gain": round(float(lengths(total) / lengths(theirs.sum(0)) - 1), 4), "gain_95": interval(ratio - 1)}
+    return found
+
+
+def compared_with(arm: RealArm) -> RealArm | None:
+    """The same head at the same K without its selector."""
+    return RealArm(OFF, arm.head, arm.k) if arm.selector else None
+
+
+def measure(measured: list[RealArm], prompts: int | None, repeats: int) -> dict[str, Any]:
+    """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
+    found_by = provenance()
+    cells: dict[RealArm, dict[str, Any]] = {}
+    samples: dict[RealArm, list[dict[str, dict[int, float]]]] = {arm: [] for arm in measured}
+    with ExitStack() as stack:
+        calls = {}
+        for arm in measured:
+            calls[arm] = call = stack.enter_context(live(arm))
+            file = WORK / f"{arm.label}.json"
+            of = {"commit": found_by["commit"], "prompts": prompts, "arm": asdict(arm), "head": arm.digest()}
+            kept = json.loads(file.read_text()) if file.exists() else {}
+            if kept.get("of") != of:
+                first = {name: cells[NONE][name]["first"] for name in SETS} if NONE in cells else {}
+                kept = {"of": of, "sets": call("acceptance", first, prompts)}
+                WORK.mkdir(parents=True, exist_ok=True)
+                write_whole(file, json.dumps(kept))
+            cells[arm] = kept["sets"]
+            print(arm.label, *(summarize(cells[arm][name], None)["al"] for name in SETS), flush=True)
+        for _ in range(repeats):
+            for arm in measured:
+                times = {
+                    name: {n: calls[arm]("timed", name, TIMED_PROMPTS, TIMED_TOKENS, n)[0] for n in IN_FLIGHT}
+                    for name in SETS
+                }
+                samples[arm].append(times)
+        drafters = {arm: calls[arm]("__getattribute__", "drafter") for arm in measured}
+    rows = []
+    for arm in measured:
+        base = compared_with(arm)
+        row: dict[str, Any] = {"arm": asdict(arm), "drafter": drafters[arm], "sets": {}}
+        for name in SETS:
+            found = summarize(cells[arm][name], cells[base][name] if base in cells else None)
+            found["tokens_per_second"] = {n: arms.summary(times[name][n] for times in samples[arm]) for n in IN_FLIGHT}
+            both = list(zip(samples[arm], samples[NONE], strict=True))
+            found["times_no_speculation"] = {
+                n: arms.summary(mine[name][n] / none[name][n] for mine, none in both) for n in IN_FLIGHT
+            }
+            row["sets"][name] = found
+        rows.append(row)
+    timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": repeats}
+    settings = {
+        "engine": ENGINE,
+        "max_tokens": MAX_TOKENS,
+        "in_flight": MOST,
+        "temperature": 0,
+        "threads": THREADS,
+        "timed": timed,
+    }
+    return {"settings": settings, "arms": rows, **found_by}
+
+
+def best_arms() -> list[dict[str, Any]]:
+    """Of each drafter in the committed result the row with the K that is fastest with one request in flight."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in json.loads(RESULT.read_text())["arms"]:
+        name = row["arm"]["name"]
+        if name not in best or _speed(row) > _speed(best[name]):
+            best[name] = row
+    return list(best.values())
+
+
+def _speed(row: dict[str, Any]) -> float:
+    return sum(row["sets"][name]["times_no_speculation"]["1"]["median"] for name in SETS)
+
+
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--prompts", type=int, help="of each set, the first ones (default: all)")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each arm")
+    parser.add_argument("--only", nargs="+", choices=[arm.label for arm in ARMS], metavar="ARM", help="these and none")
+    args = parser.parse_args()
+    measured = [arm for arm in ARMS if arm == NONE or not args.only or arm.label in args.only]
+    arms.write_result(args.out, __doc__, measure(measured, args.prompts, args.repeats))
+
+
+if __name__ == "__main__":
+    main()
