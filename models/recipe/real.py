@@ -55,7 +55,9 @@ def main() -> None:
     file = REAL / "peagle.yaml"
     config = read_config(file)
     config.run.mkdir(parents=True, exist_ok=True)
-    if not (text := config.run / "answers.jsonl").exists():
+    if (text := config.run / "answers.jsonl").exists():
+        print(f"the text is what {text} has already")
+    else:
         write_whole(text, lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()))
     seconds: dict[str, int] = {}
     for step in ("data", "states", "run", "check"):
