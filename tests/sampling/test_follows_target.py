@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ARM
+from tests.conftest import ARM, HAS_GPU
 from tests.sampling.statistics import Tally
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Finished, Request, Settings, engine
@@ -22,8 +22,9 @@ NUM_TOKENS = {"plugin-v1": 5_000, "plugin-v2": 600}
 NUM_TOKENS_SHARPENED = {"plugin-v1": 10_000, "plugin-v2": 160}
 NUM_TOKENS_FULL = {"plugin-v1": 50_000, "plugin-v2": 5_000}
 MAX_TOKENS = 40
-# Of the requests in a batch, in turn.
+# Of the requests in a batch, in turn. Triton's interpreter does not run the kernel that V2 applies limits with.
 LIMITS: tuple[dict[str, float], ...] = ({}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 8, "top_p": 0.9})
+LIMITS = LIMITS if ARM == "plugin-v1" or HAS_GPU else LIMITS[:1]
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
