@@ -16,8 +16,8 @@ from benchmarks.real import SETS, RealArm, al_of, best_arms, live, read_set
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8, help="of each set")
-    parser.add_argument("--max-tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--prompts", type=int, default=4, help="of each set")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
     args = parser.parse_args()
     console, table = Console(), Table(title=f"{args.prompts} prompts of each set, one at a time", show_lines=True)
     for column in ("drafter", *(f"{name}: {what}" for name in SETS for what in ("AL [95%]", "README", "tokens/s"))):
