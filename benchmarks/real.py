@@ -79,7 +79,7 @@ class RealArm:
         )
 
     def digest(self) -> str | None:
-        """Of the head's weights, its selector's included."""
+        """SHA-256 of the weights of head and selector, shortened; None without a head."""
         if self.head in (None, "ngram"):
             return None
         files = sorted((HEADS / self.head).rglob("*.safetensors"))
@@ -114,7 +114,7 @@ ARMS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5) if (HEADS / "eagle3").is_dir()),
-    *(RealArm(f"{OFF}, stock vLLM", "peagle", k, stock=True) for k in (3,)),
+    RealArm(f"{OFF}, stock vLLM", "peagle", 3, stock=True),
     *(RealArm(OFF, "peagle", k) for k in (3, 5, 7)),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 5, 7)),
 ]
@@ -230,7 +230,7 @@ def _call(method: str | Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
-    """A process with an arm's engine; ``call(method, *args)`` calls its methods, or a function of it."""
+    """A process with an arm's engine; ``call(method, *args)`` calls a method, or a function that takes the engine."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start, initargs=(arm,)) as pool:
         with patch.dict(os.environ, arms.environment(arm.env)):
             for name in set(arms.NOT_INHERITED) - set(arm.env):
