@@ -61,7 +61,7 @@ def tiny_pair(target: str, head: str | None, k: int, models: str | Path = ROOT /
     }
     if head:
         config = {"method": "eagle3", "model": f"{models}/{head}", "num_speculative_tokens": k}
-        arguments["speculative_config"] = config | ({"parallel_drafting": True} if "peagle" in head else {})
+        arguments["speculative_config"] = config | ({"parallel_drafting": True} if "peagle" in Path(head).name else {})
     return arguments
 
 

@@ -168,13 +168,13 @@ def train_eagle3(config: Any) -> Path:
         return head
 
     cpu.setup()
-    data = load_from_disk(str(config.data_folder))
+    data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
     rows, steps = len(data), config.optimizer.steps
     flat = to_options(config).flatten() | {
         "speculator_type": "eagle3",
-        "epochs": steps * STEP_TOKENS // sum(data["seq_len"]) + 1,
+        "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,
         "max_steps": steps,
-        "train_data_ratio": (rows - PROMPTS + 0.5) / rows,
+        "train_data_ratio": (rows - held_out + 0.5) / rows,
         "max_anchors": config.step.tokens,
         "ttt_steps": config.head.depths,
         "loss_implementation": "eager",

@@ -1,12 +1,13 @@
-"""Train the head of the real target from the committed text, by the commands that users run: ``make real-heads``.
+"""Train the heads of the real target from the committed text, by the commands that users run: ``make real-heads``.
 
-What is there is kept, so a killed run continues. The head goes to models/real/peagle, its training log beside it.
+What is there is kept, so a killed run continues (EAGLE-3's, which speculators trains, from its start). The heads go to
+models/real, each with its training log.
 """
 
+import argparse
 import json
 import lzma
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import torch
 from build import publish
+from heads import train_eagle3
 from safetensors.torch import load_file, save_file
 
 from benchmarks import arms
@@ -24,20 +26,49 @@ from benchmarks.heldout import measure
 from benchmarks.real import read_set
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
-from peagle_tools.train.config import read_config
-from peagle_tools.train.pipeline import settings
+from peagle_tools.train.config import Config, read_config
+from peagle_tools.train.pipeline import do, settings
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 REAL = ROOT / "models/real"
-RECORD = {"target": ".cache/real-target", "head": "models/real/peagle", "k": 7, "batch": 4, "max_tokens": 64}
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
+TARGET = ".cache/real-target"
+# Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
+HEADS: dict[str, dict[str, Any]] = {
+    "peagle": {},  # with its selector
+    "peagle-plain": {"selector": None},
+    "eagle3": {"selector": None, "head": {"layers": 1, "depths": 3}, "speculators": {"norm_before_residual": True}},
+}
+
+
+def changed(config: Config, **keys: Any) -> Config:
+    """``config`` with other values; a dict changes some keys of a part."""
+    found = {}
+    for key, value in keys.items():
+        old = getattr(config, key)
+        part = isinstance(value, dict)
+        found[key] = ({**old, **value} if isinstance(old, dict) else old.model_copy(update=value)) if part else value
+    return config.model_copy(update=found)
+
+
+def train(head: str, config: Config) -> Path:
+    """Train a head; the folder of its best checkpoint."""
+    config.run.mkdir(parents=True, exist_ok=True)
+    if not config.data_folder.exists():
+        config.data_folder.symlink_to(config.run.parent / "data")
+    if head == "eagle3":
+        shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
+        return train_eagle3(config)
+    do("run", config)
+    do("check", config)
+    return config.run / "checkpoints/best"
 
 
 def small(head: Path, folder: Path) -> None:
     """Copy what vLLM reads of ``head`` to ``folder``, without the embeddings, which are the target's own."""
-    weights, target = load_file(head / "model.safetensors"), load_file(ROOT / ".cache/real-target/model.safetensors")
+    weights, target = load_file(head / "model.safetensors"), load_file(ROOT / TARGET / "model.safetensors")
     if not torch.equal(weights.pop("embed_tokens.weight"), target["model.embed_tokens.weight"]):
         raise SystemExit(f"{head}: its embeddings are not the target's; train with embed_requires_grad: false")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -51,38 +82,55 @@ def small(head: Path, folder: Path) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def record_of(head: Path) -> dict[str, Any]:
+    """Arguments of ``heldout.measure`` for the record of a head: four answers of 64 tokens."""
+    prompts = [turns[0] for turns in read_set("humaneval")[:4]]
+    how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
+    return {"target": str(ROOT / TARGET), "head": str(head.absolute()), "models": "/", **how}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The rows of a log, if it is there."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def main() -> None:
-    file = REAL / "peagle.yaml"
-    config = read_config(file)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
+    parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
+    parser.add_argument("--answers", type=int, help="the first ones, an eighth of them held out (default: all)")
+    parser.add_argument("--steps", type=int, help="default: as peagle.yaml says")
+    args = parser.parse_args()
+    config = read_config(REAL / "peagle.yaml")
+    text = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes())
+    if args.run:
+        config = changed(config, folder=str(args.run.absolute()))
+    if args.steps:
+        config = changed(
+            config, optimizer={"steps": args.steps}, every={"checkpoint": args.steps, "replay": args.steps}
+        )
+    if args.answers:
+        config = changed(config, data={"held_out": args.answers // 8})
+        text = b"".join(text.splitlines(keepends=True)[: args.answers])
     config.run.mkdir(parents=True, exist_ok=True)
-    if (text := config.run / "answers.jsonl").exists():
-        print(f"the text is what {text} has already")
-    else:
-        write_whole(text, lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()))
-    seconds: dict[str, int] = {}
-    for step in ("data", "states", "run", "check"):
-        began = time.monotonic()
-        command = [sys.executable, "-m", "peagle_tools.cli", "train", step, str(file)]
-        if status := subprocess.run(command, check=False).returncode:
-            raise SystemExit(status)
-        seconds[step] = round(time.monotonic() - began)
-    best, made = config.run / "checkpoints/best", config.run / "peagle"
-    shutil.rmtree(made, ignore_errors=True)
-    with new_folder(made) as folder:
-        small(best, folder)
-    publish(made, REAL / "peagle")
-    lines: dict[str, list[dict[str, Any]]] = {
-        name: [json.loads(line) for line in (config.run / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("al", "log")
-    }
-    held_out = [line for line in lines["log"] if "held_out" in line]
-    report = {"settings": settings(config)["run"], "best": best.readlink().name, "al": lines["al"]}
-    record = arms.run(
-        measure, {}, **RECORD, models=str(ROOT), prompts=[words[0] for words in read_set("humaneval")[:4]]
-    )
-    write_whole(REAL / "record.json", json.dumps({**RECORD, **record}, indent=1) + "\n")
-    report |= {"held_out": held_out, "last_sitting_seconds": seconds, **provenance()}
-    write_whole(REAL / "training.json", json.dumps(report, indent=1) + "\n")
+    if not (config.run / "answers.jsonl").exists():
+        write_whole(config.run / "answers.jsonl", text)
+    for step in ("data", "states"):
+        do(step, config)
+    for head in args.heads:
+        of, began = changed(config, folder=str(config.run / head), **HEADS[head]), time.monotonic()
+        best, made = train(head, of), of.run / head
+        seconds = round(time.monotonic() - began)
+        shutil.rmtree(made, ignore_errors=True)
+        with new_folder(made) as folder:
+            small(best, folder)
+        publish(made, args.out / head)
+        drafts = arms.run(measure, {}, **record_of(args.out / head))
+        held_out = [line for line in lines(of.run / "log.jsonl") if "held_out" in line]
+        report = {"settings": settings(of)["run"], "best": best.resolve().name, "al": lines(of.run / "al.jsonl")}
+        report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": drafts, **provenance()}
+        write_whole(args.out / head / "training.json", json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
