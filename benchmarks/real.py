@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +26,7 @@ import numpy as np
 from benchmarks import arms
 from benchmarks.arms import ROOT
 from benchmarks.engines import inside, prepare_process
+from benchmarks.heldout import measure
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
@@ -70,6 +72,11 @@ class RealArm:
         return f"{self.name} K={self.k}" if self.k else self.name
 
     @property
+    def log(self) -> Path:
+        WORK.mkdir(parents=True, exist_ok=True)
+        return WORK / f"{self.label}.log"
+
+    @property
     def env(self) -> dict[str, str]:
         """Its environment variables. This target is large enough for a thread on every core."""
         return (
@@ -95,7 +102,6 @@ class RealArm:
         folder = HEADS / self.head
         if not self.selector or self.window:
             source, folder = read_head(folder), WORK / f"{self.digest()}-{self.selector}-{self.window}"
-            WORK.mkdir(parents=True, exist_ok=True)
             if not self.selector:
                 source = replace(source, config={key: source.config[key] for key in source.config if key != SELECTOR})
             if self.window:
@@ -107,23 +113,32 @@ class RealArm:
         return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k, **parallel}
 
 
-# One head, which was trained together with its selector.
+# The head that was trained together with its selector, without it.
 OFF = "P-EAGLE, selector off"
 NONE = RealArm("none")
-ARMS = [
+DRAFTERS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
-    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5) if (HEADS / "eagle3").is_dir()),
+    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5)),
+    RealArm("P-EAGLE without selector", "peagle-plain", 3),
     RealArm(f"{OFF}, stock vLLM", "peagle", 3, stock=True),
     *(RealArm(OFF, "peagle", k) for k in (3, 5, 7)),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 5, 7)),
 ]
+ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
 
 
 def read_set(name: str) -> list[list[str]]:
     """The user's turns of every prompt of a set."""
     rows = map(json.loads, (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
     return [[row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]] for row in rows]
+
+
+def greedy_drafts(head: Path) -> dict[str, Any]:
+    """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
+    prompts = [turns[0] for turns in read_set("humaneval")[:4]]
+    how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
+    return arms.run(measure, {}, target=str(TARGET), head=str(head), models="/", **how)
 
 
 # ------------------------------------------------------------------------------------- in an arm's own process
@@ -219,7 +234,10 @@ _engine: Engine
 
 
 def _start(arm: RealArm) -> None:
+    """With what it logs in a file of ``WORK``."""
     global _engine
+    with arm.log.open("w") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
     _engine = Engine(arm)
     _engine.answer([["Hello"]] * 2, 8)  # to warm up
 
@@ -241,7 +259,7 @@ def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
             try:
                 return pool.submit(_call, method, *args).result()
             except BrokenProcessPool:
-                raise SystemExit(f"{arm.label}: its process ended; the reason is above") from None
+                raise SystemExit(f"{arm.label}: its process ended; see {arm.log}") from None
 
         yield call
 
@@ -299,7 +317,7 @@ def compared_with(arm: RealArm) -> RealArm | None:
     return RealArm(OFF, arm.head, arm.k) if arm.selector else None
 
 
-def measure(measured: list[RealArm], prompts: int | None, repeats: int) -> dict[str, Any]:
+def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> dict[str, Any]:
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
     found_by = provenance()
     cells: dict[RealArm, dict[str, Any]] = {}
@@ -314,7 +332,6 @@ def measure(measured: list[RealArm], prompts: int | None, repeats: int) -> dict[
             if kept.get("of") != of:
                 first = {name: cells[NONE][name]["first"] for name in SETS} if NONE in cells else {}
                 kept = {"of": of, "sets": call("acceptance", first, prompts)}
-                WORK.mkdir(parents=True, exist_ok=True)
                 write_whole(file, json.dumps(kept))
             cells[arm] = kept["sets"]
             print(arm.label, *(summarize(cells[arm][name], None)["al"] for name in SETS), flush=True)
@@ -373,7 +390,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[arm.label for arm in ARMS], metavar="ARM", help="these and none")
     args = parser.parse_args()
     measured = [arm for arm in ARMS if arm == NONE or not args.only or arm.label in args.only]
-    arms.write_result(args.out, __doc__, measure(measured, args.prompts, args.repeats))
+    arms.write_result(args.out, __doc__, measure_all(measured, args.prompts, args.repeats))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ both turns, and up to 128 tokens an answer.
 
 import argparse
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 from rich.console import Console
@@ -19,23 +20,26 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=4, help="of each set")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
     args = parser.parse_args()
-    console, table = Console(), Table(title=f"{args.prompts} prompts of each set, one at a time", show_lines=True)
-    for column in ("drafter", *(f"{name}: {what}" for name in SETS for what in ("AL [95%]", "README", "tokens/s"))):
-        table.add_column(column, justify="right" if ":" in column else "left")
-    question = read_set("mt-bench")[0][0]
-    for row in best_arms():
-        arm, cells = RealArm(**row["arm"]), []
-        console.print(f"[dim]starts: {arm.label}")
-        with live(arm) as call:
-            if not table.rows:
-                console.print(f"\n[bold]{question}[/]\n")
-                call("say", question, args.max_tokens)
+    console, table = Console(), Table(title=f"{args.prompts} prompts of each set, one at a time")
+    for column in ("drafter", "prompts", "AL [95%]", "AL in README", "tokens/s"):
+        table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
+    rows, question = best_arms(), read_set("mt-bench")[0][0]
+    drafters = [RealArm(**row["arm"]) for row in rows]
+    with ExitStack() as stack:
+        calls = [stack.enter_context(live(arm)) for arm in drafters]
+        with console.status(f"starting {len(calls)} engines"):
+            for call in calls:
+                call("prompt", ["Hello"])  # waits for it
+        console.print(f"[bold]{question}[/]\n")
+        calls[-1]("say", question, args.max_tokens)
+        for row, arm, call in zip(rows, drafters, calls, strict=True):
             for name in SETS:
                 rate, counts = call("timed", name, args.prompts, args.max_tokens, 1)
                 found = al_of(np.asarray(counts))
                 low, high = found["al_95"]
-                cells += [f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", f"{row['sets'][name]['al']:.2f}", f"{rate:.0f}"]
-        table.add_row(arm.label, *cells)
+                of_all = f"{row['sets'][name]['al']:.2f}"
+                table.add_row(arm.label, name, f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", of_all, f"{rate:.0f}")
+            table.add_section()
     console.print(table)
     return 0
 

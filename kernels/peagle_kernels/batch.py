@@ -23,6 +23,8 @@ class TargetBatch(NamedTuple):
     next_prefill_tokens: Tensor  # [max_num_reqs] int
     temperature: Tensor  # [max_num_reqs] float32, by row of the request state
     seeds: Tensor  # [max_num_reqs] int64, likewise
+    top_k: Tensor  # [max_num_reqs] int32, likewise; the vocabulary's size for none
+    top_p: Tensor  # [max_num_reqs] float32, likewise; 1 for none
 
 
 class KVGroups(NamedTuple):
@@ -50,6 +52,8 @@ class DraftBuffers(NamedTuple):
     staging: Tensor  # [max_staging_rows, sum of aux widths], captured hidden states side by side
     temperature: Tensor  # [max_num_reqs] float32, by row of the request state
     seeds: Tensor  # [max_num_reqs] int64, likewise
+    top_k: Tensor  # [max_num_reqs] int32, likewise; the vocabulary's size for none
+    top_p: Tensor  # [max_num_reqs] float32, likewise; 1 for none
 
 
 def allocate_buffers(
@@ -74,6 +78,8 @@ def allocate_buffers(
         "sample_idx_mapping": ((samples,), torch.int64),
         "temperature": ((max_num_reqs,), torch.float32),
         "seeds": ((max_num_reqs,), torch.int64),
+        "top_k": ((max_num_reqs,), torch.int32),
+        "top_p": ((max_num_reqs,), torch.float32),
     }
     made = {
         name: torch.zeros(shape, dtype=dtype, device=staging.device)

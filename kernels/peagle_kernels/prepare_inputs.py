@@ -33,7 +33,7 @@ def prepare_inputs(
         groups: the draft layers' KV cache groups, one slot mapping each.
         batch: where it is ragged, ``out.query_start_loc`` must hold the starts already.
         out: filled up to ``batch.num_rows`` rows, ``batch.num_reqs_padded`` requests and their samples; every one
-            of those elements is written. Temperatures and seeds are written for the batch's own requests.
+            of those elements is written. Temperatures, seeds and limits are written for the batch's own requests.
     """
     build = prepare_inputs_torch if out.input_ids.is_cpu and not INTERPRETED else prepare_inputs_triton
     build(
@@ -99,8 +99,8 @@ def prepare_inputs_torch(
     _fill_samples(win, idx, start, batch, out)
     _fill_padding(batch, num_real, len(groups.block_tables), out)
     mine = idx[idx >= 0]
-    out.temperature[mine] = target.temperature[mine]
-    out.seeds[mine] = target.seeds[mine]
+    for name in ("temperature", "seeds", "top_k", "top_p"):
+        getattr(out, name)[mine] = getattr(target, name)[mine]
     if aux:
         _stage(target, aux, win, batch, out)
 

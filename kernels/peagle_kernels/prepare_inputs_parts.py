@@ -145,6 +145,8 @@ def fill_requests(
     mine = live & (idx >= 0)
     tl.store(out.temperature + idx, tl.load(target.temperature + idx, mask=mine), mask=mine)
     tl.store(out.seeds + idx, tl.load(target.seeds + idx, mask=mine), mask=mine)
+    tl.store(out.top_k + idx, tl.load(target.top_k + idx, mask=mine), mask=mine)
+    tl.store(out.top_p + idx, tl.load(target.top_p + idx, mask=mine), mask=mine)
 
 
 @triton.jit

@@ -54,8 +54,10 @@ class Drawing(NamedTuple):
     positions: Tensor  # [S] int64, before the sampled token
     temperature: Tensor  # [max_num_reqs] float32
     seeds: Tensor  # [max_num_reqs] int64
-    draft_logits: Tensor  # [max_num_reqs, K_max, target vocabulary] float32, -inf but for the candidates
-    cached_ids: Tensor  # [max_num_reqs, K_max, M] int64, the finite entries of ``draft_logits``
+    top_k: Tensor  # [max_num_reqs] int32
+    top_p: Tensor  # [max_num_reqs] float32
+    draft_logits: Tensor  # [max_num_reqs, K_max, target vocabulary] float32, -inf but for candidates within the limits
+    cached_ids: Tensor  # [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` may be finite
     use_fp64: bool
 
 
@@ -133,7 +135,7 @@ def select_candidates_triton(
         selector.unary_scale,
         offsets,
         scores,
-        *(drawing[1:7] if drawing else (None,) * 6),
+        *(drawing[1:9] if drawing else (None,) * 8),
         drawing.draft_logits.stride(0) if drawing else 0,
         drawing.draft_logits.stride(1) if drawing else 0,
         drawing.cached_ids.stride(0) if drawing else 0,
@@ -146,6 +148,21 @@ def select_candidates_triton(
         DRAW=drawing.draw if drawing else None,
         USE_FP64=drawing is not None and drawing.use_fp64,
     )
+
+
+@triton.jit
+def within_limits(scores, temperature, top_k, top_p):
+    """-inf in place of what is not in the request's top-k, and of that in its top-p; equal scores stay or go together.
+
+    vLLM gives greedy requests no limits.
+    """
+    scaled = scores / tl.where(temperature == 0.0, 1.0, temperature)
+    better = scaled[None, :] > scaled[:, None]  # [m, other]
+    kept = tl.sum(better.to(tl.int32), axis=1) < top_k
+    weight = tl.where(kept, tl.exp(scaled - tl.max(scaled, axis=0)), 0.0)
+    before = tl.sum(tl.where(better, weight[None, :], 0.0), axis=1)
+    mass = tl.where(top_p < 1.0, top_p * tl.sum(weight, axis=0), float("inf"))  # without top-p however small the last
+    return tl.where(kept & (before < mass), scores, float("-inf"))
 
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.
@@ -168,6 +185,8 @@ def _select_candidates_kernel(
     positions_ptr,
     temperature_ptr,
     seeds_ptr,
+    top_k_ptr,
+    top_p_ptr,
     draft_logits_ptr,
     cached_ids_ptr,
     draft_logits_stride,
@@ -215,6 +234,9 @@ def _select_candidates_kernel(
             temperature = tl.load(temperature_ptr + row, mask=is_live, other=0.0)
             seed = tl.load(seeds_ptr + row, mask=is_live, other=0)
             before = tl.load(positions_ptr + sample)
+            top_k = tl.load(top_k_ptr + row, mask=is_live, other=NUM_CANDIDATES)
+            top_p = tl.load(top_p_ptr + row, mask=is_live, other=1.0)
+            scores = within_limits(scores, temperature, top_k, top_p)
             chosen = DRAW(scores, tokens, is_candidate, seed, before, column, temperature, USE_FP64)
             # The rejection sampler reads q here: -inf where the last step's candidates were, then this step's.
             kept = is_candidate & is_live

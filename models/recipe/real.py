@@ -20,10 +20,8 @@ from build import publish
 from heads import train_eagle3
 from safetensors.torch import load_file, save_file
 
-from benchmarks import arms
-from benchmarks.arms import ROOT
-from benchmarks.heldout import measure
-from benchmarks.real import read_set
+from benchmarks.real import HEADS as REAL
+from benchmarks.real import TARGET, greedy_drafts
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import Config, read_config
@@ -32,9 +30,7 @@ from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
-REAL = ROOT / "models/real"
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
-TARGET = ".cache/real-target"
 # Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
 HEADS: dict[str, dict[str, Any]] = {
     "peagle": {},  # with its selector
@@ -68,7 +64,7 @@ def train(head: str, config: Config) -> Path:
 
 def small(head: Path, folder: Path) -> None:
     """Copy what vLLM reads of ``head`` to ``folder``, without the embeddings, which are the target's own."""
-    weights, target = load_file(head / "model.safetensors"), load_file(ROOT / TARGET / "model.safetensors")
+    weights, target = load_file(head / "model.safetensors"), load_file(TARGET / "model.safetensors")
     if not torch.equal(weights.pop("embed_tokens.weight"), target["model.embed_tokens.weight"]):
         raise SystemExit(f"{head}: its embeddings are not the target's; train with embed_requires_grad: false")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -80,13 +76,6 @@ def small(head: Path, folder: Path) -> None:
         shutil.copytree(head / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
         config[SELECTOR]["head_hash"] = head_hash(read_head(folder))  # it names every tensor that is there
     file.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def record_of(head: Path) -> dict[str, Any]:
-    """Arguments of ``heldout.measure`` for the record of a head: four answers of 64 tokens."""
-    prompts = [turns[0] for turns in read_set("humaneval")[:4]]
-    how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
-    return {"target": str(ROOT / TARGET), "head": str(head.absolute()), "models": "/", **how}
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -126,7 +115,7 @@ def main() -> None:
         with new_folder(made) as folder:
             small(best, folder)
         publish(made, args.out / head)
-        drafts = arms.run(measure, {}, **record_of(args.out / head))
+        drafts = greedy_drafts((args.out / head).absolute())
         held_out = [line for line in lines(of.run / "log.jsonl") if "held_out" in line]
         report = {"settings": settings(of)["run"], "best": best.resolve().name, "al": lines(of.run / "al.jsonl")}
         report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": drafts, **provenance()}

@@ -1,20 +1,23 @@
 """The committed head of the real target drafts as when it was made; figures of what is measured with it."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import arms, real
-from benchmarks.heldout import measure
 
 
-def test_drafts_are_those_of_the_record() -> None:
-    """Four answers of 64 tokens in float32, of `make real-heads`; the target is of `make real-target`."""
+@pytest.mark.parametrize(
+    "head", sorted(file.parent for file in real.HEADS.glob("*/training.json")), ids=lambda head: head.name
+)
+def test_drafts_are_those_of_the_record(head: Path) -> None:
+    """Those of `make real-heads`; the target is of `make real-target`."""
     assert real.TARGET.is_dir(), "make real-target"
-    record = json.loads((real.HEADS / "record.json").read_text())
-    how = {key: record[key] for key in ("target", "head", "k", "batch", "max_tokens")}
-    prompts = [words[0] for words in real.read_set("humaneval")[: record["batch"]]]
-    found = arms.run(measure, {}, models=str(arms.ROOT), prompts=prompts, **how)
+    record = json.loads((head / "training.json").read_text())["drafts"]
+    found = real.greedy_drafts(head)
     assert found["output_tokens"] == record["output_tokens"] == 256
     assert found["acceptance"] == pytest.approx(record["acceptance"])
     assert found["acceptance_length"] > 1.2
@@ -55,3 +58,15 @@ def test_the_best_arm_is_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     monkeypatch.setattr(real, "RESULT", tmp_path / "real.json")
     real.RESULT.write_text(json.dumps({"arms": rows}))
     assert [(each["arm"]["name"], each["arm"]["k"]) for each in real.best_arms()] == [("none", 0), ("a", 5), ("b", 3)]
+
+
+@pytest.mark.full
+def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
+    """`make real-heads` on 24 answers, two steps a head."""
+    small = ["--answers", "24", "--steps", "2", "--run", f"{tmp_path}/run", "--out", f"{tmp_path}/heads"]
+    subprocess.run([sys.executable, "models/recipe/real.py", *small], cwd=arms.ROOT, check=True)
+    for head in ("peagle", "peagle-plain", "eagle3"):
+        config = json.loads((tmp_path / "heads" / head / "config.json").read_text())
+        assert ("candidate_selector" in config) == (head == "peagle")
+        record = json.loads((tmp_path / "heads" / head / "training.json").read_text())
+        assert record["drafts"]["output_tokens"] == 256

@@ -137,7 +137,8 @@ def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
     ids, scores = torch.zeros(samples, NUM_CANDIDATES, dtype=torch.int64), torch.zeros(samples, NUM_CANDIDATES)
     gates, table = torch.zeros(samples, RANK), torch.zeros(VOCAB, RANK)
     numbers = torch.zeros(samples, dtype=torch.int64)
-    state = torch.ones(MAX_NUM_REQS), torch.zeros(MAX_NUM_REQS, dtype=torch.int64)
+    ones, zeros = torch.ones(MAX_NUM_REQS), torch.zeros(MAX_NUM_REQS, dtype=torch.int64)
+    state = ones, zeros, zeros.int(), ones
     q, cached = torch.zeros(MAX_NUM_REQS, max_k, VOCAB), ids.view(MAX_NUM_REQS, max_k, -1)
 
     def call(k: int, num_reqs: int, positions: int) -> tuple[Any, ...]:

@@ -140,5 +140,5 @@ def test_select_candidates(launched: Callable[..., Launched], drawn: bool):
     tables = (selector.predecessor_codebook, selector.successor_codebook, selector.edge_scale, selector.unary_scale)
     assert arguments == [
         out.data_ptr(), 5, *addresses(candidates), *addresses(tables), *addresses((offsets, scores)),
-        *(addresses(drawing[1:7]) if drawn else ()), *((4 * 97, 97, 4 * 5) if drawn else (0, 0, 0)), 3, 3,
+        *(addresses(drawing[1:9]) if drawn else ()), *((4 * 97, 97, 4 * 5) if drawn else (0, 0, 0)), 3, 3,
     ]  # fmt: skip

@@ -63,8 +63,8 @@ def test_twin_equals_a_loop_over_requests(case: Case):
                 assert (out.sample_indices[sample], out.sample_idx_mapping[sample]) == (0, -1)
         assert (out.query_start_loc[b], out.query_start_loc[b + 1]) == (row0, row0 + length)
         if state >= 0:
-            assert out.temperature[state] == case.target.temperature[state]
-            assert out.seeds[state] == case.target.seeds[state]
+            for name in ("temperature", "seeds", "top_k", "top_p"):
+                assert getattr(out, name)[state] == getattr(case.target, name)[state]
         row0, first = row0 + length, first + req.n
     for b in range(len(case.requests), case.batch.num_reqs_padded):
         assert (out.seq_lens[b], out.query_start_loc[b + 1]) == (0, row0)

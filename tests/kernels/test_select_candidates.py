@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from peagle_kernels import Candidates, CandidateSelector, Drawing, select_candidates_torch, select_candidates_triton
 from tests.kernels.batches import KERNEL_DEVICE, POISON
+from tests.sampling.statistics import limited
 from tests.support.batches import moved
 
 VOCAB, DRAFT_VOCAB, HIDDEN = 97, 61, 24
@@ -125,12 +126,17 @@ def draw_by_its_arguments(scores, tokens, is_candidate, seed, position, column, 
 
 
 def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int) -> tuple[torch.Tensor, ...]:
-    """Temperatures, seeds, q and its candidates of every request that could be live, as they are before any step."""
-    temperature = torch.tensor([0.0, 1.0] * max_num_reqs)[:max_num_reqs]
+    """Temperatures, seeds, limits, q and its candidates of every request that could be live, before any step."""
+    temperature = torch.tensor([0.0, 0.7] * max_num_reqs)[:max_num_reqs]
+    top_k, top_p = (
+        torch.tensor(numbers * max_num_reqs)[:max_num_reqs] for numbers in ([vocab, 3], [1.0, 1.0, 1.0, 0.6])
+    )
     q = torch.full((max_num_reqs, k, vocab), -float("inf"))
     return (
         temperature,
         torch.arange(max_num_reqs) * 7,
+        top_k.int(),
+        top_p,
         q,
         torch.zeros(max_num_reqs, k, num_candidates, dtype=torch.int64),
     )
@@ -142,7 +148,7 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int,
     """Three steps: K, fewer, K again. Requests come in another order, two rows of the state stay idle."""
     max_num_reqs, max_k = 5, 4
     tensors = moved(state(max_num_reqs, max_k, num_candidates, VOCAB), KERNEL_DEVICE)
-    temperature, seeds, q, _ = tensors
+    temperature, seeds, top_k, top_p, q, _ = tensors
     wanted = q.clone()
     for step, (k, rows) in enumerate(((4, [3, 0, 1]), (2, [1, 3, -1]), (4, [3, -1, 0]))):
         parts = case(k, 3, num_candidates, 16, 4, reduced=reduced, seed=step, idle=rows.count(-1) and 1)
@@ -169,6 +175,8 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int,
             if row >= 0:
                 of_req = slice(req * k, (req + 1) * k)
                 wanted[row, :k] = -float("inf")
-                wanted[row, :k] = wanted[row, :k].scatter(1, targets[of_req], scores[of_req])
+                sampling = float(temperature[row]), int(top_k[row]), float(top_p[row])
+                kept = limited(scores[of_req], *sampling) if sampling[0] else scores[of_req]  # greedy: no limits
+                wanted[row, :k] = wanted[row, :k].scatter(1, targets[of_req], kept)
         assert torch.equal(q, wanted), step
     assert torch.isinf(q[[2, 4]]).all()

@@ -98,6 +98,22 @@ HEADS = (
         "tl.load(cached, mask=kept, other=0)",
         DRAWN,
     ),
+    Mutation("selector: top-p keeps all", SELECT, "kept & (before < mass)", "kept", DRAWN),
+    Mutation(
+        "selector: top-p at another temperature",
+        SELECT,
+        "scores / tl.where(temperature == 0.0, 1.0, temperature)",
+        "scores",
+        DRAWN,
+    ),
+    Mutation(
+        "selector: limits stay those of capture time",
+        "src/peagle_vllm/v2/speculator.py",
+        "top_k=self.sampling_states.top_k.gpu",
+        "top_k=self.buffers.top_k",
+        "tests/sampling/test_follows_target.py::test_drafts_are_within_the_limits",
+        "plugin-v2",
+    ),
     Mutation("selector: two writes of q race", SELECT, "tl.debug_barrier()", "pass", DRAWN),
     Mutation(
         "selector: logits are read past their end",

@@ -61,3 +61,12 @@ class Tally:
 
     def __str__(self) -> str:
         return f"{self.num_tokens} tokens, z(log p) = {self.z[0]:+.2f}, z(p) = {self.z[1]:+.2f}"
+
+
+def limited(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+    """-inf for what a request cannot say: top-k first, then top-p of what is left."""
+    best, order = (logits / temperature).sort(-1, descending=True)
+    best[:, top_k or len(best[0]) :] = -float("inf")
+    p = best.softmax(-1)
+    best[p.cumsum(-1) - p >= top_p] = -float("inf")
+    return torch.where(best.gather(-1, order.argsort(-1)) > -float("inf"), logits, -float("inf"))

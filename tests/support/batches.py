@@ -107,6 +107,8 @@ def build(
         next_prefill_tokens=randint(1, 500, num_states, dtype=torch.int32),
         temperature=torch.rand(num_states, generator=rng),
         seeds=randint(0, 1000, num_states, dtype=torch.int64),
+        top_k=randint(1, 500, num_states, dtype=torch.int32),
+        top_p=torch.rand(num_states, generator=rng),
     )
     tables = []
     for size in block_sizes:

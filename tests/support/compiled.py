@@ -157,7 +157,8 @@ def select_candidates(arch: int, rank: int, num_candidates: int, gated: bool, re
         from peagle_vllm.v2.candidate_sampler import draw
 
         q, cached = torch.zeros(num_reqs, num_k, vocab_size), ids.view(num_reqs, num_k, -1)
-        drawing = Drawing(draw, numbers, numbers, torch.ones(num_reqs), numbers, q, cached, use_fp64=False)
+        sampling = torch.ones(num_reqs), numbers, numbers.int(), torch.ones(num_reqs)
+        drawing = Drawing(draw, numbers, numbers, *sampling, q, cached, use_fp64=False)
     args = (torch.zeros(num_reqs, num_k, dtype=torch.int64), candidates, selector, offsets, ids.float(), drawing)
     return _compiled(arch, "select_candidates", "_select_candidates_kernel", select_candidates_triton, *args)
 

@@ -1,4 +1,8 @@
-"""Model Runner V2 builds its speculator in ``init_speculator``, which has no registry: P-EAGLE's is built there."""
+"""Model Runner V2 builds its speculator in ``init_speculator``, which has no registry: P-EAGLE's is built there.
+
+The runner gives speculators the temperatures and seeds of its sampler's states; P-EAGLE's takes the states themselves,
+for their top-k and top-p.
+"""
 
 from types import ModuleType
 
@@ -10,10 +14,15 @@ PATCH = Patch(
     name="speculator",
     runner="V2",
     why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
-    delete_when="init_speculator takes a speculator class from a plugin",
+    delete_when="init_speculator takes a speculator class from a plugin, and propose gets top-k and top-p (PR 56724)",
     depends_on={
         "vllm.v1.worker.gpu.spec_decode": ("init_speculator",),
-        "vllm.v1.worker.gpu.model_runner": ("init_speculator", "GPUModelRunner._dummy_run"),
+        "vllm.v1.worker.gpu.model_runner": (
+            "init_speculator",
+            "GPUModelRunner._dummy_run",
+            "GPUModelRunner.load_model",
+        ),
+        "vllm.v1.worker.gpu.sample.states": ("SamplingStates.__init__", "SamplingStates.apply_staged_writes"),
         # The base classes of ParallelEagleSpeculator: what it overrides, and what calls that or is called in its place.
         "vllm.v1.worker.gpu.spec_decode.eagle.speculator": ("EagleSpeculator",),
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": (
@@ -77,3 +86,15 @@ def install(module: ModuleType) -> None:
         return init_speculator
 
     wrap(module, "init_speculator", make)
+    if runner := getattr(module, "GPUModelRunner", None):
+        wrap(runner, "load_model", _hand_over)
+
+
+def _hand_over(original):
+    def load_model(self, *args, **kwargs):
+        loaded = original(self, *args, **kwargs)
+        if self.sampler is not None and self.speculator is not None:
+            self.speculator.sampling_states = self.sampler.sampling_states
+        return loaded
+
+    return load_model

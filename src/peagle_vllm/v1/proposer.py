@@ -181,6 +181,8 @@ class ParallelEagleProposer(EagleProposer):
                 # The inherited sampling has its own.
                 temperature=buffers.temperature,
                 seeds=buffers.seeds,
+                top_k=buffers.top_k,
+                top_p=buffers.top_p,
             ),
             (),
             KVGroups((cad.block_table_tensor,), (self.block_size,)),

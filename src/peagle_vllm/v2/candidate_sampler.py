@@ -25,8 +25,8 @@ class CandidateSampler:
     Attributes:
         selector: None for a head without one; set when the head is loaded.
         scores: [max_num_reqs, K_max, M] float32, what the last tokens were chosen by.
-        cached_ids: [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` are finite: made with it, lost
-            with it.
+        cached_ids: [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` may be finite: made with it,
+            lost with it.
     """
 
     def __init__(self, max_num_reqs: int, max_k: int, num_candidates: int, device: torch.device):
@@ -60,7 +60,8 @@ class CandidateSampler:
         drawing = None
         if draft_logits is not None:
             rows = buffers.sample_idx_mapping[samples], buffers.sample_pos[samples]
-            drawing = Drawing(draw, *rows, buffers.temperature, buffers.seeds, draft_logits, self.cached_ids, use_fp64)
+            sampling = buffers.temperature, buffers.seeds, buffers.top_k, buffers.top_p
+            drawing = Drawing(draw, *rows, *sampling, draft_logits, self.cached_ids, use_fp64)
         select(model, self.selector, hidden_states, buffers, drafts, scores, drawing)
         return scores
 

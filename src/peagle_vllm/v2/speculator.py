@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, has_com
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
@@ -76,6 +77,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.candidate_sampler = CandidateSampler(
             self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device
         )
+        self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets it
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
@@ -262,6 +264,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 next_prefill_tokens=next_prefill_tokens.view(-1),
                 temperature=temperature,
                 seeds=seeds,
+                top_k=self.sampling_states.top_k.gpu,
+                top_p=self.sampling_states.top_p.gpu,
             ),
             tuple(aux_hidden_states),
             KVGroups((), ()) if skip_attn else self.attention.kv_groups,
