@@ -128,9 +128,11 @@ DRAFTERS = [
 ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
 
 
-def read_set(name: str) -> list[list[str]]:
-    """The user's turns of every prompt of a set."""
-    rows = map(json.loads, (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
+    """The user's turns of every prompt of a set, or of so many, spread over its categories."""
+    rows = [json.loads(line) for line in (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    if prompts:
+        rows = rows[:: max(1, len(rows) // prompts)][:prompts]
     return [[row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]] for row in rows]
 
 
@@ -182,8 +184,8 @@ class Engine:
         return found
 
     def timed(self, name: str, prompts: int, max_tokens: int, in_flight: int) -> tuple[float, list[list[int]]]:
-        """Tokens a second of answers to the first ``prompts`` of a set, and the ``counts`` of each."""
-        chats, outputs = [turns[:1] for turns in read_set(name)[:prompts]], []
+        """Tokens a second of answers to the first turns of some prompts of a set, and the ``counts`` of each."""
+        chats, outputs = [turns[:1] for turns in read_set(name, prompts)], []
         began = time.perf_counter()
         for at in range(0, len(chats), in_flight):
             outputs += self.answer(chats[at : at + in_flight], max_tokens)
@@ -203,7 +205,7 @@ class Engine:
         print("\n", flush=True)
 
     def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
-        """Acceptance on all prompts, or the first ones of each set.
+        """Acceptance on all prompts, or some of each set.
 
         Args:
             first: by set, the answers to first turns that second turns follow; none: this arm's own.
@@ -214,7 +216,7 @@ class Engine:
         """
         found = {}
         for name in SETS:
-            turns = read_set(name)[:prompts]
+            turns = read_set(name, prompts)
             given, sums = first.get(name, []), np.zeros((len(turns), self.arm.k + 1), dtype=int)
             tokens, loops = np.zeros(len(turns), dtype=int), np.zeros(len(turns), dtype=bool)
             for number in range(len(turns[0])):
@@ -385,7 +387,7 @@ def _speed(row: dict[str, Any]) -> float:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the arms' processes end, too
     parser = arms.parser(__doc__)
-    parser.add_argument("--prompts", type=int, help="of each set, the first ones (default: all)")
+    parser.add_argument("--prompts", type=int, help="of each set (default: all)")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each arm")
     parser.add_argument("--only", nargs="+", choices=[arm.label for arm in ARMS], metavar="ARM", help="these and none")
     args = parser.parse_args()

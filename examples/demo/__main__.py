@@ -1,7 +1,7 @@
 """Every drafter at its best K on a real model, SmolLM2-135M-Instruct, on this CPU: ``make demo``.
 
-A few prompts of HumanEval and MT-Bench, one after the other, greedy. README's acceptance length (AL) is of all prompts,
-both turns, and up to 128 tokens an answer.
+Acceptance lengths (AL) of some prompts of HumanEval and MT-Bench, greedy, beside those of all prompts in README. The
+tokens/s are of fewer and shorter answers, one after the other.
 """
 
 import argparse
@@ -12,15 +12,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import SETS, RealArm, al_of, best_arms, live, read_set
+from benchmarks.real import SETS, TIMED_PROMPTS, TIMED_TOKENS, RealArm, al_of, best_arms, live, read_set
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=4, help="of each set")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--prompts", type=int, default=8, help="of each set")
     args = parser.parse_args()
-    console, table = Console(), Table(title=f"{args.prompts} prompts of each set, one at a time")
+    console, table = Console(), Table(title=f"{args.prompts} prompts of each set")
     for column in ("drafter", "prompts", "AL [95%]", "AL in README", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
     rows, question = best_arms(), read_set("mt-bench")[0][0]
@@ -31,11 +30,15 @@ def main() -> int:
             for call in calls:
                 call("prompt", ["Hello"])  # waits for it
         console.print(f"[bold]{question}[/]\n")
-        calls[-1]("say", question, args.max_tokens)
+        calls[-1]("say", question, TIMED_TOKENS)
+        first: dict[str, list[str]] = {}
         for row, arm, call in zip(rows, drafters, calls, strict=True):
-            for name in SETS:
-                rate, counts = call("timed", name, args.prompts, args.max_tokens, 1)
-                found = al_of(np.asarray(counts))
+            with console.status(arm.label):
+                cells = call("acceptance", first, args.prompts)
+                rates = [call("timed", name, TIMED_PROMPTS // 2, TIMED_TOKENS, 1)[0] for name in SETS]
+            first = first or {name: cells[name]["first"] for name in SETS}
+            for name, rate in zip(SETS, rates, strict=True):
+                found = al_of(np.asarray(cells[name]["counts"]))
                 low, high = found["al_95"]
                 of_all = f"{row['sets'][name]['al']:.2f}"
                 table.add_row(arm.label, name, f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", of_all, f"{rate:.0f}")
