@@ -55,6 +55,7 @@ class RealArm:
 
     Attributes:
         head: a folder of models/real, "ngram", or None.
+        probabilistic: its drafts are drawn where requests are.
         window: tokens that each layer of the head sees; None: all.
         max_model_len: of the engine.
     """
@@ -64,6 +65,7 @@ class RealArm:
     k: int = 0
     selector: bool = False
     stock: bool = False
+    probabilistic: bool = False
     window: int | None = None
     max_model_len: int = 2048
 
@@ -109,8 +111,9 @@ class RealArm:
             if not folder.is_dir():
                 with new_folder(folder) as out:
                     converting.convert(source, out, "speculators", None)
-        parallel = {"parallel_drafting": True} if self.head != "eagle3" else {}
-        return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k, **parallel}
+        config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
+        config |= {"parallel_drafting": True} if self.head != "eagle3" else {}
+        return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
 # The head that was trained together with its selector, without it.
@@ -160,12 +163,12 @@ class Engine:
         drafter = inside(self.llm)[1]
         self.drafter = type(drafter).__name__ if drafter else "none"
 
-    def answer(self, chats: list[list[str]], max_tokens: int) -> list[Any]:
-        """A greedy answer to each chat, up to ``MOST`` of them in flight."""
+    def answer(self, chats: list[list[str]], max_tokens: int, **sampling: float) -> list[Any]:
+        """An answer to each chat, up to ``MOST`` of them in flight; greedy, unless ``sampling`` says more."""
         from vllm import SamplingParams
 
-        greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        outputs = self.llm.generate([self.prompt(chat) for chat in chats], greedy, use_tqdm=False)
+        how = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling})
+        outputs = self.llm.generate([self.prompt(chat) for chat in chats], how, use_tqdm=False)
         return [output.outputs[0] for output in outputs]
 
     def prompt(self, chat: list[str]) -> dict[str, Any]:

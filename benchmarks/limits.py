@@ -1,0 +1,52 @@
+"""Acceptance of drafts within a request's top-k and top-p, beside drafts at its temperature alone, on the real target.
+
+``make real-target`` first. On V1, where both kinds of head draft so; probabilistic drafts of the head with a selector.
+"""
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks import arms
+from benchmarks.real import SETS, Engine, RealArm, al_of, interval, lengths, live, read_set, resampled
+from peagle_tools.shared.provenance import provenance
+
+CASES = [{"temperature": heat, **limit} for heat in (0.7, 1.0) for limit in ({}, {"top_p": 0.9}, {"top_k": 20})]
+PROMPTS, MAX_TOKENS = 80, 128
+ARM = RealArm("P-EAGLE", "peagle", 3, selector=True, probabilistic=True)
+
+
+def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float], within: bool) -> list[list[int]]:
+    """The accepted counts of an answer to each first turn."""
+    from peagle_vllm.v1 import proposer
+
+    chats = [turns[:1] for turns in read_set(name, prompts)]
+    kept = proposer.within_limits if within else lambda logits, _: logits
+    with patch.object(proposer, "within_limits", kept):
+        return [engine.counts(output) for output in engine.answer(chats, MAX_TOKENS, **sampling)]
+
+
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="of each set, spread over it")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with live(ARM) as call:
+        for sampling in CASES:
+            for name in SETS:
+                without, within = (
+                    np.asarray(call(sampled, name, args.prompts, sampling, kept)) for kept in (False, True)
+                )
+                gain = lengths(within.sum(0)) / lengths(without.sum(0)) - 1
+                ratio = lengths(resampled(within)) / lengths(resampled(without))
+                found = {"at_temperature_alone": al_of(without), "within_limits": al_of(within)}
+                rows.append({"sampling": sampling, "set": name, **found, "gain": round(float(gain), 4)})
+                rows[-1]["gain_95"] = interval(ratio - 1)
+                print(rows[-1], flush=True)
+    how = {"head": ARM.head, "k": ARM.k, "prompts": args.prompts, "max_tokens": MAX_TOKENS}
+    arms.write_result(args.out, __doc__, {**how, "cells": rows, **provenance()})
+
+
+if __name__ == "__main__":
+    main()
