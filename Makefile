@@ -104,11 +104,11 @@ real-target: env ## SmolLM2-135M-Instruct in bfloat16 and the prompts it is meas
 	@$(py) -m tools.real_target .cache
 
 .PHONY: real-heads
-real-heads: real-target ## train the head of models/real again from the committed text (more than an hour on 2 cores)
+real-heads: real-target ## train the heads of models/real again from the committed text (hours on 2 cores)
 	@$(py) models/recipe/real.py
 
 .PHONY: real
-real: real-target ## measure every drafter on it, nothing else running (an hour); writes README's table
+real: real-target ## measure every drafter on it, on an otherwise idle machine (more than an hour); writes README's table
 	@$(py) -m benchmarks.real --out benchmarks/results/real.json
 	@$(py) tools/docs.py
 

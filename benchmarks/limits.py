@@ -1,6 +1,6 @@
-"""Acceptance of drafts within a request's top-k and top-p, beside drafts at its temperature alone, on the real target.
+"""Acceptance of probabilistic drafts with and without the request's top-k and top-p, on the real target.
 
-``make real-target`` first. On V1, where both kinds of head draft so; probabilistic drafts of the head with a selector.
+``make real-target`` first. The engine is V1; the head is the one with a selector.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import SETS, Engine, RealArm, al_of, interval, lengths, live, read_set, resampled
+from benchmarks.real import SETS, Engine, RealArm, al_of, gain_of, live, read_set
 from peagle_tools.shared.provenance import provenance
 
 CASES = [{"temperature": heat, **limit} for heat in (0.7, 1.0) for limit in ({}, {"top_p": 0.9}, {"top_k": 20})]
@@ -38,11 +38,8 @@ def main() -> None:
                 without, within = (
                     np.asarray(call(sampled, name, args.prompts, sampling, kept)) for kept in (False, True)
                 )
-                gain = lengths(within.sum(0)) / lengths(without.sum(0)) - 1
-                ratio = lengths(resampled(within)) / lengths(resampled(without))
-                found = {"at_temperature_alone": al_of(without), "within_limits": al_of(within)}
-                rows.append({"sampling": sampling, "set": name, **found, "gain": round(float(gain), 4)})
-                rows[-1]["gain_95"] = interval(ratio - 1)
+                found = {"temperature_only": al_of(without), "within_limits": al_of(within)} | gain_of(within, without)
+                rows.append({"sampling": sampling, "set": name, **found})
                 print(rows[-1], flush=True)
     how = {"head": ARM.head, "k": ARM.k, "prompts": args.prompts, "max_tokens": MAX_TOKENS}
     arms.write_result(args.out, __doc__, {**how, "cells": rows, **provenance()})

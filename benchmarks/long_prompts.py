@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import Engine, RealArm, al_of, interval, lengths, live, resampled
+from benchmarks.real import Engine, RealArm, al_of, gain_of, live
 from peagle_tools.shared.provenance import provenance
 
 TOKENS, FILES, ANSWER = (512, 1024, 2048, 4096, 7168), 24, 64
@@ -46,9 +46,7 @@ def main() -> None:
                 if window is None:
                     plain[tokens] = counts
                 else:
-                    ratio = lengths(resampled(counts)) / lengths(resampled(plain[tokens]))
-                    found |= {"gain": round(found["al"] / al_of(plain[tokens])["al"] - 1, 4)}
-                    found |= {"gain_95": interval(ratio - 1)}
+                    found |= gain_of(counts, plain[tokens])
                 row["by_prompt_tokens"][tokens] = found
                 print(arm.label, window, tokens, found, flush=True)
         rows.append(row)

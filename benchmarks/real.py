@@ -55,7 +55,7 @@ class RealArm:
 
     Attributes:
         head: a folder of models/real, "ngram", or None.
-        probabilistic: its drafts are drawn where requests are.
+        probabilistic: its drafts for requests with a temperature are sampled.
         window: tokens that each layer of the head sees; None: all.
         max_model_len: of the engine.
     """
@@ -116,7 +116,7 @@ class RealArm:
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
-# The head that was trained together with its selector, without it.
+# The head that has a selector, served without it.
 OFF = "P-EAGLE, selector off"
 NONE = RealArm("none")
 DRAFTERS = [
@@ -132,7 +132,7 @@ ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.h
 
 
 def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
-    """The user's turns of every prompt of a set, or of so many, spread over its categories."""
+    """The user's turns of every prompt of a set, or of ``prompts`` of them, spread over the set."""
     rows = [json.loads(line) for line in (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
     if prompts:
         rows = rows[:: max(1, len(rows) // prompts)][:prompts]
@@ -239,7 +239,7 @@ _engine: Engine
 
 
 def _start(arm: RealArm) -> None:
-    """With what it logs in a file of ``WORK``."""
+    """Start the engine of this process. What the process logs goes to ``arm.log``."""
     global _engine
     with arm.log.open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
@@ -293,11 +293,17 @@ def al_of(counts: np.ndarray) -> dict[str, Any]:
     return {"al": round(float(lengths(counts.sum(0))), 4), "al_95": interval(lengths(resampled(counts)))}
 
 
+def gain_of(counts: np.ndarray, other: np.ndarray) -> dict[str, Any]:
+    """How much larger the acceptance length of ``counts`` is than that of ``other`` on the same prompts, relative."""
+    ratio = lengths(resampled(counts)) / lengths(resampled(other))
+    return {"gain": round(float(lengths(counts.sum(0)) / lengths(other.sum(0)) - 1), 4), "gain_95": interval(ratio - 1)}
+
+
 def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
     """Acceptance of a set with 95% intervals.
 
     Args:
-        other: the same set of the arm that this one is compared with: ``gain`` is of the AL, relative.
+        other: the same set of the arm that this one is compared with (``gain_of``).
     """
     counts = np.asarray(cell["counts"])
     looping = np.asarray(cell["loops"])
@@ -310,11 +316,7 @@ def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, A
         "prompts_that_loop": int(looping.sum()),
         "tokens": sum(cell["tokens"]),
     }
-    if other:
-        theirs = np.asarray(other["counts"])
-        ratio = lengths(resampled(counts)) / lengths(resampled(theirs))
-        found |= {"gain": round(float(lengths(total) / lengths(theirs.sum(0)) - 1), 4), "gain_95": interval(ratio - 1)}
-    return found
+    return found | (gain_of(counts, np.asarray(other["counts"])) if other else {})
 
 
 def compared_with(arm: RealArm) -> RealArm | None:

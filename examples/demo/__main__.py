@@ -28,7 +28,7 @@ def main() -> int:
         calls = [stack.enter_context(live(arm)) for arm in drafters]
         with console.status(f"starting {len(calls)} engines"):
             for call in calls:
-                call("prompt", ["Hello"])  # waits for it
+                call("prompt", ["Hello"])  # returns when the engine has started
         console.print(f"[bold]{question}[/]\n")
         calls[-1]("say", question, TIMED_TOKENS)
         first: dict[str, list[str]] = {}

@@ -152,16 +152,16 @@ def select_candidates_triton(
 
 @triton.jit
 def within_limits(scores, temperature, top_k, top_p):
-    """-inf in place of what is not in the request's top-k, and of that in its top-p; equal scores stay or go together.
+    """Scores, -inf where a candidate is not in the request's top-k, and among those not in its top-p.
 
-    vLLM gives greedy requests no limits.
+    Equal scores are kept or dropped together. Greedy requests have no limits: vLLM's SamplingParams resets theirs.
     """
     scaled = scores / tl.where(temperature == 0.0, 1.0, temperature)
     better = scaled[None, :] > scaled[:, None]  # [m, other]
     kept = tl.sum(better.to(tl.int32), axis=1) < top_k
     weight = tl.where(kept, tl.exp(scaled - tl.max(scaled, axis=0)), 0.0)
     before = tl.sum(tl.where(better, weight[None, :], 0.0), axis=1)
-    mass = tl.where(top_p < 1.0, top_p * tl.sum(weight, axis=0), float("inf"))  # without top-p however small the last
+    mass = tl.where(top_p < 1.0, top_p * tl.sum(weight, axis=0), float("inf"))  # at 1 rounding drops none
     return tl.where(kept & (before < mass), scores, float("-inf"))
 
 

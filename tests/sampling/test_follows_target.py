@@ -36,7 +36,7 @@ DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 
 @pytest.fixture(scope="module", autouse=True)
 def _limits_of_the_target() -> Iterator[None]:
-    """In torch: Triton's interpreter does not run the kernel that V2 applies them with."""
+    """V2 applies them with torch here: Triton's interpreter does not run vLLM's kernel for them."""
     prepare_process()
     with pytest.MonkeyPatch.context() as patches:
         if not HAS_GPU:
