@@ -116,16 +116,15 @@ class RealArm:
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
-# The head that has a selector, served without it.
-OFF = "P-EAGLE, selector off"
+PLAIN = "P-EAGLE without selector"
 NONE = RealArm("none")
 DRAFTERS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
-    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5)),
-    RealArm("P-EAGLE without selector", "peagle-plain", 3),
-    RealArm(f"{OFF}, stock vLLM", "peagle", 3, stock=True),
-    *(RealArm(OFF, "peagle", k) for k in (3, 5, 7)),
+    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5, 7)),
+    RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
+    *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 5, 7)),
+    RealArm("P-EAGLE, selector off", "peagle", 3),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 5, 7)),
 ]
 ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
@@ -320,8 +319,8 @@ def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, A
 
 
 def compared_with(arm: RealArm) -> RealArm | None:
-    """The same head at the same K without its selector."""
-    return RealArm(OFF, arm.head, arm.k) if arm.selector else None
+    """Of a head with its selector, the head that was trained without one, at the same K."""
+    return RealArm(PLAIN, "peagle-plain", arm.k) if arm.selector else None
 
 
 def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> dict[str, Any]:

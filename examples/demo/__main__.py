@@ -1,4 +1,4 @@
-"""Every drafter at its best K on a real model, SmolLM2-135M-Instruct, on this CPU: ``make demo``.
+"""Drafters at their best K on a real model, SmolLM2-135M-Instruct, on this CPU: ``make demo``.
 
 Acceptance lengths (AL) of some prompts of HumanEval and MT-Bench, greedy, beside those of all prompts in README. The
 tokens/s are of fewer and shorter answers, one after the other.
@@ -12,7 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import SETS, TIMED_PROMPTS, TIMED_TOKENS, RealArm, al_of, best_arms, live, read_set
+from benchmarks.real import PLAIN, SETS, TIMED_PROMPTS, TIMED_TOKENS, RealArm, al_of, best_arms, live, read_set
+
+SHOWN = ("none", "n-gram", "EAGLE-3", PLAIN, "P-EAGLE")
 
 
 def main() -> int:
@@ -22,7 +24,8 @@ def main() -> int:
     console, table = Console(), Table(title=f"{args.prompts} prompts of each set")
     for column in ("drafter", "prompts", "AL [95%]", "AL in README", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
-    rows, question = best_arms(), read_set("mt-bench")[0][0]
+    rows = [row for row in best_arms() if row["arm"]["name"] in SHOWN]
+    question = read_set("mt-bench")[0][0]
     drafters = [RealArm(**row["arm"]) for row in rows]
     with ExitStack() as stack:
         calls = [stack.enter_context(live(arm)) for arm in drafters]
