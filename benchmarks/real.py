@@ -33,6 +33,7 @@ from peagle_tools.train.config import ends_in_loop
 from peagle_vllm.heads import convert as converting
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head
+from peagle_vllm.serving import LOOKUP
 
 TARGET, PROMPTS, HEADS = ROOT / ".cache/real-target", ROOT / ".cache/real-prompts", ROOT / "models/real"
 WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
@@ -57,6 +58,7 @@ class RealArm:
         head: a folder of models/real, "ngram", or None.
         probabilistic: its drafts for requests with a temperature are sampled.
         window: tokens that each layer of the head sees; None: all.
+        lookup: tokens from which on drafts are looked up; 0: never.
         max_model_len: of the engine.
     """
 
@@ -67,6 +69,7 @@ class RealArm:
     stock: bool = False
     probabilistic: bool = False
     window: int | None = None
+    lookup: int = 0
     max_model_len: int = 2048
 
     @property
@@ -85,6 +88,7 @@ class RealArm:
             {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             | arms.V1
             | (arms.STOCK if self.stock else {})
+            | ({LOOKUP: str(self.lookup)} if self.lookup else {})
         )
 
     def digest(self) -> str | None:
@@ -121,11 +125,12 @@ NONE = RealArm("none")
 DRAFTERS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
-    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 5, 7)),
+    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
     RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
-    *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 5, 7)),
+    *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
     RealArm("P-EAGLE, selector off", "peagle", 3),
-    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 5, 7)),
+    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 7)),
+    *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 7)),
 ]
 ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
 
@@ -319,7 +324,9 @@ def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, A
 
 
 def compared_with(arm: RealArm) -> RealArm | None:
-    """Of a head with its selector, the head that was trained without one, at the same K."""
+    """At the same K: of drafts looked up the head's own; of a head with its selector the one trained without."""
+    if arm.lookup:
+        return RealArm("P-EAGLE", arm.head, arm.k, selector=True)
     return RealArm(PLAIN, "peagle-plain", arm.k) if arm.selector else None
 
 
@@ -363,12 +370,12 @@ def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> d
             row["sets"][name] = found
         rows.append(row)
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": repeats}
+    timed["threads"] = THREADS
     settings = {
         "engine": ENGINE,
         "max_tokens": MAX_TOKENS,
         "in_flight": MOST,
         "temperature": 0,
-        "threads": THREADS,
         "timed": timed,
     }
     return {"settings": settings, "arms": rows, **found_by}

@@ -56,10 +56,11 @@ def real() -> str:
     prompts = " and ".join(f"{sets[name]['prompts']} prompts of {titles[name]}" for name in SETS)
     timed = settings["timed"]
     note = (
-        f"SmolLM2-135M-Instruct, {settings['engine']['dtype']}, greedy, {settings['threads']} threads. AL: acceptance "
+        f"SmolLM2-135M-Instruct, {settings['engine']['dtype']}, greedy. AL: acceptance "
         f"length, bonus token included, over {prompts}, up to {settings['max_tokens']} tokens an answer. tokens/s: "
-        f"times those of no speculation, {timed['prompts']} prompts of up to {timed['max_tokens']} tokens, median of "
-        f"{timed['repeats']} interleaved runs. Of each drafter the K that is fastest at 1 in flight."
+        f"times those of no speculation, {timed['prompts']} prompts of up to {timed['max_tokens']} tokens, "
+        f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. Of each drafter the K that is "
+        f"fastest at 1 in flight."
     )
     return f"{table(columns, rows)}\n\n{note} {where(result, 'real')}"
 

@@ -1,4 +1,4 @@
-"""The draft batch of P-EAGLE: its geometry (``geometry``), two kernels that build it, and one that chooses its tokens.
+"""The draft batch of P-EAGLE: its geometry (``geometry``), two kernels that build it, and two for its tokens.
 
 Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which is its specification.
 """
@@ -6,6 +6,7 @@ Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which 
 from peagle_kernels.batch import DraftBuffers, KVGroups, TargetBatch, allocate_buffers
 from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.layout import DraftBatch
+from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts, lookup_drafts_torch, lookup_drafts_triton
 from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
 from peagle_kernels.prepare_inputs_kernel import prepare_inputs_triton
 from peagle_kernels.select_candidates import (
@@ -18,17 +19,22 @@ from peagle_kernels.select_candidates import (
 )
 
 __all__ = [
+    "MAX_MATCH",
     "CandidateSelector",
     "Candidates",
     "DraftBatch",
     "DraftBuffers",
     "Drawing",
     "KVGroups",
+    "OneHot",
     "TargetBatch",
     "allocate_buffers",
     "gather_hidden",
     "gather_hidden_torch",
     "gather_hidden_triton",
+    "lookup_drafts",
+    "lookup_drafts_torch",
+    "lookup_drafts_triton",
     "prepare_inputs",
     "prepare_inputs_torch",
     "prepare_inputs_triton",

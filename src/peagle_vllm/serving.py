@@ -1,5 +1,6 @@
 """Is a vLLM configuration P-EAGLE, and may the loaded head be served? Imports neither vLLM nor torch by itself."""
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
 
+LOOKUP = "PEAGLE_VLLM_PROMPT_LOOKUP_MIN"  # environment variable
 TRAINED_DEPTH = "num_depths"  # NeMo's field; put on the draft config of any head whose depth is known
 
 
@@ -26,6 +28,22 @@ def is_peagle(vllm_config: "VllmConfig") -> bool:
 def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     """The same of a ``SpeculativeConfig``. DFlash and DSpark draft in parallel too, by their own methods."""
     return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
+
+
+def prompt_lookup_min() -> int:
+    """How many last tokens must have occurred before for a draft to be what followed them; 0: it never is.
+
+    Raises:
+        RefusedError: ``LOOKUP`` is no such number.
+    """
+    from peagle_kernels import MAX_MATCH
+
+    value = os.environ.get(LOOKUP, "0")
+    if value not in map(str, range(MAX_MATCH + 1)):
+        raise RefusedError(
+            f"P-EAGLE refused: {LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}; 0 turns the look-up off"
+        )
+    return int(value)
 
 
 def kv_bytes_per_token(model: "ModelConfig", parallel: "ParallelConfig", cache_dtype: str) -> int:

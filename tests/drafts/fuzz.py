@@ -96,7 +96,14 @@ class Fuzzer:
                     noted = greedy_rows(noted, finished)
                 if made.settings.dtype == "float32":
                     check_output(finished, right)
-                seen.report += compare(noted, finished, reference, k=made.settings.k, max_model_len=MAX_MODEL_LEN)
+                seen.report += compare(
+                    noted,
+                    finished,
+                    reference,
+                    k=made.settings.k,
+                    max_model_len=MAX_MODEL_LEN,
+                    lookup=made.settings.lookup,
+                )
                 seen.counts["preemptions"] += len(preempted)
                 seen.counts["requests"] += len(wave)
                 seen.counts["aborted requests"] += sum(

@@ -23,6 +23,7 @@ FACTORS: dict[str, tuple] = {
     "kv": ("ample", "tight"),  # tight: too few blocks for the requests, so some are preempted
     "norms": ("plain", "rich"),
     "selector": (False, True),
+    "lookup": (0, 0, 2),  # drafts of requests that repeat themselves are looked up
 }
 
 
@@ -41,10 +42,12 @@ class Cell:
     kv: str
     norms: str
     selector: bool
+    lookup: int
 
     def __str__(self) -> str:
         words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
         words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching + ["selector"] * self.selector
+        words += [f"lookup{self.lookup}"] * bool(self.lookup)
         return "-".join(words)
 
     def head_spec(self) -> tiny_heads.HeadSpec:
@@ -75,6 +78,7 @@ class Cell:
             prefix_caching=self.prefix_caching,
             dtype=self.dtype,
             serve_head=self.fmt == "served",
+            lookup=self.lookup,
         )
 
 

@@ -88,7 +88,7 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
     totals.cells.add(str(cell))
     graphs = V2 and CELLS.index(cell) % 2 == 1
     if STOCK:
-        cell = replace(cell, prefill="whole")
+        cell = replace(cell, prefill="whole", lookup=0)
     target, head = unspeculated.target(cell.family), unspeculated.folder / str(cell)
     tiny_heads.write_head(head, target, cell.head_spec())
     right = unspeculated(cell)
@@ -102,7 +102,7 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
             count_preemptions(live) as preempted,
         ):
             finished = live.run(asked(cell.requests, seed))
-        report = compare(noted, finished, reference, k=cell.k, max_model_len=MAX_MODEL_LEN)
+        report = compare(noted, finished, reference, k=cell.k, max_model_len=MAX_MODEL_LEN, lookup=cell.lookup)
         print(report, seen, *report.ties, sep="\n")
         if cell.dtype == "float32":
             different = [req for req, done in finished.items() if done.output != right[req].output]
@@ -135,3 +135,4 @@ def test_totals(totals: Totals):
     if not STOCK:
         assert whole.dropped["partial prefill"] > 0
         assert whole.near_end > 0
+        assert whole.looked_up > LEAST_ROWS // 40

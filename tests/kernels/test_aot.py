@@ -20,8 +20,10 @@ from peagle_kernels import (
     Candidates,
     CandidateSelector,
     Drawing,
+    OneHot,
     allocate_buffers,
     gather_hidden_triton,
+    lookup_drafts_triton,
     prepare_inputs_triton,
     select_candidates_triton,
 )
@@ -71,6 +73,14 @@ def test_select_candidates(arch, shape):
     assembled = compiled.select_candidates(arch, *shape)
     assert assembled.spill_bytes == 0
     assert "128" in assembled.loads  # rows of the tables
+
+
+@on_each
+@pytest.mark.parametrize(
+    ("q", "cached"), [(None, False), (torch.float32, True), (torch.float32, False), (torch.bfloat16, False)], ids=str
+)
+def test_lookup_drafts(arch, q, cached):
+    assert compiled.lookup_drafts(arch, q, cached).spill_bytes == 0
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
@@ -150,3 +160,17 @@ def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS, (1, 2, 17)))
     assert num_variants("select_candidates", "_select_candidates_kernel", select_candidates_triton, calls) == 1
+
+
+@pytest.mark.parametrize("max_k", DEPTHS)
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
+def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
+    drafts, numbers = torch.zeros(MAX_NUM_REQS, max_k, dtype=torch.int64), torch.zeros(512, dtype=torch.int64)
+    token_ids, q = torch.zeros(MAX_NUM_REQS, 64, dtype=torch.int32), torch.zeros(MAX_NUM_REQS, max_k, VOCAB)
+
+    def call(k: int, num_reqs: int) -> tuple[Any, ...]:
+        first = numbers[: num_reqs * k : k]
+        return drafts[:num_reqs, :k], token_ids, first, first, 2, OneHot(q, first, 0.0, 1.0, None) if drawn else None
+
+    calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS))
+    assert num_variants("lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, calls) == 1

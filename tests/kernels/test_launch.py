@@ -20,7 +20,14 @@ import torch
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime.driver import driver
 
-from peagle_kernels import Drawing, gather_hidden_triton, prepare_inputs_triton, select_candidates_triton
+from peagle_kernels import (
+    Drawing,
+    OneHot,
+    gather_hidden_triton,
+    lookup_drafts_triton,
+    prepare_inputs_triton,
+    select_candidates_triton,
+)
 from tests.kernels import test_select_candidates as cases
 from tests.support import compiled
 from tests.support.batches import MASK_TOKEN, Request, build
@@ -141,4 +148,17 @@ def test_select_candidates(launched: Callable[..., Launched], drawn: bool):
     assert arguments == [
         out.data_ptr(), 5, *addresses(candidates), *addresses(tables), *addresses((offsets, scores)),
         *(addresses(drawing[1:9]) if drawn else ()), *((4 * 97, 97, 4 * 5) if drawn else (0, 0, 0)), 3, 3,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
+def test_lookup_drafts(launched: Callable[..., Launched], drawn: bool):
+    drafts, token_ids = cases.strided(2, 3), torch.zeros(4, 64, dtype=torch.int32)
+    rows, last = torch.zeros(2, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)[::3]
+    one_hot = OneHot(torch.zeros(4, 3, 97), rows, -1.0, 2.0, torch.zeros(4, 3, 5, dtype=torch.int64))
+    grid, arguments = launched(lookup_drafts_triton, drafts, token_ids, rows, last, 2, one_hot if drawn else None)
+    assert grid == (2, 1, 1)
+    q = [one_hot.q.data_ptr(), rows.data_ptr(), 1, one_hot.cached_ids.data_ptr(), 3 * 97, 97, 15] if drawn else [0] * 4
+    assert arguments == [
+        drafts.data_ptr(), 5, token_ids.data_ptr(), 64, rows.data_ptr(), 1, last.data_ptr(), 3, 3, 2, *q,
     ]  # fmt: skip

@@ -21,6 +21,7 @@ K = 5
 # Sampled tokens over all cases, as the two runners' speeds allow: V2 runs under Triton's interpreter.
 NUM_TOKENS = {"plugin-v1": 5_000, "plugin-v2": 600}
 NUM_TOKENS_SHARPENED = {"plugin-v1": 10_000, "plugin-v2": 160}
+NUM_TOKENS_LOOKED_UP = {"plugin-v1": 2_000, "plugin-v2": 160}
 NUM_TOKENS_FULL = {"plugin-v1": 50_000, "plugin-v2": 5_000}
 MAX_TOKENS = 40
 # Of the requests in a batch, in turn.
@@ -30,8 +31,9 @@ pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 
 # Drafts of the shipped head, and of the same with a weak random selector. It chooses between two candidates, so that
-# most drafts are accepted, and a q that is not the selector's own shows.
+# most drafts are accepted, and a q that is not the selector's own shows. Last, with drafts that are looked up.
 DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
+LOOKED_UP = ("probabilistic, looked up", "probabilistic, sharpened, looked up")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,8 +55,9 @@ def sharpened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(drafts: str, sharpened: Path | None = None) -> Settings:
     draft_sample_method, _, selector = drafts.partition(", ")
-    head = sharpened if selector and sharpened else PEAGLE
-    return Settings(TARGET, head, k=K, max_num_seqs=8, speculative=(("draft_sample_method", draft_sample_method),))
+    head, lookup = sharpened if "sharpened" in selector and sharpened else PEAGLE, 2 * ("looked up" in selector)
+    speculative = (("draft_sample_method", draft_sample_method),)
+    return Settings(TARGET, head, k=K, max_num_seqs=8, lookup=lookup, speculative=speculative)
 
 
 def sample(
@@ -103,14 +106,15 @@ def run_all(drafts: str, sharpened: Path, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "drafts", [pytest.param(DRAFTS[0], marks=pytest.mark.full if ARM == "plugin-v2" else ()), *DRAFTS[1:]]
+    "drafts", [pytest.param(DRAFTS[0], marks=pytest.mark.full if ARM == "plugin-v2" else ()), *DRAFTS[1:], LOOKED_UP[1]]
 )
 def test_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
-    run_all(drafts, sharpened, (NUM_TOKENS_SHARPENED if "sharpened" in drafts else NUM_TOKENS)[ARM])
+    others = {DRAFTS[2]: NUM_TOKENS_SHARPENED, LOOKED_UP[1]: NUM_TOKENS_LOOKED_UP}
+    run_all(drafts, sharpened, others.get(drafts, NUM_TOKENS)[ARM])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("drafts", DRAFTS + LOOKED_UP)
 def test_many_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
     run_all(drafts, sharpened, NUM_TOKENS_FULL[ARM])
 

@@ -27,7 +27,9 @@ from peagle_kernels import (
     Candidates,
     CandidateSelector,
     Drawing,
+    OneHot,
     gather_hidden_triton,
+    lookup_drafts_triton,
     prepare_inputs_triton,
     select_candidates_triton,
 )
@@ -161,6 +163,16 @@ def select_candidates(arch: int, rank: int, num_candidates: int, gated: bool, re
         drawing = Drawing(draw, numbers, numbers, *sampling, q, cached, use_fp64=False)
     args = (torch.zeros(num_reqs, num_k, dtype=torch.int64), candidates, selector, offsets, ids.float(), drawing)
     return _compiled(arch, "select_candidates", "_select_candidates_kernel", select_candidates_triton, *args)
+
+
+def lookup_drafts(arch: int, q: torch.dtype | None, cached: bool) -> Assembled:
+    """``lookup_drafts_triton``'s kernel, where drafts are greedy, or with q whole or by cached entries."""
+    numbers, one_hot = torch.zeros(2, dtype=torch.int64), None
+    if q:
+        cached_ids = torch.zeros(2, 3, 16, dtype=torch.int64) if cached else None
+        one_hot = OneHot(torch.zeros(2, 3, 64, dtype=q), numbers, 0.0, 1.0, cached_ids)
+    args = (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 64, dtype=torch.int32), numbers, numbers, 2, one_hot)
+    return _compiled(arch, "lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, *args)
 
 
 def assemble(compiled: Any, arch: int) -> Assembled:

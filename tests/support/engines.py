@@ -33,6 +33,7 @@ class Settings:
         token_budget: target rows a step; smaller than a prompt, it makes chunked prefill.
         kv_blocks: KV blocks of BLOCK_SIZE tokens; too few for all requests, they make preemption.
         serve_head: give the head itself as the served model (speculators format only).
+        lookup: tokens from which on drafts are looked up; 0: never.
         speculative: more entries for speculative_config.
         llm: more arguments for LLM.
     """
@@ -48,6 +49,7 @@ class Settings:
     dtype: str = "float32"
     parallel_drafting: bool = True
     serve_head: bool = False
+    lookup: int = 0
     speculative: tuple[tuple[str, Any], ...] = ()
     llm: tuple[tuple[str, Any], ...] = ()
 
@@ -131,7 +133,8 @@ class Engine:
         from vllm import LLM
 
         self.settings = settings
-        self.llm = LLM(**settings.llm_arguments())
+        with patch.dict(os.environ, {"PEAGLE_VLLM_PROMPT_LOOKUP_MIN": str(settings.lookup)}):
+            self.llm = LLM(**settings.llm_arguments())
 
     @property
     def core(self) -> Any:

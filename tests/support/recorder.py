@@ -17,7 +17,7 @@ import torch
 
 from tests.support.engines import Engine, Finished, Request
 from tests.support.random_heads import VOCAB
-from tests.support.reference import Draft, Reference
+from tests.support.reference import Draft, Reference, looked_up
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,7 @@ class Report:
 
     rows: int = 0
     tokens: int = 0  # compared, in these rows
+    looked_up: int = 0  # rows
     near_end: int = 0  # rows with a column at or beyond max_model_len
     ties: list[str] = field(default_factory=list)
     rejections: Counter[int] = field(default_factory=Counter)
@@ -183,7 +184,9 @@ class Report:
     def __str__(self) -> str:
         refused = " ".join(f"{n}:{c}" for n, c in sorted(self.rejections.items()))
         dropped = ", ".join(f"{c} {why}" for why, c in self.dropped.items()) or "none"
-        counts = f"{self.rows} rows equal, {len(self.ties)} ties, {self.near_end} at the end"
+        counts = (
+            f"{self.rows} rows equal, {len(self.ties)} ties, {self.looked_up} looked up, {self.near_end} at the end"
+        )
         return f"{counts}; refused {refused}; dropped {dropped}"
 
 
@@ -214,6 +217,7 @@ def compare(
     *,
     k: int,
     max_model_len: int,
+    lookup: int = 0,
 ) -> Report:
     """Every noted row against the reference; raises AssertionError with the first differing rows.
 
@@ -248,6 +252,11 @@ def compare(
             report.rows += 1
             columns = min(len(row.draft), max_model_len - row.p_last)
             report.tokens += columns
+            if lookup and (found := looked_up(tokens[: row.p_last + 2], columns, lookup)):
+                report.looked_up += 1
+                if row.draft[:columns] != tuple(found):
+                    wrong.append(f"wrong: {row.req} p_last={row.p_last} drafted {row.draft}, looked up {found}")
+                continue
             near = tolerance(expected[row.p_last], reference.dtype)
             draft = expected[row.p_last].after(row.bonus, row.draft, near)
             verdict = _judge(row, draft, columns, reference.dtype)
@@ -277,7 +286,9 @@ def serve_exactly(
     with record(live, planter(right, VOCAB, num_right), keep_hidden) as noted:
         finished = live.run(requests)
     settings = live.settings
-    report = compare(noted, finished, reference, k=settings.k, max_model_len=settings.max_model_len)
+    report = compare(
+        noted, finished, reference, k=settings.k, max_model_len=settings.max_model_len, lookup=settings.lookup
+    )
     print(report)
     assert {req: done.tokens for req, done in finished.items()} == right
     return report, noted

@@ -313,3 +313,22 @@ class Reference:
             states = self.target.states(torch.tensor(tokens[: max(p_lasts) + 1]))
             aux = torch.cat([self.cut(states[n]) for n in self.head.aux_layers], dim=-1)
         return self.head.drafts(tokens, aux, sorted(p_lasts), k)
+
+
+def looked_up(tokens: list[int], k: int, min_match: int, max_match: int = 5) -> list[int] | None:
+    """What followed the earlier occurrence that agrees with most last tokens, the latest of those; None: there is none.
+
+    Where the text ends before ``k`` tokens, it goes on as if it repeated itself.
+    """
+    last = len(tokens) - 1
+
+    def agreement(end: int) -> int:
+        return next((n for n in range(max_match) if n > end or tokens[end - n] != tokens[last - n]), max_match)
+
+    best = max(range(last), key=lambda end: (agreement(end), end), default=None)
+    if best is None or agreement(best) < min_match:
+        return None
+    text = list(tokens)
+    for i in range(k):
+        text.append(text[best + 1 + i])
+    return text[last + 1 :]

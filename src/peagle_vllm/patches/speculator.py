@@ -1,7 +1,7 @@
 """Model Runner V2 builds its speculator in ``init_speculator``, which has no registry: P-EAGLE's is built there.
 
 The runner gives speculators the temperatures and seeds of its sampler's states; P-EAGLE's takes the states themselves,
-for their top-k and top-p.
+for their top-k and top-p, and the requests' tokens.
 """
 
 from types import ModuleType
@@ -23,6 +23,8 @@ PATCH = Patch(
             "GPUModelRunner.load_model",
         ),
         "vllm.v1.worker.gpu.sample.states": ("SamplingStates.__init__", "SamplingStates.apply_staged_writes"),
+        "vllm.v1.worker.gpu.states": ("RequestState.__init__",),
+        "vllm.v1.worker.gpu.input_batch": ("post_update",),
         # The base classes of ParallelEagleSpeculator: what it overrides, and what calls that or is called in its place.
         "vllm.v1.worker.gpu.spec_decode.eagle.speculator": ("EagleSpeculator",),
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": (
@@ -95,6 +97,7 @@ def _hand_over(original):
         loaded = original(self, *args, **kwargs)
         if self.sampler is not None and self.speculator is not None:
             self.speculator.sampling_states = self.sampler.sampling_states
+            self.speculator.token_ids = self.req_states.all_token_ids.gpu
         return loaded
 
     return load_model

@@ -22,9 +22,11 @@ from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_
 from peagle_kernels import (
     DraftBatch,
     KVGroups,
+    OneHot,
     TargetBatch,
     allocate_buffers,
     gather_hidden,
+    lookup_drafts,
     prepare_inputs,
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
@@ -32,7 +34,8 @@ from peagle_vllm.draft_log import log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selector import load_selector, select
-from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
+from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows, prompt_lookup_min
+from peagle_vllm.v1.history import TokenHistory
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -58,6 +61,10 @@ class ParallelEagleProposer(EagleProposer):
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
         self._mask_is_stale = True
+        self.prompt_lookup_min = prompt_lookup_min()
+        self.history: TokenHistory | None = None
+        if self.prompt_lookup_min:
+            self.history = TokenHistory(self.max_batch_size, self._max_len, device)
         self.observer: Observer | None = None
 
     @property
@@ -191,6 +198,10 @@ class ParallelEagleProposer(EagleProposer):
             max_model_len=self._max_len,
             parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
+        if self.history:
+            num_rejected = self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu
+            batch = self.runner.input_batch.req_ids, self.runner.requests, cad, num_rejected[:num_reqs]
+            self.history.update(*batch, target_token_ids, target_positions, next_token_ids)
         gather_hidden(
             self.hidden_states[:num_rows],
             target_hidden_states,
@@ -231,10 +242,24 @@ class ParallelEagleProposer(EagleProposer):
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As inherited; probabilistic drafts of a sharpened head are chosen among its candidates."""
+        """As inherited; a sharpened head chooses probabilistic drafts among its candidates, and some are looked up."""
         if self.observer:
             num_k, sample_pos = self.num_speculative_tokens, self.buffers.sample_pos[: len(hidden_states)]
             self.observer(sampled_rows(list(self.runner.input_batch.req_ids), num_k, sample_pos, hidden_states))
+        drafts, draft_probs = self._choose(hidden_states, sampling_metadata)
+        if self.history:
+            shaped, one_hot = drafts.view(-1, self.num_speculative_tokens), None
+            if draft_probs is not None:
+                q = draft_probs.view(*shaped.shape, -1)
+                one_hot = OneHot(q, self._row_of_req[: len(shaped)], 0.0, 1.0, None)
+            history = self.history.token_ids, self.history.rows, self.history.last
+            lookup_drafts(shaped, *history, self.prompt_lookup_min, one_hot)
+        return drafts, draft_probs
+
+    def _choose(
+        self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The head's drafts, and what they were drawn from."""
         is_greedy = not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy
         if self.selector is None or is_greedy:
             return super()._sample_draft_tokens(hidden_states, sampling_metadata)

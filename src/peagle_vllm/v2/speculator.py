@@ -31,10 +31,12 @@ from vllm.v1.worker.utils import AttentionGroup
 from peagle_kernels import (
     DraftBatch,
     KVGroups,
+    OneHot,
     TargetBatch,
     allocate_buffers,
     gather_hidden,
     geometry,
+    lookup_drafts,
     prepare_inputs,
 )
 from peagle_kernels.layout import seq_lens_bound
@@ -42,7 +44,7 @@ from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_selector, num_candidates
-from peagle_vllm.serving import check_loaded_head, own_windows
+from peagle_vllm.serving import LOOKUP, RefusedError, check_loaded_head, own_windows, prompt_lookup_min
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
 from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.candidate_sampler import CandidateSampler
@@ -77,7 +79,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.candidate_sampler = CandidateSampler(
             self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device
         )
-        self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets it
+        self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets both
+        self.token_ids: torch.Tensor  # [max_num_reqs, max_model_len] int32, of the runner's requests
+        self.prompt_lookup_min = prompt_lookup_min()
+        if self.prompt_lookup_min and self.use_acceptance_estimator:
+            raise RefusedError(
+                f"P-EAGLE refused: {LOOKUP} beside enable_adaptive_verification, which judges the head's drafts only; "
+                "unset one of them"
+            )
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
@@ -346,7 +355,21 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return hidden_states
 
     def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
-        """Draft tokens from the sampled rows, into the first ``samples_per_req`` columns of ``draft_tokens``."""
+        """Draft tokens, into the first ``samples_per_req`` columns of ``draft_tokens``."""
+        self._choose(batch, hidden_states)
+        if not self.prompt_lookup_min:
+            return
+        num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
+        first = slice(0, num_reqs * per_req, per_req)
+        rows, one_hot = self.buffers.sample_idx_mapping[first], None
+        if self.draft_logits is not None:
+            cached_ids = self.candidate_sampler.cached_ids if self.candidate_sampler.selector else None
+            one_hot = OneHot(self.draft_logits, rows, -float("inf"), 0.0, cached_ids)
+        drafts, last = self.draft_tokens[:num_reqs, :per_req], self.buffers.sample_pos[first]
+        lookup_drafts(drafts, self.token_ids, rows, last, self.prompt_lookup_min, one_hot)
+
+    def _choose(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
+        """The head's draft tokens from the sampled rows."""
         num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]

@@ -1,0 +1,175 @@
+"""lookup_drafts: where a request's last tokens occurred before in it, its draft is what followed them there.
+
+Of all earlier occurrences the one counts that agrees with most of the last ``MAX_MATCH`` tokens, and of those the
+latest. What followed it repeats itself where it reaches the request's end. Other requests keep their drafts.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle_kernels.prepare_inputs_kernel import INTERPRETED
+
+MAX_MATCH = 5  # tokens
+BLOCK = 1024  # tokens a request's program compares at once
+
+
+class OneHot(NamedTuple):
+    """Where the rejection sampler reads the distribution that a draft was drawn from: a draft looked up has one token.
+
+    With ``cached_ids`` only those entries of q differ from ``off``; without, every entry is written.
+    """
+
+    q: Tensor  # [rows, K_max, target vocabulary] float
+    rows: Tensor  # [num_reqs] int64, of q; -1 is inert
+    off: float
+    on: float
+    cached_ids: Tensor | None  # [rows, K_max, M] int64
+
+
+def lookup_drafts(
+    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, one_hot: OneHot | None = None
+) -> None:
+    """Replace the drafts of every request whose last ``min_match`` tokens occurred before in it.
+
+    Args:
+        drafts: [num_reqs, K] int64 target token ids.
+        token_ids: [*, max_len] int32, the tokens of requests.
+        rows: [num_reqs] int64, of ``token_ids``; -1 is inert.
+        last: [num_reqs] int64, index of the last known token, the bonus token.
+        min_match: 1 to ``MAX_MATCH``.
+        one_hot: where the distribution of probabilistic drafts stands.
+    """
+    if drafts.is_cpu and not INTERPRETED:
+        lookup_drafts_torch(drafts, token_ids, rows, last, min_match, one_hot)
+    else:
+        lookup_drafts_triton(drafts, token_ids, rows, last, min_match, one_hot)
+
+
+def lookup_drafts_torch(
+    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, one_hot: OneHot | None = None
+) -> None:
+    """The meaning of ``lookup_drafts`` in plain torch, and what a CPU runs."""
+    num_k, length = drafts.shape[1], int(last.max()) + 1
+    tokens = token_ids[rows.clamp(min=0), :length].long()
+    end = torch.arange(length)  # of an earlier occurrence
+    agrees = (end < last[:, None]) & (rows >= 0)[:, None]
+    matched = torch.zeros_like(tokens)
+    for i in range(MAX_MATCH):
+        agrees = agrees & (end >= i) & (tokens.roll(i, 1) == tokens.gather(1, (last - i).clamp(min=0)[:, None]))
+        matched += agrees
+    best = (matched * length + end).amax(1)
+    found, end = best // length >= min_match, best % length
+    period = (last - end).clamp(min=1)[:, None]
+    followed = tokens.gather(1, (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1))
+    drafts[found] = followed[found]
+    if one_hot:
+        at = one_hot.rows[found]
+        one_hot.q[at, :num_k] = torch.full_like(one_hot.q[at, :num_k], one_hot.off).scatter_(
+            2, drafts[found][..., None], one_hot.on
+        )
+        if one_hot.cached_ids is not None:
+            one_hot.cached_ids[at, :num_k] = drafts[found][..., None]
+
+
+def lookup_drafts_triton(
+    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, one_hot: OneHot | None = None
+) -> None:
+    """One launch, a program for each request; same meaning as ``lookup_drafts_torch``."""
+    q, q_rows, off, on, cached_ids = one_hot or (None, None, 0.0, 1.0, None)
+    _lookup_drafts_kernel[(len(drafts),)](
+        drafts,
+        drafts.stride(0),
+        token_ids,
+        token_ids.stride(0),
+        rows,
+        rows.stride(0),
+        last,
+        last.stride(0),
+        drafts.shape[1],
+        min_match,
+        q,
+        q_rows,
+        0 if q_rows is None else q_rows.stride(0),
+        cached_ids,
+        *((0, 0) if q is None else q.stride()[:2]),
+        0 if cached_ids is None else cached_ids.stride(0),
+        OFF=off,
+        ON=on,
+        VOCAB=0 if q is None else q.shape[2],
+        NUM_CACHED=0 if cached_ids is None else cached_ids.shape[2],
+        BLOCK_CACHED=1 if cached_ids is None else triton.next_power_of_2(cached_ids.shape[2]),
+        MAX_MATCH=MAX_MATCH,
+        BLOCK=BLOCK,
+    )
+
+
+# Each K of a schedule is a step of its own: no variant may compile while requests wait.
+@triton.jit(do_not_specialize=["rows_step", "last_step", "num_k", "min_match", "q_rows_step"])
+def _lookup_drafts_kernel(
+    drafts_ptr,  # [num_reqs, K]
+    drafts_stride,
+    token_ids_ptr,  # [*, max_len]
+    token_ids_stride,
+    rows_ptr,  # [num_reqs]
+    rows_step,
+    last_ptr,  # [num_reqs]
+    last_step,
+    num_k,
+    min_match,
+    q_ptr,  # [rows, K_max, VOCAB], or None
+    q_rows_ptr,  # [num_reqs], or None
+    q_rows_step,
+    cached_ids_ptr,  # [rows, K_max, NUM_CACHED], or None
+    q_stride,
+    q_column,
+    cached_ids_stride,
+    OFF: tl.constexpr,
+    ON: tl.constexpr,
+    VOCAB: tl.constexpr,
+    NUM_CACHED: tl.constexpr,
+    BLOCK_CACHED: tl.constexpr,
+    MAX_MATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    req = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + req * rows_step).to(tl.int64)
+    last = tl.load(last_ptr + req * last_step)
+    if row < 0:
+        return
+    tokens = token_ids_ptr + row * token_ids_stride
+    best = tl.zeros((), tl.int64)  # tokens that agree, then the index of the last one
+    for start in range(0, last, BLOCK):
+        end = start + tl.arange(0, BLOCK)
+        agrees = end < last
+        matched = tl.zeros([BLOCK], tl.int64)
+        for i in tl.static_range(MAX_MATCH):
+            agrees = agrees & (end >= i)
+            token = tl.load(tokens + end - i, mask=agrees, other=-1)
+            agrees = agrees & (token == tl.load(tokens + tl.maximum(last - i, 0)))
+            matched += agrees.to(tl.int64)
+        best = tl.maximum(best, tl.max(tl.where(matched > 0, matched * (last + 1) + end, 0), axis=0))
+    if best // (last + 1) < min_match:
+        return
+    end = best % (last + 1)
+    for column in range(num_k):
+        token = tl.load(tokens + end + 1 + column % (last - end)).to(tl.int64)
+        tl.store(drafts_ptr + req * drafts_stride + column, token)
+        if q_ptr is not None:
+            q_row = tl.load(q_rows_ptr + req * q_rows_step)
+            q = q_ptr + q_row * q_stride + column * q_column
+            if cached_ids_ptr is not None:
+                m = tl.arange(0, BLOCK_CACHED)
+                cached = cached_ids_ptr + q_row * cached_ids_stride + column * NUM_CACHED + m
+                tl.store(q + tl.load(cached, mask=m < NUM_CACHED, other=0), OFF, mask=m < NUM_CACHED)
+                tl.debug_barrier()
+                tl.store(cached, token, mask=m < NUM_CACHED)
+            else:
+                for first in range(0, VOCAB, BLOCK):
+                    entry = first + tl.arange(0, BLOCK)
+                    tl.store(q + entry, OFF, mask=entry < VOCAB)
+                tl.debug_barrier()
+            tl.store(q + token, ON)

@@ -1,0 +1,57 @@
+"""The tokens of requests on the device. vLLM's V1 runner has them on the host, and there a step late."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+
+class TokenHistory:
+    """Every known token of the requests in a batch.
+
+    Attributes:
+        token_ids: [max_num_reqs, max_model_len + 1] int32.
+        rows: [num_reqs] int64, the batch's rows of it.
+        last: [num_reqs] int64, index of the last known token, the bonus token.
+    """
+
+    def __init__(self, max_num_reqs: int, max_model_len: int, device: torch.device):
+        self.token_ids = torch.zeros(max_num_reqs, max_model_len + 1, dtype=torch.int32, device=device)
+        self.rows: torch.Tensor
+        self.last: torch.Tensor
+        self._row_of: dict[str, int] = {}
+
+    def update(
+        self,
+        req_ids: Sequence[str],
+        requests: dict[str, Any],
+        cad: CommonAttentionMetadata,
+        num_rejected: torch.Tensor,  # [num_reqs]
+        token_ids: torch.Tensor,  # [num_tokens], verified
+        positions: torch.Tensor,  # [num_tokens]
+        next_token_ids: torch.Tensor,  # [num_reqs]
+    ) -> None:
+        """Add a step's verified tokens and bonus tokens; a new request's prompt too, for what is not computed here."""
+        device = self.token_ids.device
+        new = [req for req in req_ids if req not in self._row_of]
+        if new:
+            batch = set(req_ids)
+            self._row_of = {req: row for req, row in self._row_of.items() if req in batch}
+            free = sorted(set(range(len(self.token_ids))) - set(self._row_of.values()))
+            for req, row in zip(new, free, strict=False):
+                self._row_of[req] = row
+                known = [*(requests[req].prompt_token_ids or ()), *requests[req].output_token_ids]
+                tokens = np.maximum(np.array(known, dtype=np.int32), 0)  # vLLM's placeholders are negative
+                self.token_ids[row].zero_()
+                self.token_ids[row, : len(tokens)] = async_tensor_h2d(tokens, device=device)
+        rows = np.array([self._row_of[req] for req in req_ids])
+        lengths = np.diff(cad.query_start_loc_cpu.numpy())
+        self.rows = async_tensor_h2d(rows, device=device)
+        row_of_token = async_tensor_h2d(np.repeat(rows, lengths), device=device)
+        num_tokens = len(row_of_token)
+        self.token_ids[row_of_token, positions[:num_tokens]] = token_ids[:num_tokens].int()
+        self.last = positions[cad.query_start_loc[1 : len(rows) + 1] - 1] + 1 - num_rejected
+        self.token_ids[self.rows, self.last] = next_token_ids[: len(rows)].int()
