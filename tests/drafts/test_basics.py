@@ -45,6 +45,17 @@ def test_decoding_of_a_sharpened_head(tmp_path: Path):
     assert report.rows > 10
 
 
+def test_drafts_looked_up(pair: tuple[Path, Path]):
+    """Texts that repeat themselves: in chunks, with a prefix that another has computed, in a finished one's place."""
+    reference = Reference(*pair)
+    known = [tuple(reference.greedy(prompt(9, i), 30)) for i in range(3)]
+    requests = [Request("a", known[0], 20), Request("b", known[0], 20, arrives=6), Request("c", known[1], 12)]
+    requests += [Request(f"d{i}", known[2][: 30 + i], 12, arrives=16) for i in range(2)]
+    live = start(pair, lookup=1, token_budget=30, prefix_caching=True)
+    report, _ = serve_exactly(live, requests, reference, num_right=1)
+    assert min(report.looked_up, report.rows - report.looked_up) > 10
+
+
 def test_every_draft_accepted(pair: tuple[Path, Path]):
     """The longest windows: K + 1 valid rows and K - 1 mask rows."""
     requests = [Request("a", prompt(9), 60), Request("b", prompt(20, 1), 60)]

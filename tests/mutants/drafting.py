@@ -9,7 +9,9 @@ PREPARE = "kernels/peagle_kernels/prepare_inputs_kernel.py"
 BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
 SELECT = "kernels/peagle_kernels/select_candidates.py"
+LOOK_UP = "kernels/peagle_kernels/lookup_drafts.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
+HISTORY = "src/peagle_vllm/v1/history.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
 GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 LOADED = "src/peagle_vllm/serving.py"
@@ -28,6 +30,11 @@ STALE = "tests/v2/test_graph.py::test_nothing_in_captured_metadata_grows_stale"
 READS = "tests/v2/test_graph.py::test_metadata_before_a_replay_reads_back_what_its_backend_reads[rebuilt]"
 MIXED = "tests/v2/test_graph.py::test_batches_with_a_prefill_draft_from_piecewise_graphs[chunked-3]"
 WITHOUT = "tests/v2/test_graph.py::test_every_depth_uses_the_graph_there_is"
+LOOKED_UP = "tests/drafts/test_basics.py::test_drafts_looked_up"
+LOOK_UP_TEST = "tests/kernels/test_lookup_drafts.py"
+TOLD = (
+    "tests/sampling/test_follows_target.py::test_sampled_tokens_follow_the_target[probabilistic, sharpened, looked up]"
+)
 BROADCAST_TEST = "tests/kernels/test_gather_hidden.py"
 MISTRAL = "tests/drafts/test_targets.py::test_drafts_for_a_target[mistral-5]"
 PROFILE = "tests/v2/test_dummy_runs.py::test_the_profile_run_compiles_the_drafter"
@@ -326,5 +333,56 @@ DRAFTING = (
         "if patches.serving_peagle and not len(logits):",
         "if False:",
         "tests/drafts/test_stock_defects.py::test_top_k_alone_ends_the_engine_where_no_draft_is_verified",
+    ),
+    # Look-up.
+    Mutation(
+        "look-up: the earliest occurrence",
+        LOOK_UP,
+        "matched * (last + 1) + end, 0",
+        "matched * (last + 1) + last - end, 0",
+        LOOK_UP_TEST,
+    ),
+    Mutation(
+        "look-up: a text that ends is not repeated",
+        LOOK_UP,
+        "end + 1 + column % (last - end)",
+        "end + 1 + column",
+        LOOK_UP_TEST,
+    ),
+    Mutation(
+        "look-up: entries of q are not named",
+        LOOK_UP,
+        "tl.store(cached, token,",
+        "tl.store(cached, tl.load(cached),",
+        LOOK_UP_TEST,
+    ),
+    Mutation(
+        "look-up: V1 does not know the bonus token", HISTORY, "self.token_ids[self.rows, self.last] =", "_ =", LOOKED_UP
+    ),
+    Mutation(
+        "look-up: V1 does not know a cached prompt",
+        HISTORY,
+        "*(requests[req].prompt_token_ids or ())",
+        "*()",
+        LOOKED_UP,
+    ),
+    Mutation(
+        "look-up: V1's sampler takes q for the head's", V1, "q = draft_probs.view", "q = draft_probs.clone().view", TOLD
+    ),
+    Mutation(
+        "look-up: one token further on V2",
+        V2,
+        "self.buffers.sample_pos[first]",
+        "self.buffers.sample_pos[first] + 1",
+        LOOKED_UP,
+        "plugin-v2",
+    ),
+    Mutation(
+        "look-up: V2's sampler takes q for the head's",
+        V2,
+        "if self.draft_logits is not None:\n            cached",
+        "if False:\n            cached",
+        TOLD,
+        "plugin-v2",
     ),
 )

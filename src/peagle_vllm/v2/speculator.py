@@ -44,7 +44,7 @@ from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_selector, num_candidates
-from peagle_vllm.serving import LOOKUP, RefusedError, check_loaded_head, own_windows, prompt_lookup_min
+from peagle_vllm.serving import check_loaded_head, own_windows, prompt_lookup_min
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
 from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.candidate_sampler import CandidateSampler
@@ -82,11 +82,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets both
         self.token_ids: torch.Tensor  # [max_num_reqs, max_model_len] int32, of the runner's requests
         self.prompt_lookup_min = prompt_lookup_min()
-        if self.prompt_lookup_min and self.use_acceptance_estimator:
-            raise RefusedError(
-                f"P-EAGLE refused: {LOOKUP} beside enable_adaptive_verification, which judges the head's drafts only; "
-                "unset one of them"
-            )
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []

@@ -99,6 +99,22 @@ def test_context_parallelism(target: Path, head: Path, name: str):
         validation._check_whole(config)
 
 
+def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from peagle_vllm.patches import validation
+    from peagle_vllm.serving import LOOKUP, RefusedError
+
+    config = configure(target, head)
+    for value in ("6", "-1", "two", ""):
+        monkeypatch.setenv(LOOKUP, value)
+        with pytest.raises(RefusedError, match=f"{LOOKUP}='{value}' is no number of tokens from 0 to 5"):
+            validation._check_whole(config)
+    monkeypatch.setenv(LOOKUP, "2")
+    validation._check_whole(config)
+    config.speculative_config.enable_adaptive_verification = True
+    with pytest.raises(RefusedError, match=f"{LOOKUP} beside enable_adaptive_verification"):
+        validation._check_whole(config)
+
+
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from vllm.config import VllmConfig
 
