@@ -52,7 +52,7 @@ def test_drafts_looked_up(pair: tuple[Path, Path]):
     requests = [Request("a", known[0], 20), Request("b", known[0], 20, arrives=6), Request("c", known[1], 12)]
     requests += [Request(f"d{i}", known[2][: 30 + i], 12, arrives=16) for i in range(2)]
     live = start(pair, lookup=1, token_budget=30, prefix_caching=True)
-    report, _ = serve_exactly(live, requests, reference, num_right=1)
+    report, _ = serve_exactly(live, requests, reference, num_right=0)
     assert min(report.looked_up, report.rows - report.looked_up) > 10
 
 
