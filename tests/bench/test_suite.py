@@ -75,7 +75,7 @@ def test_fingerprint_follows_what_is_measured(suite_file: Path) -> None:
 def test_shipped_suites(file: Path) -> None:
     suite = read_suite(file)
     assert suite.name == file.stem
-    assert {"none", "P-EAGLE"} <= {arm.kind for arm in suite.arms.values()}
+    assert {"none", "EAGLE-3", "P-EAGLE"} <= {arm.kind for arm in suite.arms.values()}
 
 
 @pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"]])
