@@ -106,9 +106,11 @@ class RealArm:
             lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
             return {"method": "ngram", "num_speculative_tokens": self.k, **lookup}
         folder = HEADS / self.head
-        if not self.selector or self.window:
-            source, folder = read_head(folder), WORK / f"{self.digest()}-{self.selector}-{self.window}"
-            if not self.selector:
+        source = read_head(folder)
+        turned_off = SELECTOR in source.config and not self.selector
+        if turned_off or self.window:
+            folder = WORK / f"{self.digest()}-{self.selector}-{self.window}"
+            if turned_off:
                 source = replace(source, config={key: source.config[key] for key in source.config if key != SELECTOR})
             if self.window:
                 source = converting.with_window(source, self.window)

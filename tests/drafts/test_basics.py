@@ -48,7 +48,9 @@ def test_decoding_of_a_sharpened_head(tmp_path: Path):
 def test_drafts_looked_up(pair: tuple[Path, Path]):
     """Texts that repeat themselves: in chunks, with a prefix that another has computed, in a finished one's place."""
     reference = Reference(*pair)
-    known = [tuple(reference.greedy(prompt(9, i), length)) for i, length in enumerate((60, 30, 30))]  # b has cached blocks
+    known = [
+        tuple(reference.greedy(prompt(9, i), length)) for i, length in enumerate((60, 30, 30))
+    ]  # b has cached blocks
     requests = [Request("a", known[0], 20), Request("b", known[0], 20, arrives=6), Request("c", known[1], 12)]
     requests += [Request(f"d{i}", known[2][: 30 + i], 12, arrives=16) for i in range(2)]
     live = start(pair, lookup=1, token_budget=30, prefix_caching=True)
