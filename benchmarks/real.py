@@ -94,6 +94,11 @@ class RealArm:
         files = sorted((HEADS / self.head).rglob("*.safetensors"))
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
+    @property
+    def engine(self) -> dict[str, Any]:
+        """What ``LLM`` is given, besides the two models."""
+        return {"max_model_len": self.max_model_len, **ENGINE}
+
     def speculative_config(self) -> dict[str, Any] | None:
         """What ``LLM`` is given. Without its selector, or with a window, a head is written into ``WORK``."""
         if self.head is None:
@@ -158,8 +163,7 @@ class Engine:
 
         config = arm.speculative_config()
         counted = {"per_request_spec_decode_metrics": "summary", "disable_log_stats": False} if config else {}
-        sizes = {"max_model_len": arm.max_model_len, **ENGINE}
-        self.arm, self.llm = arm, LLM(str(TARGET), speculative_config=config, **sizes, **counted)
+        self.arm, self.llm = arm, LLM(str(TARGET), speculative_config=config, **arm.engine, **counted)
         drafter = inside(self.llm)[1]
         self.drafter = type(drafter).__name__ if drafter else "none"
 

@@ -236,6 +236,8 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
 
 def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts(pair):
     """vLLM has it with FULL graphs only, so its estimator is put in by hand. It divides a sample's row by K."""
+    with pytest.raises(ValueError, match="Adaptive verification requires full CUDA graphs. Use cudagraph mode FULL"):
+        start(pair, speculative=(("enable_adaptive_verification", True),))
     live = start(pair, speculative=(("num_speculative_tokens_per_batch_size", [(1, 1, K), (2, SEQS, K - 1)]),))
     from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
