@@ -5,7 +5,6 @@ those that it starts with, and those that its own refits reach on the other half
 V1: they end with a block, and prompts differ in the next token, which the drafter's last cached row has read.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -85,7 +84,8 @@ def shared(engine: Engine) -> list[list[int]]:
     from vllm import SamplingParams
 
     ids = [engine.prompt([PREFIX + turns[0]])["prompt_token_ids"] for turns in read_set("mt-bench", SHARED["prompts"])]
-    beyond = len(os.path.commonprefix(ids)) % SHARED["block_size"]
+    common = next(i for i, column in enumerate(zip(*ids, strict=False)) if len(set(column)) > 1)
+    beyond = common % SHARED["block_size"]
     asked = [{"prompt_token_ids": one[:1] + one[1 + beyond :]} for one in ids]
     how = SamplingParams(temperature=0.0, max_tokens=SHARED["max_tokens"])
     outputs = [output for part in (asked[:1], asked[1:]) for output in engine.llm.generate(part, how, use_tqdm=False)]

@@ -100,9 +100,7 @@ def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkey
     assert list(suite.arms) == ["none", "P-EAGLE"]
 
 
-def test_adaptive_verification_is_one_more_arm(
-    prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adaptive_verification_is_one_more_arm(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the deepest K, and with 64 requests in flight, too."""
     command = ("tune", *PAIR, "--prompts", prompts, "--adaptive-verification", "--results", "mine")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

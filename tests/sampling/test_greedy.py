@@ -86,7 +86,8 @@ def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkey
     torch.testing.assert_close(logits, best.values)
     ids, log_probs = greedy.top_candidates(made, hidden_states, 3, log_probs=True)
     assert torch.equal(ids, best.indices)
-    torch.testing.assert_close(log_probs, (hidden_states @ made.lm_head.weight.T * scale).log_softmax(-1).topk(3).values)
+    whole = hidden_states @ made.lm_head.weight.T * scale
+    torch.testing.assert_close(log_probs, whole.log_softmax(-1).topk(3).values)
     assert max(made.logits_processor.rows) == limit_rows
     # On a CPU, vLLM's gathering of shards has no whole numbers.
     assert (made.logits_processor.asked_for_best > 1) == (tp_size == 1 and scale > 0)

@@ -38,7 +38,7 @@ def tune(
         list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
     ] = None,
     adaptive_verification: Annotated[
-        bool, typer.Option("--adaptive-verification", help="Also measure vLLM's adaptive verification; adds 64 to 1, 8.")
+        bool, typer.Option("--adaptive-verification", help="Measure vLLM's adaptive verification too, up to c=64.")
     ] = False,
     serve: Annotated[
         str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes.")

@@ -83,7 +83,8 @@ def beside_others(scores: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor
         log_probs: [num_samples, M] of the candidates, in the head's vocabulary.
 
     Returns:
-        [num_samples, M + NUM_OTHERS] float32. The others are as many equal parts that none is larger than a candidate.
+        [num_samples, M + NUM_OTHERS] float32. The others stand in equal parts, since the estimator takes the largest
+        column for the draft's own; at a temperature other than 1 they are as likely as equal tokens would be.
     """
     mass = log_probs.logsumexp(-1).clamp(max=-1e-6)  # all but 1 where rounding makes it 1
     others = scores.logsumexp(-1) + torch.log(-torch.expm1(mass)) - mass
