@@ -7,6 +7,7 @@ random weights give.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -28,6 +29,8 @@ ARMS = {
     "plugin P-EAGLE K=7, V2": EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
 }
 OURS = "plugin P-EAGLE K=7, V2"
+ADAPTIVE = f"{OURS}, adaptive verification"
+ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 
 
 def run_arm(arm: str, batches: list[int], llm: dict[str, Any]) -> Iterator[dict]:
@@ -46,7 +49,7 @@ def run_arm(arm: str, batches: list[int], llm: dict[str, Any]) -> Iterator[dict]
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """OURS over the others wherever both are there; over EAGLE-3 at its best K."""
     found = []
-    for c, of in product(dict.fromkeys(cell["c"] for cell in cells), ("none", "stock P-EAGLE", "EAGLE-3")):
+    for c, of in product(dict.fromkeys(cell["c"] for cell in cells), ("none", "stock P-EAGLE", "EAGLE-3", ADAPTIVE)):
         speeds = {cell["arm"]: cell["tokens_per_second"]["median"] for cell in cells if cell["c"] == c}
         others = [speed for name, speed in speeds.items() if name.startswith(of)]
         if OURS in speeds and others:

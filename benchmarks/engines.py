@@ -23,6 +23,7 @@ class EngineArm:
         drafter: the class that vLLM must build, or the arm measured something else.
         k: draft tokens a step; 0 without speculation.
         length: the acceptance length that vLLM's synthetic rejection is set to, on a GPU.
+        adaptive: vLLM verifies only the drafts that pay; with full CUDA graphs only.
     """
 
     env: dict[str, str]
@@ -30,6 +31,7 @@ class EngineArm:
     k: int = 0
     parallel: bool = False
     length: float = 1.0
+    adaptive: bool = False
 
 
 def prepare_process() -> None:
@@ -123,6 +125,8 @@ def dummy_pair(
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
         if arm.parallel:
             speculative["parallel_drafting"] = True
+        if arm.adaptive:
+            speculative["enable_adaptive_verification"] = True
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative

@@ -73,6 +73,7 @@ def all_parts(llm: dict[str, Any]) -> list[Part]:
         *(
             Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **common), 360, known.env | SYNC_CHECK)
             for arm, known in engine.ARMS.items()
+            if HAS_GPU or not known.adaptive
         ),
         Part("partition", ("benchmarks.partition", "--out", CELLS, "--tokens", TOKENS), 300),
     ]

@@ -98,6 +98,11 @@ class RealArm:
         files = sorted((HEADS / self.head).rglob("*.safetensors"))
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
+    @property
+    def engine(self) -> dict[str, Any]:
+        """What ``LLM`` is given, besides the two models."""
+        return {"max_model_len": self.max_model_len, **ENGINE}
+
     def speculative_config(self) -> dict[str, Any] | None:
         """What ``LLM`` is given. Without its selector, or with a window, a head is written into ``WORK``."""
         if self.head is None:
@@ -122,7 +127,7 @@ class RealArm:
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
-PLAIN = "P-EAGLE without selector"
+PLAIN, OFF = "P-EAGLE without selector", "P-EAGLE, selector off"
 NONE = RealArm("none")
 DRAFTERS = [
     NONE,
@@ -130,7 +135,7 @@ DRAFTERS = [
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
     RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
     *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
-    RealArm("P-EAGLE, selector off", "peagle", 3),
+    RealArm(OFF, "peagle", 3),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 7)),
     *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 7)),
 ]
@@ -164,8 +169,7 @@ class Engine:
 
         config = arm.speculative_config()
         counted = {"per_request_spec_decode_metrics": "summary", "disable_log_stats": False} if config else {}
-        sizes = {"max_model_len": arm.max_model_len, **ENGINE}
-        self.arm, self.llm = arm, LLM(str(TARGET), speculative_config=config, **sizes, **counted)
+        self.arm, self.llm = arm, LLM(str(TARGET), speculative_config=config, **arm.engine, **counted)
         drafter = inside(self.llm)[1]
         self.drafter = type(drafter).__name__ if drafter else "none"
 

@@ -97,6 +97,23 @@ def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkey
         "parallel_drafting": True,
     }
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
+    assert list(suite.arms) == ["none", "P-EAGLE"]
+
+
+def test_adaptive_verification_is_one_more_arm(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the deepest K, and with 64 requests in flight, too."""
+    command = ("tune", *PAIR, "--prompts", prompts, "--adaptive-verification", "--results", "mine")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "needs full CUDA graphs, and there is no GPU" in only_line(run(monkeypatch, *command))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("STANDIN", "no-start")
+    run(monkeypatch, *command)
+    suite = read_suite(elsewhere / "mine/suite.yaml")
+    arms, plain = suite.arms, suite.arms["P-EAGLE"]
+    assert suite.concurrency == [1, 8, 64] and list(arms) == ["none", "P-EAGLE", "P-EAGLE, adaptive verification"]
+    adaptive = arms["P-EAGLE, adaptive verification"]
+    assert adaptive.k == [max(plain.k)]
+    assert adaptive.config_at(7) == (plain.config_at(7) or {}) | {"enable_adaptive_verification": True}
 
 
 def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def test_arguments_for_a_gpu(monkeypatch, tmp_path):
         if speculative := arguments.get("speculative_config"):
             assert speculative["synthetic_acceptance_length"] == arm.length
             assert ("parallel_drafting" in speculative) == arm.parallel
+            assert speculative.get("enable_adaptive_verification", False) == (name == engine.ADAPTIVE)
             assert Path(speculative["model"], "config.json").exists()
 
 
@@ -59,8 +60,13 @@ def test_ratios_of_draft_steps():
 def test_ratios_of_engines():
     """EAGLE-3 counts at its best K."""
     speeds = {"EAGLE-3 K=3": 100.0, "EAGLE-3 K=7": 80.0, "stock P-EAGLE K=7, V1": 150.0, engine.OURS: 180.0}
+    speeds[engine.ADAPTIVE] = 200.0
     cells = [{"arm": arm, "c": 1, "tokens_per_second": {"median": speed}} for arm, speed in speeds.items()]
-    assert {r["over"]: r["value"] for r in engine.ratios(cells)} == {"stock P-EAGLE": 1.2, "EAGLE-3": 1.8}
+    assert {r["over"]: r["value"] for r in engine.ratios(cells)} == {
+        "stock P-EAGLE": 1.2,
+        "EAGLE-3": 1.8,
+        engine.ADAPTIVE: 0.9,
+    }
 
 
 def test_runs_on_tiny_models():

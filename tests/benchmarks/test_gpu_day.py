@@ -96,3 +96,4 @@ print(json.dumps([(p.name, p.label, p.limit, p.env) for p in all_parts({{}})]))
         env["VLLM_GPU_SYNC_CHECK"] == "error" for name, _, _, env in listed if name.startswith(("drafts", "eng"))
     )
     assert len([name for name, *_ in listed if name.startswith("drafts")]) == (6 if has_gpu else 1)
+    assert any("adaptive" in name for name, *_ in listed) == has_gpu

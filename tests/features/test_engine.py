@@ -1,4 +1,4 @@
-"""What an engine can be: LoRA targets, weights reloaded, KV connectors. Output as without speculation."""
+"""What an engine can be: LoRA, weights reloaded, KV connectors, whole prefixes kept. Output as without speculation."""
 
 import json
 from dataclasses import replace
@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from tests.conftest import ARM
 from tests.features.comparing import SETTINGS, Case, outputs, tokens
-from tests.support.engines import engine
-from tests.support.models import TARGET
+from tests.support.engines import BLOCK_SIZE, Request, engine, without_speculation
+from tests.support.models import TARGET, prompt_token_ids
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -86,3 +86,20 @@ def test_kv_connector(tmp_path: Path):
     assert all(each == found[0] for each in found)
     stored = [len(list((tmp_path / name).glob("*/*.safetensors"))) for name in ("plain", "speculated")]
     assert stored[1] > stored[0] > 0, "the drafter's layers are stored too"
+
+
+def test_the_last_shared_block_may_be_kept():
+    """The drafter's last row of a shared prefix has read another request's next token; no output may differ."""
+    prompts, num_shared = prompt_token_ids(), 2 * BLOCK_SIZE
+    shared = (prompts[0] * num_shared)[:num_shared]
+    requests = [
+        Request(str(i), (*shared, 100 + i, *prompts[i]), CASES[0].max_tokens, arrives=2 * (i > 0)) for i in range(3)
+    ]
+    found = {}
+    for keep in (False, True):
+        options = (("disable_eagle_block_drop", keep),)
+        found[keep] = engine(replace(SETTINGS, prefix_caching=True, speculative=options)).run(requests)
+        cached = [found[keep][request.id].num_cached_tokens for request in requests]
+        assert cached == [0, *[num_shared if keep else num_shared - BLOCK_SIZE] * 2]
+    plain = without_speculation(SETTINGS, requests)
+    assert all(found[keep][name].output == plain[name].output for keep in found for name in plain)

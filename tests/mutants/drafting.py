@@ -288,6 +288,13 @@ DRAFTING = (
         "return (scores - torch.arange(scores.shape[-1])).argmax(dim=-1)",
         "tests/sampling/test_greedy.py::test_drafts_move_only_at_ties_where_ties_come_in_another_order",
     ),
+    Mutation(
+        "adaptive verification reads a selector's candidates alone",
+        "src/peagle_vllm/v2/candidate_sampler.py",
+        "return beside_others(scores, candidates.logits) if estimated",
+        "return scores if estimated",
+        "tests/v2/test_traps.py::test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts",
+    ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(
         "a head gets its target's window",

@@ -26,9 +26,12 @@ class Processor:
         self.asked_for_best += 1
         return self(head, hidden_states).argmax(-1)
 
-    def get_top_k_tokens(self, head, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_top_k_tokens(
+        self, head, hidden_states: torch.Tensor, k: int, return_log_probs: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self.asked_for_best += 1
-        values, ids = self(head, hidden_states).topk(k)
+        logits = self(head, hidden_states)
+        values, ids = (logits.log_softmax(-1) if return_log_probs else logits).topk(k)
         return ids, values
 
 
@@ -81,6 +84,10 @@ def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkey
     best = (hidden_states @ made.lm_head.weight.T * scale).topk(3)
     assert torch.equal(ids, best.indices)
     torch.testing.assert_close(logits, best.values)
+    ids, log_probs = greedy.top_candidates(made, hidden_states, 3, log_probs=True)
+    assert torch.equal(ids, best.indices)
+    whole = hidden_states @ made.lm_head.weight.T * scale
+    torch.testing.assert_close(log_probs, whole.log_softmax(-1).topk(3).values)
     assert max(made.logits_processor.rows) == limit_rows
     # On a CPU, vLLM's gathering of shards has no whole numbers.
     assert (made.logits_processor.asked_for_best > 1) == (tp_size == 1 and scale > 0)
@@ -122,7 +129,9 @@ def test_drafts_move_only_at_ties_where_ties_come_in_another_order(seed: int):
     selector = CandidateSelector(*table, None, torch.ones(num_k), torch.ones(num_k), num)
     bonus, first = torch.randint(HIDDEN, (num_reqs,), generator=gen), torch.arange(num_reqs).repeat_interleave(num_k)
 
-    def another_order(head: object, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def another_order(
+        head: object, hidden_states: torch.Tensor, k: int, return_log_probs: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         order = torch.randperm(HIDDEN, generator=gen)
         values, at = hidden_states[:, order].topk(k)
         return order[at], values

@@ -236,25 +236,36 @@ def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
 
 def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts(pair):
     """vLLM has it with FULL graphs only, so its estimator is put in by hand. It divides a sample's row by K."""
+    with pytest.raises(ValueError, match="Adaptive verification requires full CUDA graphs"):
+        start(pair, speculative=(("enable_adaptive_verification", True),))
     live = start(pair, speculative=(("num_speculative_tokens_per_batch_size", [(1, 1, K), (2, SEQS, K - 1)]),))
     from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
-    drafter, original, checked = live.drafter, live.drafter.propose, []
+    drafter, original, checked, rows = live.drafter, live.drafter.propose, [], list[Any]()
+    head, sampler = drafter.model, drafter.candidate_sampler
     drafter.acceptance_estimator = OnlineAcceptanceEstimator(drafter.max_num_reqs, K, drafter.device)
     drafter.draft_token_confidence_probs = torch.zeros(drafter.max_num_reqs, K)
 
     def propose(batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         drafts, wanted = original(batch, *args, **kwargs), kwargs["num_speculative_tokens"]
+        if not wanted:
+            return drafts
         by_batch = drafter.draft_token_confidence_probs[: batch.num_reqs, :wanted]
         by_request = drafter.acceptance_estimator.predictions[batch.idx_mapping, :wanted]
         torch.testing.assert_close(by_batch, by_request)
+        # The selector's distribution over the whole vocabulary: it reranks its candidates, the others stay as they are.
+        probs = head.logits_processor(head.lm_head, rows.pop().hidden_states.flatten(0, 1)).softmax(-1)
+        of_candidates = probs.topk(sampler.selector.num_candidates).values.sum(-1)
+        ranked = sampler.scores.view(-1, sampler.selector.num_candidates)[: len(probs)].softmax(-1)
+        features = drafter.acceptance_estimator.features[batch.idx_mapping, :wanted].flatten()
+        torch.testing.assert_close(features, torch.logit(of_candidates * ranked.amax(-1)))
         checked.append((batch.num_reqs, wanted))
         return drafts
 
-    drafter.propose = propose
+    drafter.propose, drafter.observer = propose, rows.append
     try:
         live.run([Request(f"adaptive.{i}", prompt(9 + i, i), 4 + 4 * i) for i in range(3)])
     finally:
-        drafter.acceptance_estimator = None
+        drafter.acceptance_estimator = drafter.observer = None
         del drafter.propose
     assert (1, K) in checked and (3, K - 1) in checked

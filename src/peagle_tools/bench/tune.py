@@ -20,6 +20,7 @@ from peagle_tools.shared.terminal import (
 
 MOST_PROMPTS = 80
 DATASET = "prompts"  # as suite.yaml names it
+FULL_BATCH = 64  # requests in flight at which adaptive verification is measured, too
 
 
 def tune(
@@ -36,6 +37,9 @@ def tune(
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
     ] = None,
+    adaptive_verification: Annotated[
+        bool, typer.Option("--adaptive-verification", help="Measure vLLM's adaptive verification too, up to c=64.")
+    ] = False,
     serve: Annotated[
         str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes.")
     ] = "--no-enable-prefix-caching",
@@ -53,6 +57,8 @@ def tune(
     Exit status: 0 measured; 1 the head does not fit; 2 unusable input, or a cell failed.
     """
     check_extra("vllm", *(["datasets"] if prompts is None else []))
+    if adaptive_verification:
+        _check_full_graphs()
     from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
@@ -65,17 +71,21 @@ def tune(
     folder = results or DEFAULT / f"tune-{name}"
     lines = _prompt_lines(prompts) if prompts else []
     deepest = _trained_depth(target, head)
+    depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
     config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
+    adaptive = {"speculative_config": config | {"enable_adaptive_verification": True}, "k": [max(depths)]}
     text = Template(Path(__file__).with_name("suite.yaml").read_text()).substitute(
         name=name,
         target=json.dumps(_as_in_suite(target, folder)),
         flags=json.dumps(serve),
         config=json.dumps(config),
-        k=k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest],
+        k=depths,
+        adaptive="" if adaptive_verification else "# ",
+        adaptive_arm=json.dumps(adaptive),
         source="jsonl: ./suite.jsonl" if lines else "hub: mt-bench",
         prompts=min(len(lines) or MOST_PROMPTS, MOST_PROMPTS),
         max_tokens=max_tokens,
-        concurrency=concurrency or [1, 8],
+        concurrency=concurrency or [1, 8, *[FULL_BATCH] * adaptive_verification],
     )
     files = {folder / "suite.yaml": text} | ({folder / "suite.jsonl": "".join(lines)} if lines else {})
     try:
@@ -102,6 +112,13 @@ def tune(
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it stopped")
+
+
+def _check_full_graphs() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
 
 
 def _trained_depth(target: str, head: str) -> int:

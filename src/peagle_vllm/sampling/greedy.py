@@ -64,13 +64,15 @@ def choose_top_k(model: Any, row: torch.Tensor, num: int) -> None:
         )
 
 
-def top_candidates(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_candidates(
+    model: Any, hidden_states: torch.Tensor, num: int, log_probs: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``num`` best tokens of each row, best first, after ``choose_top_k``. Equal logits come in any order.
 
     Returns:
-        [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits.
+        [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits, or log probabilities.
     """
-    parts = [_best(model, part, num) for part in _parts(model, hidden_states)]
+    parts = [_best(model, part, num, log_probs) for part in _parts(model, hidden_states)]
     if len(parts) == 1:
         return parts[0]
     ids, logits = zip(*parts, strict=True)
@@ -84,13 +86,15 @@ def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return hidden_states.split(max(1, MAX_LOGITS_BYTES // row_bytes))
 
 
-def _best(model: Any, hidden_states: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[num_rows, num] draft token ids and float32 logits."""
+def _best(model: Any, hidden_states: torch.Tensor, num: int, log_probs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """[num_rows, num] draft token ids and float32 logits, or log probabilities."""
     head, processor = model.lm_head, model.logits_processor
     if model.has_vllm_top_k:
-        return processor.get_top_k_tokens(head, hidden_states, num)
-    logits, ids = processor(head, hidden_states).topk(num)
-    return ids, logits.float()
+        return processor.get_top_k_tokens(head, hidden_states, num, return_log_probs=log_probs)
+    logits = processor(head, hidden_states)
+    best, ids = logits.topk(num)
+    best = best.float()
+    return ids, best - logits.float().logsumexp(-1, keepdim=True) if log_probs else best
 
 
 def _choose(model: Any, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -96,6 +96,7 @@ def select(
     drafts: torch.Tensor,
     scores: torch.Tensor | None = None,
     draw: Drawing | Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+    log_probs: bool = False,
 ) -> Candidates:
     """Choose the drafts of a sharpened head, each knowing the one before it.
 
@@ -106,11 +107,12 @@ def select(
         drafts: [num_reqs, K] int64, receives target token ids.
         scores: [num_samples, M] float32, receives what was chosen by; None where nobody reads it.
         draw: None: greedy drafts; else as the kernel draws, or as ``select_candidates_torch`` does.
+        log_probs: in the head's vocabulary, in place of the candidates' logits; the drafts are the same.
 
     Returns:
         What was chosen among.
     """
-    ids, logits = top_candidates(model, hidden_states, selector.num_candidates)
+    ids, logits = top_candidates(model, hidden_states, selector.num_candidates, log_probs)
     gates = None if selector.hidden_projection is None else F.linear(hidden_states, selector.hidden_projection)
     candidates = Candidates(ids, logits, gates, buffers.input_ids, buffers.sample_indices[: len(hidden_states)])
     choice = candidates, selector, model.draft_id_to_target_id, torch.empty_like(logits) if scores is None else scores

@@ -372,11 +372,18 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if self.observer:
             self.observer(sampled_rows(self._req_ids, per_req, self.buffers.sample_pos[samples], sampled))
         if self.candidate_sampler.selector:
-            scores = self.candidate_sampler(
-                self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel
+            chosen_by = self.candidate_sampler(
+                self.model,
+                sampled,
+                drafts,
+                self.buffers,
+                self.draft_logits,
+                self.use_fp64_gumbel,
+                estimated=self.acceptance_estimator is not None,
             )
-            idx_mapping = self.buffers.sample_idx_mapping[samples]
-            self._maybe_predict_acceptance(scores, idx_mapping, self._columns[per_req][samples])
+            if chosen_by is not None:
+                idx_mapping = self.buffers.sample_idx_mapping[samples]
+                self._maybe_predict_acceptance(chosen_by, idx_mapping, self._columns[per_req][samples])
             return
         if self.draft_logits is None and self.acceptance_estimator is None:
             top_tokens(self.model, sampled, out=drafts)

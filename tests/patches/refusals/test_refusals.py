@@ -43,6 +43,12 @@ def test_the_number_of_speculative_tokens_may_be_the_heads_own(target: Path, hea
     assert config.speculative_config.num_speculative_tokens == 4
 
 
+def test_vllm_refuses_adaptive_verification_on_v1_in_one_line(target: Path, head: Path):
+    """docs/serve.md has the line; tests/v2/test_traps.py has V2's."""
+    with pytest.raises(ValueError, match="Model Runner V1 does not support: adaptive draft verification"):
+        configure(target, head, enable_adaptive_verification=True)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
