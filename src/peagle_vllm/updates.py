@@ -25,8 +25,8 @@ OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainer
 class HeadUpdates:
     """What happens to a served head, and to its drafts, when new weights come.
 
-    From ``begin`` to ``end``, a draft weight update of vLLM, the head's layers lie in parts and drafts pause. Outside of
-    these each call of ``load_weights`` counts at once. After a failure drafts pause until every tensor has come anew.
+    From ``begin`` to ``end``, a draft weight update of vLLM, the head's layers lie in parts and drafts pause. Outside
+    of these a call of ``load_weights`` counts at once. After a failure drafts pause until every tensor has come anew.
 
     Attributes:
         mask_is_stale: a projected ``mask_hidden`` is to be computed anew; whoever does it sets this back.
@@ -57,7 +57,7 @@ class HeadUpdates:
         return self._open or self._broken
 
     def begin(self) -> None:
-        """A draft weight update begins. What the head shares is taken out of it, or vLLM would take the target apart."""
+        """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
         for parent, name, _ in self._shared:
             parent._modules.pop(name, None)
         self._arrived.clear()

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from safetensors.torch import load_file
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from safetensors.torch import load_file
 
 
 @dataclass
