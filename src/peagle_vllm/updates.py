@@ -68,16 +68,18 @@ class HeadUpdates:
         """It has ended, with ``error`` or without.
 
         Raises:
-            RefusedError: tensors are missing, or the update failed on another rank.
+            RefusedError: tensors are missing.
         """
         missing = sorted(self._needed - self._arrived) if self._arrived or self._broken else []
         if missing and not error:
             error = RefusedError(f"P-EAGLE: the update of the head's weights lacks {', '.join(missing)}")
-        if not _on_all_ranks(error is None):
-            error = error or RefusedError("P-EAGLE: the update of the head's weights failed on another rank")
+        everywhere = _on_all_ranks(error is None)
         if error:
             self.fail(error)
             raise error
+        if not everywhere:  # no error here: after one, vLLM's executor would read no other rank's answer
+            self.fail(RefusedError("it failed on another rank"))
+            return
         self._close()
         self._apply()
 

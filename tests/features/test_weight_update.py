@@ -21,7 +21,7 @@ from tests.support.reference import Reference
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 K, MAX_MODEL_LEN = 3, 96
-REQUESTS = [Request("a", prompt(9), 14), Request("b", prompt(20, 1), 14)]
+REQUESTS = [Request("a", prompt(9), 10), Request("b", prompt(20, 1), 10)]
 
 
 @pytest.fixture(scope="module")
