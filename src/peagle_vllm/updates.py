@@ -72,7 +72,7 @@ class HeadUpdates:
         """
         missing = sorted(self._needed - self._arrived) if self._arrived or self._broken else []
         if missing and not error:
-            error = RefusedError(f"P-EAGLE: the update of the head's weights lacks {', '.join(missing)}")
+            error = RefusedError(f"P-EAGLE refused: the update of the head's weights lacks {', '.join(missing)}")
         everywhere = _on_all_ranks(error is None)
         if error:
             self.fail(error)
@@ -122,7 +122,9 @@ class HeadUpdates:
                 self._arrived.add(name)
             if ours is not None:
                 if [size for size in tensor.shape if size != 1] != [size for size in ours.shape if size != 1]:
-                    raise RefusedError(f"P-EAGLE: {name} is {list(tensor.shape)}, this head needs {list(ours.shape)}")
+                    raise RefusedError(
+                        f"P-EAGLE refused: {name} is {list(tensor.shape)}, this head needs {list(ours.shape)}"
+                    )
                 self._staged[name] = tensor.to(ours.device, ours.dtype, copy=True)  # its memory is the transfer's
             elif of_selector:
                 logger.warning_once("P-EAGLE ignores %s.*: the served head has no selector", SELECTOR)

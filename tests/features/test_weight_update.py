@@ -151,7 +151,7 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
         with record(live) as noted:
             finished = live.run([Request("a", prompt(9), 6)])
         assert finished["a"].tokens == new.greedy(prompt(9), 6)
-        assert {row.draft for row in noted.rows} == {(0,) * K}
+        assert {row.draft for row in noted.rows} - {()} == {(0,) * K}  # on vLLM 0.33 the last step wants none
         if ARM == "plugin-v1":
             assert live.drafter.take_last_draft_probs() is None
         else:
