@@ -17,7 +17,9 @@ GRAPH = "src/peagle_vllm/v2/cudagraph.py"
 LOADED = "src/peagle_vllm/serving.py"
 LIMIT = "src/peagle_vllm/patches/drafter_limit.py"
 CAPTURE = "src/peagle_vllm/patches/capture_range.py"
+UPDATES = "src/peagle_vllm/updates.py"
 ATTENTION = "src/peagle_vllm/v2/attention.py"
+FAILED_UPDATE = "tests/features/test_weight_update.py::test_after_a_failure_nothing_is_drafted_until_an_update_is_whole"
 ACCEPTED = "tests/drafts/test_basics.py::test_every_draft_accepted"
 CHUNKED = "tests/drafts/test_basics.py::test_chunked_prefill_beside_decoding"
 END = "tests/drafts/test_basics.py::test_next_to_max_model_len"
@@ -294,6 +296,36 @@ DRAFTING = (
         "return beside_others(scores, candidates.logits) if estimated",
         "return scores if estimated",
         "tests/v2/test_traps.py::test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts",
+    ),
+    # New weights for a head that is served.
+    Mutation(
+        "V1 keeps m after an update of the head's weights",
+        UPDATES,
+        "        self.mask_is_stale = True\n",
+        "",
+        "tests/features/test_weight_update.py::test_drafts_follow_an_update",
+    ),
+    Mutation(
+        "a selector outlives its head",
+        UPDATES,
+        "            turn_off(self._selector)\n",
+        "",
+        "tests/features/test_weight_update.py::test_a_selector_that_does_not_come_is_off_until_it_comes",
+    ),
+    Mutation("drafts go on after a failed update", UPDATES, "        self._broken = True\n", "", FAILED_UPDATE),
+    Mutation(
+        "an update takes the target's modules apart",
+        UPDATES,
+        "            parent._modules.pop(name, None)\n",
+        "            pass\n",
+        FAILED_UPDATE,
+    ),
+    Mutation(
+        "a failed update leaves half loaded layers",
+        UPDATES,
+        "            if info.can_load():\n",
+        "            if False:\n",
+        FAILED_UPDATE,
     ),
     # Windows, KV cache groups, block tables, and what an engine must give back.
     Mutation(

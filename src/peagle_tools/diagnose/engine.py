@@ -99,7 +99,7 @@ def apply(worker: Any, setup: Setup) -> None:
     drafter.parallel_drafting_token_id = setup.mask_token_id
     parts = mask_hidden.view(len(setup.aux_layers), -1)
     model.mask_hidden.copy_(parts[list(setup.mask_order or range(len(parts)))].view_as(mask_hidden))
-    drafter._mask_is_stale = True  # V1 projects it once; V2 in every step
+    drafter.updates.mask_is_stale = True  # V1 projects it once; V2 in every step
     first = model.model.layers[0]
     first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
     for attention in attentions:

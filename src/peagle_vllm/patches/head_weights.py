@@ -1,5 +1,6 @@
 """Loads heads that name their tensors otherwise or carry a d2t without need, and refuses weights with NaN or Inf."""
 
+import functools
 from types import ModuleType
 
 from peagle_vllm.heads.config import vllm_name
@@ -33,8 +34,18 @@ def install(module: ModuleType) -> None:
                 # check_pair has refused a map that is not the identity.
                 if self.draft_id_to_target_id is None:
                     weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
+                if hasattr(self, "updates"):
+                    return self.updates.load(functools.partial(original, self, *args, **kwargs), weights)
+                self.loaded_names = set()  # of the first load, for its HeadUpdates
+                weights = _noting(weights, self.loaded_names)
             return original(self, weights, *args, **kwargs)
 
         return load_weights
 
     wrap(getattr(module, HEADS[module.__name__]), "load_weights", make)
+
+
+def _noting(weights, names):
+    for name, tensor in weights:
+        names.add(name)
+        yield name, tensor

@@ -68,9 +68,9 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
             tensors |= dict(refuse_broken(load_file(file).items()))
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
-    ones = torch.ones(next((len(scale) for scale in scales if scale is not None), 1))
+    positions = next((len(scale) for scale in scales if scale is not None), 1)
     edge_scale, unary_scale = (
-        (ones if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
+        (torch.ones(positions) if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
     )
     selector = CandidateSelector(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
@@ -86,6 +86,18 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     row = torch.zeros(1, draft.get_hidden_size(), dtype=draft.dtype, device=device)
     choose_top_k(model, row, selector.num_candidates)
     return selector
+
+
+def named_tensors(selector: CandidateSelector) -> dict[str, torch.Tensor]:
+    """A served selector's tensors by their names in a file."""
+    names = files.PREDECESSORS, files.SUCCESSORS, files.PROJECTION, files.EDGE_SCALE, files.UNARY_SCALE
+    return {name: tensor for name, tensor in zip(names, selector[:5], strict=True) if tensor is not None}
+
+
+def turn_off(selector: CandidateSelector) -> None:
+    """Let the head's logits alone choose. In place: a CUDA graph goes on reading these scales."""
+    selector.edge_scale.zero_()
+    selector.unary_scale.fill_(1)
 
 
 def select(

@@ -24,6 +24,10 @@ class TokenHistory:
         self.last: torch.Tensor
         self._row_of: dict[str, int] = {}
 
+    def forget(self) -> None:
+        """Take the next step's requests for new ones."""
+        self._row_of.clear()
+
     def update(
         self,
         req_ids: Sequence[str],

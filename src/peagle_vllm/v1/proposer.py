@@ -4,6 +4,7 @@ An ``EagleProposer`` that builds its draft batch with ``prepare_inputs`` and ``g
 is vLLM's: the forward, the sampling, the runner's calls.
 """
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selector import load_selector, select
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows, prompt_lookup_min
+from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v1.history import TokenHistory
 
 
@@ -60,7 +62,6 @@ class ParallelEagleProposer(EagleProposer):
         self._row_of_req = torch.arange(self.max_batch_size, dtype=torch.int64, device=device)
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
-        self._mask_is_stale = True
         self.prompt_lookup_min = prompt_lookup_min()
         self.history: TokenHistory | None = None
         if self.prompt_lookup_min:
@@ -77,7 +78,7 @@ class ParallelEagleProposer(EagleProposer):
             super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
         self.selector = load_selector(self.model, self.vllm_config, self.device)
-        self._refresh_mask_after(self.model)
+        self.updates = HeadUpdates(self.model, target_model, self.selector, self.vllm_config)
         log_start(self.vllm_config)
 
     def validate_same_kv_cache_group(self, kv_cache_config: KVCacheConfig) -> None:
@@ -90,28 +91,21 @@ class ParallelEagleProposer(EagleProposer):
                 "model runner drafts from one only; use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
             ) from None
 
-    def _refresh_mask_after(self, model: Any) -> None:
-        """Project ``mask_hidden`` anew after every reload of the head's weights (``fc`` may differ)."""
-        load_weights = model.load_weights
-
-        def load_and_mark(*args: Any, **kwargs: Any) -> Any:
-            self._mask_is_stale = True
-            return load_weights(*args, **kwargs)
-
-        model.load_weights = load_and_mark
-
     def _projected_mask(self) -> torch.Tensor:
         """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""
         m = self.parallel_drafting_hidden_state_tensor
         assert m is not None
-        if self._mask_is_stale:
+        if self.updates.mask_is_stale:
             m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(1, -1))[0])
-            self._mask_is_stale = False
+            self.updates.mask_is_stale = False
         return m
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> None:
         """The inherited forward; while vLLM profiles memory, the largest draft logits too."""
+        if self.updates.paused:
+            self._determine_batch_execution_and_padding(num_tokens)
+            return
         super().dummy_run(num_tokens, *args, is_graph_capturing=is_graph_capturing, **kwargs)
         if num_tokens == self.max_num_tokens and not is_graph_capturing:
             num_samples = min(self.max_batch_size * self.num_speculative_tokens, num_tokens)
@@ -129,6 +123,18 @@ class ParallelEagleProposer(EagleProposer):
         temperature = torch.ones(len(logits), device=self.device)
         metadata = SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature)
         _, self._last_draft_probs = compute_probs_and_sample_next_token(logits, metadata, self.use_fp64_gumbel)
+
+    @functools.wraps(EagleProposer.propose)
+    def propose(self, num_speculative_tokens: int, target_token_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        """The inherited drafts; zeros, each as a one-hot distribution, while the head's weights are not whole."""
+        if not self.updates.paused:
+            return super().propose(num_speculative_tokens, target_token_ids, **inputs)
+        self._last_draft_probs = None
+        if self.history:
+            self.history.forget()  # the tokens of this step are not added
+        self._determine_batch_execution_and_padding(len(target_token_ids))  # data parallel ranks meet in it
+        num_reqs = inputs["common_attn_metadata"].batch_size()
+        return torch.zeros(num_reqs, num_speculative_tokens, dtype=torch.int64, device=self.device)
 
     def prepare_next_token_ids_padded(
         self,

@@ -45,6 +45,7 @@ from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_selector, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows, prompt_lookup_min
+from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
 from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.candidate_sampler import CandidateSampler
@@ -99,6 +100,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
         self.candidate_sampler.selector = load_selector(self.model, self.vllm_config, self.device)
+        self.updates = HeadUpdates(self.model, target_model, self.candidate_sampler.selector, self.vllm_config)
         self._allocate_buffers()
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
@@ -233,6 +235,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         assert aux_hidden_states, "P-EAGLE reads the target's auxiliary hidden states"
         assert num_sampled is not None and num_rejected is not None
         num_reqs, self._req_ids = input_batch.num_reqs, input_batch.req_ids
+        if self.updates.paused:
+            return self._draft_nothing(num_reqs)
         num_k = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         skip_attn = dummy_run and skip_attn_for_dummy_run
 
@@ -304,6 +308,13 @@ class ParallelEagleSpeculator(EagleSpeculator):
             )
         )
         return self.draft_tokens[:num_reqs]
+
+    def _draft_nothing(self, num_reqs: int) -> torch.Tensor:
+        """[num_reqs, K_max] zeros, each as a one-hot distribution, while the head's weights are not whole."""
+        if self.draft_logits is not None:
+            self.draft_logits.fill_(-float("inf"))[..., 0] = 0
+            self.candidate_sampler.cached_ids.zero_()
+        return self.draft_tokens[:num_reqs].zero_()
 
     def _draft(self, run: DraftRun) -> None:
         """From the filled buffers to ``draft_tokens``. All of it is in the CUDA graph of a decode step.

@@ -1,0 +1,78 @@
+"""vLLM's draft weight update tells the head's drafter when it begins, fails and ends."""
+
+from types import ModuleType
+from typing import Any
+
+from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.patching import wrap
+
+PATCH = Patch(
+    name="weight-update",
+    runner="both",
+    why="vLLM's draft weight update keeps the old mask_hidden, refuses parts of a head's tensors, takes modules apart "
+    "that the target shares, and drafts with what a failed update left.",
+    delete_when="tests/features/test_weight_update.py passes on stock vLLM, but for what it says of the selector",
+    depends_on={
+        "vllm.v1.worker.gpu_worker": (
+            "Worker._set_draft_weight_update_target",
+            "Worker._start_weight_update",
+            "Worker.update_weights",
+            "Worker.finish_weight_update",
+        ),
+        # Which layers are half loaded, and how they are put back.
+        "vllm.model_executor.model_loader.reload.types": ("LayerReloadingInfo",),
+        "vllm.model_executor.model_loader.reload.layerwise": (
+            "initialize_layerwise_reload",
+            "finalize_layerwise_processing",
+        ),
+    },
+)
+
+
+def install(module: ModuleType) -> None:
+    wrap(module.Worker, "_set_draft_weight_update_target", _beginning)
+    wrap(module.Worker, "update_weights", _failing)
+    wrap(module.Worker, "finish_weight_update", _ending)
+
+
+def _updates(worker: Any) -> Any:
+    """``HeadUpdates`` of a worker that drafts with P-EAGLE, else None."""
+    from peagle_vllm.observer import drafter_of  # it imports torch
+
+    return getattr(drafter_of(worker), "updates", None)
+
+
+def _beginning(original):
+    def _set_draft_weight_update_target(self):
+        original(self)
+        if updates := _updates(self):
+            updates.begin()
+
+    return _set_draft_weight_update_target
+
+
+def _failing(original):
+    def update_weights(self, *args, **kwargs):
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            if updates := _updates(self):
+                updates.fail(error)
+            raise
+
+    return update_weights
+
+
+def _ending(original):
+    def finish_weight_update(self):
+        updates = _updates(self)
+        if updates is None or not self._weight_update_is_draft:
+            return original(self)
+        failed = None
+        try:
+            original(self)
+        except BaseException as error:
+            failed = error
+        return updates.end(failed)
+
+    return finish_weight_update

@@ -1,0 +1,172 @@
+"""New weights for a head that is served: vLLM's draft weight update, or calls of the draft model's ``load_weights``."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from peagle_kernels import CandidateSelector
+from peagle_vllm.heads.files import SELECTOR
+from peagle_vllm.sampling.selector import named_tensors, turn_off
+from peagle_vllm.serving import RefusedError
+
+logger = init_logger("vllm.peagle")
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+MASK_HIDDEN = "mask_hidden"
+OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainers freeze, and need not publish
+
+
+class HeadUpdates:
+    """What happens to a served head, and to its drafts, when new weights come.
+
+    From ``begin`` to ``end``, a draft weight update of vLLM, the head's layers lie in parts and drafts pause. Outside
+    of these a call of ``load_weights`` counts at once. After a failure drafts pause until every tensor has come anew.
+
+    Attributes:
+        mask_is_stale: a projected ``mask_hidden`` is to be computed anew; whoever does it sets this back.
+    """
+
+    def __init__(
+        self, model: Any, target: torch.nn.Module, selector: CandidateSelector | None, vllm_config: VllmConfig
+    ):
+        """``model`` is the loaded head; its ``load_weights`` goes through here from now on (patch ``head-weights``)."""
+        assert vllm_config.speculative_config is not None
+        self._model, self._selector, self._config = model, selector, vllm_config.speculative_config.draft_model_config
+        targets = set(target.modules())
+        own = [module for module in model.modules() if module not in targets]
+        self._shared = [(each, *child) for each in own for child in each.named_children() if child[1] in targets]
+        # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
+        self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})
+        names = getattr(model, "loaded_names", ())  # none of dummy weights
+        self._needed = {name for name in names if not any(each in name for each in OPTIONAL)}
+        self._arrived: set[str] = set()
+        self._staged: dict[str, torch.Tensor] = {}
+        self._open = self._broken = False
+        self.mask_is_stale, self._is_selecting = True, selector is not None
+        model.updates = self
+
+    @property
+    def paused(self) -> bool:
+        """Whether to draft nothing now."""
+        return self._open or self._broken
+
+    def begin(self) -> None:
+        """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
+        for parent, name, _ in self._shared:
+            parent._modules.pop(name, None)
+        self._arrived.clear()
+        self._staged.clear()
+        self._open = True
+
+    def end(self, error: BaseException | None) -> None:
+        """It has ended, with ``error`` or without.
+
+        Raises:
+            RefusedError: tensors are missing.
+        """
+        missing = sorted(self._needed - self._arrived) if self._arrived or self._broken else []
+        if missing and not error:
+            error = RefusedError(f"P-EAGLE refused: the update of the head's weights lacks {', '.join(missing)}")
+        everywhere = _on_all_ranks(error is None)
+        if error:
+            self.fail(error)
+            raise error
+        if not everywhere:  # no error here: after one, vLLM's executor would read no other rank's answer
+            self.fail(RefusedError("it failed on another rank"))
+            return
+        self._close()
+        self._apply()
+
+    def fail(self, error: BaseException) -> None:
+        """Give up an update that has begun, and leave no half loaded layer, which would spoil the next one in vLLM."""
+        if not self._open:
+            return
+        for layer in self._model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load():
+                info.loaded_weights.clear()
+                info.load_numel = info.load_numel_total = 0
+        finalize_layerwise_reload(self._model, self._config)
+        self._close()
+        self._stop(error)
+
+    def load(self, load_weights: Callable[[Weights], None], weights: Weights) -> None:
+        """``load_weights`` of a served head: any of its tensors, and of its selector's.
+
+        Raises:
+            RefusedError: a tensor that is not vLLM's has another shape.
+        """
+        self._model.use_parallel_drafting = False  # else vLLM refuses a part that lacks mask_hidden
+        try:
+            load_weights(self._take_ours(weights))
+        except BaseException as error:
+            if not self._open:
+                self._stop(error)
+            raise
+        finally:
+            self._model.use_parallel_drafting = True
+        if not self._open:
+            self._apply()
+
+    def _take_ours(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+        shared = {name for _, name, _ in self._shared}
+        for name, tensor in weights:
+            ours, of_selector = self._ours.get(name), name.startswith(f"{SELECTOR}.")
+            if not of_selector:
+                self._arrived.add(name)
+            if ours is not None:
+                if [size for size in tensor.shape if size != 1] != [size for size in ours.shape if size != 1]:
+                    raise RefusedError(
+                        f"P-EAGLE refused: {name} is {list(tensor.shape)}, this head needs {list(ours.shape)}"
+                    )
+                self._staged[name] = tensor.to(ours.device, ours.dtype, copy=True)  # its memory is the transfer's
+            elif of_selector:
+                logger.warning_once("P-EAGLE ignores %s.*: the served head has no selector", SELECTOR)
+            elif taken := shared.intersection(name.split(".")):
+                logger.warning_once("P-EAGLE ignores new weights of %s: the head shares the target's", *taken)
+            else:
+                yield name, tensor
+
+    def _close(self) -> None:
+        for parent, name, child in self._shared:
+            parent._modules[name] = child
+        self._open = False
+
+    def _stop(self, error: BaseException) -> None:
+        self._broken = True
+        self._arrived.clear()
+        logger.warning(
+            "P-EAGLE stops drafting until a whole update of the head's weights succeeds; the last one failed: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+
+    def _apply(self) -> None:
+        """What has come takes effect. New weights of the head without a new selector turn the selector off."""
+        lacking = sorted(self._ours.keys() - {MASK_HIDDEN} - self._staged.keys())
+        for name in self._staged.keys() & ({MASK_HIDDEN} if lacking else self._ours.keys()):
+            self._ours[name].copy_(self._staged.pop(name).view(self._ours[name].shape))
+        if self._selector and not lacking:
+            self._is_selecting = True
+        elif self._selector and self._arrived and self._is_selecting:
+            self._is_selecting = False
+            turn_off(self._selector)
+            logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
+        self._broken = self._broken and not self._needed <= self._arrived
+        if not self._broken:
+            self._arrived.clear()
+        self.mask_is_stale = True
+
+
+def _on_all_ranks(succeeded: bool) -> bool:
+    """Whether it did on every tensor parallel rank: these draft together or not at all."""
+    group, least = get_tp_group(), torch.tensor(int(succeeded))
+    if group.world_size > 1:
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(least)
