@@ -16,17 +16,13 @@ from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
 
 TEXT = {"type": "string", "maxLength": 120}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "topic": TEXT,
-        "points": {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 4},
-        "confidence": {"enum": ["low", "medium", "high"]},
-        "answer": TEXT,
-    },
-    "required": ["topic", "points", "confidence", "answer"],
-    "additionalProperties": False,
+FIELDS = {
+    "topic": TEXT,
+    "points": {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 4},
+    "confidence": {"enum": ["low", "medium", "high"]},
+    "answer": TEXT,
 }
+SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
 STATED = f"\n\nAnswer as JSON of this schema: {json.dumps(SCHEMA)}"
 CASES = {"free": ("", None), "stated": (STATED, None), "structured": (STATED, SCHEMA)}
 
@@ -35,9 +31,8 @@ def answers(engine: Engine, prompts: int, case: str) -> dict[str, Any]:
     """What ``summarize`` takes; ``cut``: the share of draft tokens that vLLM cut because the grammar forbids them."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    # Without the last a small model fills its answer with the white space that JSON allows.
     stated, schema = CASES[case]
-    how = {"structured_outputs": StructuredOutputsParams(json=schema, disable_any_whitespace=True)} if schema else {}
+    how = {"structured_outputs": StructuredOutputsParams(json=schema)} if schema else {}
     outputs = engine.answer([[turns[0] + stated] for turns in read_set("mt-bench", prompts)], MAX_TOKENS, **how)
     tokens, counts = [list(output.token_ids) for output in outputs], list(map(engine.counts, outputs))
     proposed = sum(output.spec_decode_metrics.num_draft_tokens for output in outputs)
@@ -49,18 +44,15 @@ def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--prompts", type=int, default=40, help="of MT-Bench, spread over it")
     args = parser.parse_args()
-    cells: dict[tuple[str, str], Any] = {}
-    rows = []
+    cells, rows = {}, []
     for arm in (RealArm(OFF, "peagle", 3), RealArm("P-EAGLE", "peagle", 3, selector=True)):
         with live(arm) as call:
             row: dict[str, Any] = {"arm": asdict(arm)}
             for case in CASES:
                 cells[arm.name, case] = cell = call(answers, args.prompts, case)
                 row[case] = summarize(cell, cells[OFF, case] if arm.selector else None) | {"cut": cell["cut"]}
-                if case != "free":
-                    row[case]["over_free"] = gain_of(
-                        *(np.asarray(c["counts"]) for c in (cell, cells[arm.name, "free"]))
-                    )
+                both = [np.asarray(c["counts"]) for c in (cell, cells[arm.name, "free"])]
+                row[case] |= {"over_free": gain_of(*both)} if case != "free" else {}
                 print(arm.label, case, row[case], flush=True)
         rows.append(row)
     how = {"schema": SCHEMA, "max_tokens": MAX_TOKENS, "temperature": 0, "arms": rows}
