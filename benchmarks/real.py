@@ -173,7 +173,7 @@ class Engine:
         drafter = inside(self.llm)[1]
         self.drafter = type(drafter).__name__ if drafter else "none"
 
-    def answer(self, chats: list[list[str]], max_tokens: int, **sampling: float) -> list[Any]:
+    def answer(self, chats: list[list[str]], max_tokens: int, **sampling: Any) -> list[Any]:
         """An answer to each chat, up to ``MOST`` of them in flight; greedy, unless ``sampling`` says more."""
         from vllm import SamplingParams
 

@@ -9,7 +9,8 @@ import pytest
 from peagle_tools.bench.cells import Cell, read_results
 from peagle_tools.bench.metrics import Ratio, Spread, best_depth, metric, points, same_texts
 from peagle_tools.bench.suite import read_suite
-from peagle_tools.shared.acceptance import Acceptance, from_bench_serve, read_engine
+from peagle_tools.shared.acceptance import Acceptance, from_bench_serve, places_of, read_engine
+from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
 
 
@@ -53,6 +54,21 @@ def test_an_engines_counters() -> None:
     assert two.since(one) == Acceptance(10, 30, 17, (8, 6, 3))
     assert two.since(read_engine(engine())) == two
     assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
+
+
+def test_steps_are_counted_where_their_drafts_were_made() -> None:
+    """Contexts 251, 254, 256; outputs 1, 4, 6: the prompt's own step makes a token, each other one a bonus token."""
+    steps = {"num_spec_tokens": 3, "num_spec_steps": 3, "per_step_drafted": [3, 3, 2], "per_step_accepted": [2, 1, 0]}
+    found = places_of([(250, steps), (9, {"num_spec_tokens": 3, "num_spec_steps": 0})])
+    assert found.context == {255: Acceptance(2, 6, 3, (2, 1, 0)), 511: Acceptance(1, 2, 0, (0, 0, 0))}
+    assert found.output == {31: Acceptance(3, 8, 3, (2, 1, 0))}
+    assert found.output[31].error == pytest.approx(math.sqrt((1 + 0 + 1) / 3 / 3))
+    late = {"num_spec_tokens": 1, "num_spec_steps": 40, "per_step_drafted": [1] * 40, "per_step_accepted": [0] * 40}
+    assert {last: seen.num_drafts for last, seen in places_of([(4000, late)]).output.items()} == {31: 31, 63: 9}
+    assert list(places_of([(4000, late)]).context) == [4095]
+    for metrics in (None, {"num_spec_tokens": 3, "num_spec_steps": 3}):
+        with pytest.raises(ToolError, match="vLLM gives them with --per-request-spec-decode-metrics detailed"):
+            places_of([(9, metrics)])
 
 
 def test_spread_and_ratio() -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from peagle_tools.bench.cells import CellResult, read_results
 from peagle_tools.bench.metrics import metric, points, same_texts
+from peagle_tools.shared.acceptance import Places, sum_of
 from tests.support.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,15 @@ def test_all_cells_are_there(cells: list[CellResult]) -> None:
     ]
     assert all(r.ok and r.raw["completed"] == PROMPTS for r in cells)
     assert metric(cells[1], "acceptance_length") == pytest.approx(cells[1].raw["spec_decode_acceptance_length"])
+
+
+def test_every_draft_is_counted_by_place(cells: list[CellResult]) -> None:
+    """Those of warm-up requests are not: the server's counters are read after them."""
+    none, peagle = (cell.places for cell in cells)
+    assert none == Places()
+    for counts in (peagle.context, peagle.output):
+        assert sum_of(list(counts.values())) == cells[1].drafts
+    assert len(peagle.output) > 1
 
 
 def test_speculation_changes_no_answer(cells: list[CellResult]) -> None:

@@ -1,15 +1,19 @@
 """report.md and the plots."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from peagle_tools.bench import BenchError
-from peagle_tools.bench.report import write_report
+from peagle_tools.bench.cells import Cell
+from peagle_tools.bench.metrics import points
+from peagle_tools.bench.report import place_tables, write_report
 from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
+from peagle_tools.shared.acceptance import Acceptance, Places
 from tests.bench import synthetic
 from tests.bench.rawdata import ACCEPTANCE
 
@@ -18,6 +22,23 @@ def report(folder: Path) -> str:
     """The Markdown page of these results."""
     write_report(folder)
     return (folder / "report.md").read_text()
+
+
+def test_acceptance_by_context_is_a_table_over_all_concurrencies(suite: Suite) -> None:
+    made = [synthetic.result(suite, Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
+    context = [
+        {},
+        {},
+        {255: Acceptance(4, 8, 4, (3, 1))},
+        {255: Acceptance(4, 8, 2, (2, 0)), 511: Acceptance(1, 2, 0, (0, 0))},
+    ]
+    cells = [replace(cell, places=Places(context=seen)) for cell, seen in zip(made, context, strict=True)]
+    (table,) = place_tables("prompts", points(cells))
+    assert table.splitlines()[2:] == [
+        "| drafter | up to 255 | up to 511 |",
+        "| --- | --- | --- |",
+        "| P-EAGLE K=3 | 1.75 | 1.00 |",
+    ]
 
 
 def test_every_file_is_written_and_named(tmp_path: Path, suite: Suite) -> None:

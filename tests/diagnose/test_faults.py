@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle_tools.diagnose.engine import VllmMeasure
+from peagle_tools.diagnose.interventions import Setup
+from peagle_tools.diagnose.search import Measured
+from peagle_tools.shared.acceptance import Places
 from tests.inspect.running import Ran, only_line, run
 from tests.support import engines
 from tests.support.models import EAGLE3, PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
@@ -169,6 +172,31 @@ def test_what_was_measured_before_an_interrupt_is_shown(
     assert (ran.code, data["complete"], len(data["trials"])) == (1, False, 2)
     assert json.loads(out.read_text()) == data
     assert [len(json.loads(text)["trials"]) for text in kept[1:]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("long", "takes", "tried"), [(0.4, True, [128, 256, 512, 1024]), (0.75, True, []), (0.4, False, [])]
+)
+def test_windows_are_tried_where_acceptance_falls_with_context(
+    long: float, takes: bool, tried: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """On a simulated pair that a window of 512 tokens mends: the command that writes it is named."""
+    from tests.diagnose.test_search import curve
+
+    def measure(_: VllmMeasure, setup: Setup) -> Measured:
+        share = 0.75 if setup.window == 512 else long
+        seen = curve((0.75 + share) / 2, setup.k)
+        return seen._replace(places=Places({511: curve(0.75, setup.k).curve, 4095: curve(share, setup.k).curve}))
+
+    monkeypatch.setattr(VllmMeasure, "__call__", measure)
+    monkeypatch.setattr(VllmMeasure, "takes_windows", lambda _: takes)
+    data = json.loads(run(monkeypatch, "diagnose", "--target", TARGET, "--head", PEAGLE, "--json").out)
+    kinds = [trial["change"].split()[3] for trial in data["trials"] if trial["kind"] == "window"]
+    assert list(map(int, kinds)) == tried
+    mend = [f"peagle-vllm convert {PEAGLE} OUT --window 512, and serve OUT"] if tried else []
+    assert [cause["mend"] for cause in data["causes"]] == mend
+    assert any("a window may help" in line for line in data["odd"]) is (long < 0.75)
+    assert list(data["by_context"]) == ["511", "4095"]
 
 
 def test_what_inspect_finds_needs_no_engine(monkeypatch: pytest.MonkeyPatch):

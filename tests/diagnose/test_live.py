@@ -2,13 +2,15 @@
 
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.inspect.running import only_line, run
 
 
-def metrics(drafts: int, *accepted: int) -> str:
+def metrics_of(drafts: int, *accepted: int) -> str:
     """The text of /metrics of two engines, which have these counts together."""
     counts = {'drafts_total{engine="%d"}': drafts}
     for i, count in enumerate(accepted):
@@ -39,7 +41,7 @@ def serve(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_what_counters_mean(counts: tuple[int, ...], meant: list[str], monkeypatch: pytest.MonkeyPatch):
-    url = serve(metrics(*counts), monkeypatch)
+    url = serve(metrics_of(*counts), monkeypatch)
     ran = run(monkeypatch, "diagnose", "--url", url, "--json")
     shown = run(monkeypatch, "diagnose", "--url", f"{url}/metrics").out
     data, (drafts, *accepted) = json.loads(ran.out), counts
@@ -48,6 +50,40 @@ def test_what_counters_mean(counts: tuple[int, ...], meant: list[str], monkeypat
     assert ran.code == (1 if meant else 0)
     assert [part in line for part, line in zip(meant, data["meaning"], strict=True)] == [True] * len(meant)
     assert "drafts since it started" in shown and ("nothing looks wrong" in shown) is (not meant)
+
+
+@pytest.mark.parametrize("options", [(), ("--raw",)])
+def test_prompts_are_answered_there_and_measured_by_context(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    steps = {"num_spec_tokens": 2, "num_spec_steps": 50, "per_step_drafted": [2] * 50}
+    answers, asked = [], []
+    for length, accepted in ((300, 2), (4000, 0)):
+        metrics = {"speculative_decoding": steps | {"per_step_accepted": [accepted] * 50}}
+        answers.append({"usage": {"prompt_tokens": length}, "metrics": metrics})
+
+    def urlopen(request: Any, *_: object, **__: object) -> io.BytesIO:
+        if isinstance(request, str):
+            return io.BytesIO(metrics_text.encode())
+        asked.append((request.full_url, json.loads(request.data) if request.data else None))
+        answer = {"data": [{"id": "m"}]} if request.data is None else answers[len(asked) - 2]
+        return io.BytesIO(json.dumps(answer).encode())
+
+    metrics_text = metrics_of(100, 75, 56)
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    (tmp_path / "prompts").write_text("short\nlong\n")
+    command = ("diagnose", "--url", "http://s/", "--prompts", tmp_path / "prompts", *options)
+    data = json.loads(run(monkeypatch, *command, "--json").out)
+    assert {last: seen["acceptance_length"] for last, seen in data["by_context"].items()} == {"511": 3.0, "4095": 1.0}
+    assert "a window may help" in data["meaning"][-1]
+    said = {"prompt": "long"} if options else {"messages": [{"role": "user", "content": "long"}]}
+    path = "completions" if options else "chat/completions"
+    assert asked[2] == (f"http://s/v1/{path}", {"model": "m", "max_tokens": 128, "temperature": 0} | said)
+    asked.clear()
+    assert "up to 4095" in run(monkeypatch, *command).out
+    asked.clear()
+    answers[1]["metrics"] = None
+    assert "vLLM gives them with --per-request-spec-decode-metrics" in only_line(run(monkeypatch, *command))
 
 
 def test_a_server_that_says_nothing_is_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
 from peagle_tools.diagnose.report import show
-from peagle_tools.diagnose.search import Measured, diagnose, oddities
+from peagle_tools.diagnose.search import Measured, diagnose, falling, oddities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_prompts
@@ -25,7 +25,7 @@ DRAFTS = 400
 PROMPTS = 24
 
 
-def proposed(setup: Setup) -> list[Intervention]:
+def proposed(setup: Setup, seen: Measured | None = None) -> list[Intervention]:
     """What is tried on a setup of a known pair."""
     specials = [Token(6, "<|mask|>", "special"), Token(0, "<|pad|>", "special")]
     return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials, True))
@@ -113,6 +113,14 @@ def test_the_first_low_position_gives_the_meaning():
     assert "the last positions decay" in oddities(counted(100, 80, 60, 10))[-1]
     assert oddities(counted(100, 80, 60, 50)) == []
     assert oddities(counted(29, 1, 0, 0)) == []  # too few drafts to judge
+
+
+def test_acceptance_that_falls_with_context_is_told_beyond_noise():
+    (line,) = falling({511: counted(400, 300, 200), 4095: counted(9, 0, 0), 2047: counted(400, 200, 100)})
+    assert line.startswith("acceptance length 2.25 up to 511 tokens of context, 1.75 from 1024 on")
+    assert falling({511: counted(40, 30, 20), 2047: counted(40, 20, 10)}) == []  # as much, of few drafts
+    assert falling({511: counted(40000, 30000, 20000), 2047: counted(40000, 29500, 19000)}) == []  # sure, but little
+    assert falling({511: counted(400, 200, 100), 2047: counted(400, 300, 200)}) == falling({}) == []
 
 
 def test_the_likely_mask_token_comes_first():

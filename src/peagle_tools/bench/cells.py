@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from peagle_tools.bench import BenchError
 from peagle_tools.bench.suite import Suite, slug
-from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.acceptance import Acceptance, Places
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class CellResult:
     began: str
     server_start_seconds: float
     drafts: Acceptance | None = None
+    places: Places = field(default_factory=Places)
     raw: dict[str, Any] = field(default_factory=dict)
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
 

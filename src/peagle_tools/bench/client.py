@@ -16,13 +16,14 @@ from typing import Any
 from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.suite import HUB, Suite
 from peagle_tools.shared import processes, server
+from peagle_tools.shared.acceptance import BY_REQUEST
 from peagle_tools.shared.server import Server
 
 COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
 MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-RESULT = "vllm.json"
+RESULT, ANSWERS = "vllm.json", "answers.json"
 PAUSE = 0.1  # seconds between two checks of a running client
 
 
@@ -64,6 +65,8 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
         raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {processes.failure_reason(log)}")
     try:
         raw = json.loads((folder / RESULT).read_text())
+        if (folder / ANSWERS).exists():
+            raw["answers"] = json.loads((folder / ANSWERS).read_text())
     except (OSError, ValueError):
         raise CellFailed(f"vllm bench serve wrote no result: {processes.failure_reason(log)}") from None
     finally:
@@ -82,6 +85,7 @@ def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
     arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME, *suite.serve.words, *arm.words]
     if (config := arm.config_at(k)) is not None:
         arguments += ["--speculative-config", json.dumps(config)]
+        arguments += BY_REQUEST if BY_REQUEST[0] not in arguments else ()
     return arguments
 
 
@@ -135,20 +139,48 @@ def without_paths(text: str) -> str:
 
 def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
     """Texts as hashes, enough to see whether two arms wrote the same."""
-    kept = {name: value for name, value in raw.items() if name not in ("generated_texts", "errors", "tokenizer_id")}
+    left_out = ("generated_texts", "errors", "tokenizer_id", "answers")
+    kept = {name: value for name, value in raw.items() if name not in left_out}
     texts = raw.get("generated_texts", [])
     kept["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
     return kept
 
 
+def keep_answers(client: Any, prefix: str) -> list[tuple[int, dict[str, Any]]]:
+    """What ``places_of`` takes, of each answer to a request of this cell; filled while vLLM's client runs.
+
+    Args:
+        client: vLLM's module of clients, which reads the last message of an answer and drops its metrics.
+        prefix: of the cell's request ids; warm-up requests have none.
+    """
+    kept = []
+
+    class Handler(client.StreamedResponseHandler):
+        def add_chunk(self, chunk_bytes: bytes) -> list[str]:
+            messages = super().add_chunk(chunk_bytes)
+            for message in messages:
+                if '"per_step_accepted"' in message and f'"cmpl-{prefix}' in message:
+                    last = json.loads(message.removeprefix("data: "))
+                    kept.append((last["usage"]["prompt_tokens"], last["metrics"]["speculative_decoding"]))
+            return messages
+
+    client.StreamedResponseHandler = Handler
+    return kept
+
+
 def main() -> None:
+    from vllm.benchmarks.lib import endpoint_request_func
     from vllm.benchmarks.serve import add_cli_args
     from vllm.benchmarks.serve import main as bench_serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="vllm bench serve")
     add_cli_args(parser)
-    bench_serve(parser.parse_args())
+    args = parser.parse_args()
+    answers = keep_answers(endpoint_request_func, args.request_id_prefix)
+    bench_serve(args)
+    if args.result_dir:
+        Path(args.result_dir, ANSWERS).write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from peagle_tools.bench.metrics import (
 )
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
+from peagle_tools.shared.acceptance import merged
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import device
 
@@ -66,6 +67,23 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
     )
     header = ("arm", "K", "c", "tokens/s", "TTFT ms", "TPOT ms", "AL", "accepted at position 1..K, %")
     return table(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
+
+
+def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
+    """AL of each drafter by tokens of context and of output, over all concurrencies; none without such counts."""
+    tables = []
+    for of in ("context", "output"):
+        cells = [(p.drafter, getattr(cell.places, of)) for p in points for cell in p.cells]
+        found = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
+        ends = sorted({end for counts in found.values() for end in counts})
+        rows = [
+            (name, *(f"{counts[end].length:.2f}" if end in counts else "" for end in ends))
+            for name, counts in found.items()
+            if counts
+        ]
+        header = ("drafter", *(f"up to {end}" for end in ends))
+        tables += [table(f"AL by tokens of {of}, {dataset}", header, rows)] * bool(rows)
+    return tables
 
 
 def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
@@ -170,7 +188,7 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
             file, drawn = f"plots/{slug(f'{plot.__name__} {name}')}.svg", plot(name, group)
             files[file] = drawn.svg
             text.append(f"![{drawn.title}]({file})")
-        text.append(cell_table(name, group))
+        text += [cell_table(name, group), *place_tables(name, group)]
     files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"
     (folder / "plots").mkdir(exist_ok=True)
     for name, content in files.items():

@@ -26,7 +26,7 @@ from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
-from peagle_tools.shared.acceptance import from_bench_serve
+from peagle_tools.shared.acceptance import from_bench_serve, places_of
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.server import Server, ServerFailed
 
@@ -155,6 +155,7 @@ class Sweep:
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
             "drafts": from_bench_serve(raw),
+            "places": places_of(raw.get("answers", ())),
             "raw": client.without_texts(raw),
         }
         self._keep(cell, "", server.start_seconds, measured)

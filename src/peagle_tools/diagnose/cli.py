@@ -5,7 +5,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,11 @@ from peagle_tools.shared.terminal import (
 )
 
 if TYPE_CHECKING:
-    from peagle_tools.diagnose.search import Diagnosis
+    from collections.abc import Iterator
+
+    from peagle_tools.diagnose.interventions import Intervention, Setup
+    from peagle_tools.diagnose.search import Diagnosis, Measured
+    from peagle_tools.shared.prompts import Messages
 
 
 def diagnose(
@@ -30,7 +34,9 @@ def diagnose(
     head: Annotated[str | None, typer.Option(metavar="HEAD", help="The head: a folder or a hub id.")] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Read the metrics of this running server instead, and nothing else."),
+        typer.Option(
+            metavar="URL", help="Read the metrics of this running server instead; with --prompts, after answering them."
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -58,7 +64,7 @@ def diagnose(
     read or run.
     """
     if url is not None:
-        _live(url, as_json)
+        _live(url, as_json, _answers(url, conversations(prompts)[:num_prompts], max_tokens, raw) if prompts else [])
         return
     if target is None or head is None:
         fail("--target and --head are needed, or --url of a running server")
@@ -68,6 +74,7 @@ def diagnose(
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
     from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
+    from peagle_tools.diagnose.search import falling
     from peagle_tools.shared.engines import cannot_run
     from peagle_tools.shared.prompts import PROMPTS
     from peagle_vllm.heads.checks import check
@@ -109,7 +116,13 @@ def diagnose(
             setup = setup_of(source, model, k, chat_template=measure.has_template and not raw)
             hints = list(differences(setup, source, model, measure.has_template))
             fixed = source, model, specials, measure.has_template
-            result = search(setup, measure, lambda base: interventions(base, *fixed), progress)
+
+            def propose(base: "Setup", seen: "Measured") -> "Iterator[Intervention]":
+                context = seen.places.context
+                falls_until = max(context) if falling(context) and measure.takes_windows() else 0
+                return interventions(base, *fixed, falls_until)
+
+            result = search(setup, measure, propose, progress)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -139,14 +152,38 @@ def _say(found: "Diagnosis", left: int, seconds: float) -> None:
     print(line, file=sys.stderr)
 
 
-def _live(url: str, as_json: bool) -> None:
-    """What a running server's counters mean: vLLM's acceptance by position."""
+def _answers(url: str, asked: "list[Messages]", max_tokens: int, raw: bool) -> list[tuple[int, Any]]:
+    """What ``places_of`` takes, from a running server's greedy answers, one after the other."""
+
+    def call(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(f"{url.rstrip('/')}/v1/{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return json.load(answer)
+
+    answers = []
+    try:
+        how = {"model": call("models")["data"][0]["id"], "max_tokens": max_tokens, "temperature": 0}
+        for messages in asked:
+            text = {"prompt": "\n".join(message["content"] for message in messages)}
+            answer = call("completions", how | text) if raw else call("chat/completions", how | {"messages": messages})
+            metrics = answer.get("metrics") or {}
+            answers.append((answer["usage"]["prompt_tokens"], metrics.get("speculative_decoding")))
+    except (OSError, ValueError, LookupError) as error:
+        fail(f"{url} does not answer ({error}); is the server up, and is this its root?")
+    return answers
+
+
+def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
+    """What a running server's counters mean: vLLM's acceptance by position, and by place where it gave ``answers``."""
     from rich.console import Console
 
-    from peagle_tools.diagnose.report import SCHEMA, curve_of, lines, show_curve
-    from peagle_tools.diagnose.search import FEW, oddities
-    from peagle_tools.shared.acceptance import read_metrics
+    from peagle_tools.diagnose.report import SCHEMA, by_place, curve_of, lines, show_curve, show_places
+    from peagle_tools.diagnose.search import FEW, falling, oddities
+    from peagle_tools.shared.acceptance import places_of, read_metrics
 
+    with one_line_errors():
+        places = places_of(answers)
     try:
         with urllib.request.urlopen(f"{url.rstrip('/').removesuffix('/metrics')}/metrics", timeout=10) as answer:
             seen = read_metrics(answer.read().decode())
@@ -156,15 +193,17 @@ def _live(url: str, as_json: bool) -> None:
         fail(f"{error.name} is missing, which comes with vLLM; run this where vLLM is installed")
     if seen is None:
         fail(f"{url}/metrics has no vllm:spec_decode counters: it does not speculate, or has --disable-log-stats")
-    meaning = oddities(seen)
+    meaning = oddities(seen) + falling(places.context)
     if seen.num_drafts < FEW:
         meaning.append(f"{seen.num_drafts} drafts so far, too few to judge: send it some requests")
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "url": url, **curve_of(seen), "meaning": meaning}, indent=2))
+        report = {"schema": SCHEMA, "url": url, **curve_of(seen), **by_place(places), "meaning": meaning}
+        print(json.dumps(report, indent=2))
     else:
         console = Console()
         console.print(f"{url}: {seen.num_drafts} drafts since it started, of all its requests", highlight=False)
         show_curve(console, seen)
+        show_places(console, places)
         lines(console, "odd", meaning)
         if not meaning:
             console.print("a usual curve; nothing looks wrong", style="green")

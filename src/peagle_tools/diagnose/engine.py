@@ -7,16 +7,19 @@ each answer took show how sure a difference is.
 import functools
 import os
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, Self
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
-from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.acceptance import BY_REQUEST, places_of, read_engine
 from peagle_tools.shared.engines import Pair
 from peagle_tools.shared.prompts import Messages, token_ids
 from peagle_vllm.observer import drafter_of
 
 KV_CACHE_BYTES = 2 << 30
+# In these each layer states its own window, and what is prepared for several layers may hold for none in particular.
+WINDOW_IN_LAYER = ("CPUAttentionBackendImpl", "FlashAttentionImpl", "TritonAttentionImpl")
 
 
 class VllmMeasure:
@@ -33,7 +36,8 @@ class VllmMeasure:
         self.target, self.conversations, self.max_tokens = target, conversations, max_tokens
         # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
         memory = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05}
-        self.pair, self._engine = Pair(target, head, memory | llm), ExitStack()
+        counted = {"per_request_spec_decode_metrics": BY_REQUEST[1]}
+        self.pair, self._engine = Pair(target, head, memory | llm | counted), ExitStack()
         self._llm: Any = None
 
     def __enter__(self) -> Self:
@@ -56,14 +60,21 @@ class VllmMeasure:
         for number, ids in enumerate(prompts):
             greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
             engine.add_request(f"{before.num_drafts}-{number}", {"prompt_token_ids": ids}, greedy)
+        answers = []
         rounds, tokens = [-1] * len(prompts), [-1] * len(prompts)  # the prompt's own round makes one token
         while engine.has_unfinished_requests():
             for output in engine.step():
                 number = int(output.request_id.rpartition("-")[2])
                 rounds[number] += 1
                 tokens[number] = len(output.outputs[0].token_ids) - 1
+                if output.finished:
+                    answers.append((len(prompts[number]), output.outputs[0].spec_decode_metrics.to_dict()))
         lengths = tuple(made / max(1, took) for made, took in zip(tokens, rounds, strict=True))
-        return Measured(read_engine(self._llm).since(before), lengths)
+        return Measured(read_engine(self._llm).since(before), lengths, places_of(answers))
+
+    def takes_windows(self) -> bool:
+        """Whether a window can be set in the running engine, which has measured something."""
+        return all(self._llm.collective_rpc(takes_windows))
 
     def prompt_ids(self, chat_template: bool) -> list[list[int]]:
         """Token ids of every prompt, through the chat template or raw."""
@@ -84,6 +95,12 @@ class VllmMeasure:
         return self._engine.enter_context(self.pair.engine(setup.k, longest + self.max_tokens, len(self.conversations)))
 
 
+def takes_windows(worker: Any) -> bool:
+    drafter = drafter_of(worker)
+    layers = drafter.model.model.layers if drafter else ()
+    return all(type(layer.self_attn.attn.impl).__name__ in WINDOW_IN_LAYER for layer in layers)
+
+
 def apply(worker: Any, setup: Setup) -> None:
     """Make the loaded pair of this worker run as ``setup`` says; what it leaves open, as it was loaded."""
     runner, drafter = worker.model_runner, drafter_of(worker)
@@ -94,16 +111,23 @@ def apply(worker: Any, setup: Setup) -> None:
     attentions = [layer.self_attn for layer in model.model.layers]
     norms = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
     if not hasattr(drafter, "as_loaded"):
-        drafter.as_loaded = model.mask_hidden.clone(), attentions[0].rotary_emb, norms[0].variance_epsilon
-    mask_hidden, rope, eps = drafter.as_loaded
+        windows = [getattr(attention.attn.impl, "sliding_window", None) for attention in attentions]
+        drafter.as_loaded = model.mask_hidden.clone(), attentions[0].rotary_emb, norms[0].variance_epsilon, windows
+    mask_hidden, rope, eps, windows = drafter.as_loaded
     drafter.parallel_drafting_token_id = setup.mask_token_id
     parts = mask_hidden.view(len(setup.aux_layers), -1)
     model.mask_hidden.copy_(parts[list(setup.mask_order or range(len(parts)))].view_as(mask_hidden))
     drafter.updates.mask_is_stale = True  # V1 projects it once; V2 in every step
     first = model.model.layers[0]
     first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
-    for attention in attentions:
+    for attention, window in zip(attentions, windows, strict=True):
         attention.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
+        if setup.window is not None:
+            window = (setup.window - 1, 0) if isinstance(window, tuple) else setup.window
+        attention.attn.impl.sliding_window = window
+    for group in chain.from_iterable(getattr(drafter, "attn_groups", ())):  # V2's
+        if setup.window is not None and hasattr(builder := group.get_metadata_builder(), "aot_schedule"):
+            builder.aot_schedule = False  # FlashAttention 3's is made for no window
     for norm in norms:
         norm.variance_epsilon = eps if setup.rms_norm_eps is None else setup.rms_norm_eps
 

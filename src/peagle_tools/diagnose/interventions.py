@@ -11,6 +11,7 @@ from peagle_vllm.heads.target import Target, Token, read_tokens
 
 MOST_MASK_TOKENS = 4
 MOST_ORDERS = 6  # of the parts of mask_hidden
+WINDOWS = (128, 256, 512, 1024, 2048)  # tokens that each layer of the head sees
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id")
 
 
@@ -26,6 +27,7 @@ class Setup:
     mask_order: tuple[int, ...] | None = None  # of the parts of mask_hidden, one for each aux layer
     rope: Mapping[str, Any] | None = None  # of the head, as transformers' rope_parameters
     rms_norm_eps: float | None = None  # of the head
+    window: int | None = None  # tokens that each of its layers sees, its own included
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,14 @@ def setup_of(head: Head, target: Target, k: int, chat_template: bool) -> Setup:
 
 
 def interventions(
-    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool
+    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool, falls_until: int = 0
 ) -> Iterator[Intervention]:
     """Every change to try on ``setup``, the most likely first.
 
     Args:
         special_tokens: of the target's tokenizer, the likely mask tokens first.
         has_template: whether the tokenizer has a chat template.
+        falls_until: the longest context, in tokens, where acceptance falls with it and windows can be tried.
     """
 
     def change(kind: str, text: str, mend: str, **fields: Any) -> Intervention:
@@ -62,6 +65,10 @@ def interventions(
     if not setup.chat_template and has_template:
         mend = "use the chat API, or apply the chat template to prompts before they are sent"
         yield change("chat template", "prompts through the chat template", mend, chat_template=True)
+    for window in WINDOWS if "sliding_attention" not in (head.served.get("layer_types") or ()) else ():
+        if 2 * window <= falls_until:
+            mend = f"peagle-vllm convert {head.name} OUT --window {window}, and serve OUT"
+            yield change("window", f"a window of {window} tokens in every layer", mend, window=window)
     for layers in _aux_layers(setup, target.num_layers):
         text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"
         mend = f'set "{AUX_KEY}" to {list(layers)}: {head.config_file}'

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Diagnosis, Trial, oddities, usual_rates
-from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.acceptance import Acceptance, Places
 
 SCHEMA = 1
 
@@ -22,6 +22,7 @@ def as_dict(setup: Setup, found: Diagnosis, differences: list[str]) -> dict[str,
         "differences": differences,  # what the head's files have otherwise than the target's, a line each
         "setup": asdict(setup),  # what was measured
         **curve_of(found.curve),
+        **by_place(found.places),
         "odd": found.odd,  # what looks wrong in that curve, and what it means, a line each
         "trials": [_trial(trial) for trial in found.trials],
         "causes": [_trial(trial) | {"mend": trial.intervention.mend} for trial in found.causes],
@@ -34,6 +35,12 @@ def curve_of(curve: Acceptance) -> dict[str, Any]:
         "acceptance": [round(rate, 4) for rate in curve.shares],  # share of the drafts, by position
         "drafts": curve.num_drafts,
     }
+
+
+def by_place(places: Places) -> dict[str, Any]:
+    """By the last number of tokens of each group."""
+    groups = {"by_context": places.context, "by_output": places.output}
+    return {name: {last: curve_of(seen) for last, seen in counts.items()} for name, counts in groups.items()}
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
@@ -55,6 +62,7 @@ def show(console: Console, setup: Setup, found: Diagnosis, differences: list[str
         highlight=False,
     )
     show_curve(console, found.curve)
+    show_places(console, found.places)
     lines(console, "differs", differences)
     lines(console, "odd", found.odd)
     _show_trials(console, found.trials)
@@ -83,6 +91,16 @@ def show_curve(console: Console, seen: Acceptance) -> None:
         curve.add_row(str(position), f"{share:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * share))
     console.print(curve, highlight=False)
     console.print()
+
+
+def show_places(console: Console, places: Places) -> None:
+    for title, counts in (("tokens of context", places.context), ("tokens of output", places.output)):
+        table = Table(title, "drafts", "AL", "accepted at position 1..K, %", box=None, padding=(0, 2, 0, 0))
+        for last, seen in counts.items():
+            shares = " ".join(f"{100 * share:.0f}" for share in seen.shares)
+            table.add_row(f"up to {last}", str(seen.num_drafts), f"{seen.length:.2f}", shares)
+        if counts:
+            console.print(table, "", highlight=False)
 
 
 def lines(console: Console, mark: str, texts: list[str]) -> None:

@@ -1,13 +1,13 @@
 """Which acceptance per position is usual, and which single changes help, beyond noise."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import NamedTuple
 
 from peagle_tools.diagnose.interventions import Intervention, Setup
-from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.acceptance import Acceptance, Places
 
 # Each position is accepted in this share of the drafts in which the one before it was. Equal shares of 0.73 to 0.82
 # make the published acceptance lengths (gpt-oss-20b: 2.87 to 3.02 at K=3, 3.38 to 3.94 at K=7); the tiny heads of
@@ -26,10 +26,11 @@ MEANING = {  # of the first position that looks wrong
 
 
 class Measured(NamedTuple):
-    """Acceptance over all prompts, and tokens a round of the answer to each of them."""
+    """Acceptance over all prompts, tokens a round of the answer to each of them, and acceptance by place."""
 
     curve: Acceptance
     lengths: tuple[float, ...]
+    places: Places = Places()
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Diagnosis:
     """The outcome of ``diagnose``, or as much of it as there is."""
 
     curve: Acceptance  # of the setup as it was given
-    odd: list[str]  # what looks wrong in that curve
+    odd: list[str]  # what looks wrong in that curve and by context
+    places: Places = field(default_factory=Places)  # of the setup as it was given
     trials: list[Trial] = field(default_factory=list)  # every intervention tried, in order
     causes: list[Trial] = field(default_factory=list)  # those that helped, each tried on top of the ones before
     complete: bool = False
@@ -83,6 +85,19 @@ def oddities(curve: Acceptance) -> list[str]:
     return found + ([MEANING[min(low[0], 3)]] if low else [])
 
 
+def falling(context: Mapping[int, Acceptance]) -> list[str]:
+    """Where acceptance falls with context beyond noise, a line; windows are worth a try then."""
+    judged = [(last, seen) for last, seen in sorted(context.items()) if seen.num_drafts >= FEW]
+    if not judged:
+        return []
+    (first, short), (last, long) = judged[0], judged[-1]
+    error = math.hypot(short.error, long.error)
+    if long.length >= (1 - LEAST_GAIN) * short.length or short.length - long.length < LEAST_ERRORS * error:
+        return []
+    lengths = f"{short.length:.2f} up to {first} tokens of context, {long.length:.2f} from {(last + 1) // 2} on"
+    return [f"acceptance length {lengths}: a window may help (peagle-vllm convert HEAD OUT --window W)"]
+
+
 def sureness(before: Measured, after: Measured) -> float:
     """How many standard errors the answers are longer a round, prompt by prompt; 0 with fewer than three prompts."""
     differences = [b - a for a, b in zip(before.lengths, after.lengths, strict=True)]
@@ -94,7 +109,7 @@ def sureness(before: Measured, after: Measured) -> float:
 def diagnose(
     setup: Setup,
     measure: Callable[[Setup], Measured],
-    propose: Callable[[Setup], Iterable[Intervention]],
+    propose: Callable[[Setup, Measured], Iterable[Intervention]],
     progress: Callable[[Diagnosis, int], object] = lambda found, left: None,
 ) -> Diagnosis:
     """Measure a setup, try each change, keep the best; where the curve stays odd, try the others on top of it.
@@ -103,10 +118,10 @@ def diagnose(
         progress: called after each measurement with what is found so far, and how many are left at least.
     """
     base = measure(setup)
-    found = Diagnosis(base.curve, oddities(base.curve))
+    found = Diagnosis(base.curve, oddities(base.curve) + falling(base.places.context), base.places)
     while len(found.causes) < MOST_CAUSES:
         done = {cause.intervention.kind for cause in found.causes}
-        changes = [change for change in propose(setup) if change.kind not in done]
+        changes = [change for change in propose(setup, base) if change.kind not in done]
         progress(found, len(changes))
         best = best_trial = None
         for left, change in enumerate(changes, start=1 - len(changes)):

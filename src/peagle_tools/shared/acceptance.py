@@ -6,11 +6,17 @@
 A draft is one round of one request. Imports no vLLM.
 """
 
-from collections import Counter
-from dataclasses import dataclass
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
+from peagle_tools.shared.errors import ToolError
+
 PREFIX = "vllm:spec_decode_num_"
+BY_REQUEST = ("--per-request-spec-decode-metrics", "detailed")  # of vLLM's server: counts of each step of an answer
+FIRST_CONTEXT, FIRST_OUTPUT = 256, 32  # tokens of the first group; each further one ends at twice those before
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,12 @@ class Acceptance:
         """The share of drafts in which each position was accepted, 0..1, [K]."""
         return tuple(count / self.num_drafts if self.num_drafts else 0.0 for count in self.accepted_per_position)
 
+    @property
+    def error(self) -> float:
+        """The standard error of ``length``, as if drafts were independent; 0 where nothing was drafted."""
+        squares = sum((2 * i + 1) * share for i, share in enumerate(self.shares))  # the mean of accepted tokens squared
+        return math.sqrt(max(squares - (self.length - 1) ** 2, 0) / max(self.num_drafts, 1))
+
     def since(self, before: Self) -> "Acceptance":
         """What was added to the counts ``before``."""
         old = before.accepted_per_position or (0,) * len(self.accepted_per_position)
@@ -53,6 +65,58 @@ class Acceptance:
             self.num_accepted - before.num_accepted,
             tuple(b - a for a, b in zip(old, self.accepted_per_position, strict=True)),
         )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Acceptance by how many tokens there were when the draft was made, in groups of which each key is the last number.
+
+    Attributes:
+        context: by tokens of prompt and output.
+        output: by tokens of output.
+    """
+
+    context: dict[int, Acceptance] = field(default_factory=dict)
+    output: dict[int, Acceptance] = field(default_factory=dict)
+
+
+def places_of(answers: Iterable[tuple[int, Mapping[str, Any] | None]]) -> Places:
+    """Where in context and output the drafts of some answers were accepted.
+
+    vLLM lists steps that verified drafts. After a step without any, positions are too low by its one token.
+
+    Args:
+        answers: for each the tokens of its prompt and vLLM's ``metrics.speculative_decoding``.
+
+    Raises:
+        ToolError: an answer has no counts of its steps.
+    """
+    context, output = [], []
+    for prompt_tokens, metrics in answers:
+        if metrics is None or (metrics["num_spec_steps"] and not metrics.get("per_step_accepted")):
+            raise ToolError(f"no counts of the steps of an answer; vLLM gives them with {' '.join(BY_REQUEST)}")
+        made = 1  # by the prompt's own step
+        lists = (metrics.get(f"per_step_{name}") or () for name in ("drafted", "accepted"))
+        for drafted, accepted in zip(*lists, strict=True):
+            each = tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"]))
+            step = Acceptance(1, drafted, accepted, each)
+            context.append({_last_of_group(prompt_tokens + made, FIRST_CONTEXT): step})
+            output.append({_last_of_group(made, FIRST_OUTPUT): step})
+            made += accepted + 1
+    return Places(merged(context), merged(output))
+
+
+def merged(counts: Iterable[Mapping[int, Acceptance]]) -> dict[int, Acceptance]:
+    """The sums of groups that have the same key, in the order of the keys."""
+    groups: defaultdict[int, list[Acceptance]] = defaultdict(list)
+    for one in counts:
+        for last, seen in one.items():
+            groups[last].append(seen)
+    return {last: sum_of(groups[last]) for last in sorted(groups)}
+
+
+def _last_of_group(tokens: int, first: int) -> int:
+    return (first << (tokens // first).bit_length()) - 1
 
 
 def sum_of(groups: list[Acceptance]) -> Acceptance:
