@@ -65,6 +65,26 @@ def real() -> str:
     return f"{table(columns, rows)}\n\n{note} {where(result, 'real')}"
 
 
+def drafters() -> str:
+    """Every arm on the real target."""
+    from benchmarks.real import SETS, RealArm, compared_with
+
+    result, rows = read("real"), []
+    for row in result["arms"]:
+        arm = RealArm(**row["arm"])
+        if arm.head is None:
+            continue
+        other = compared_with(arm)
+        for name in SETS:
+            found = row["sets"][name]
+            low, high = found.get("gain_95", (0, 0))
+            gain = f"{found['gain']:+.1%} [{low:+.1%}, {high:+.1%}] {other.name}" if other and "gain" in found else ""
+            speeds = [f"{found['times_no_speculation'][n]['median']:.2f}x" for n in ("1", "4", "8")]
+            rows.append((arm.name, arm.k, name, f"{found['al']:.2f}", gain, *speeds))
+    columns = ("drafter", "K", "prompts", "AL", "AL against", "tokens/s, 1 in flight", "4", "8")
+    return f"{table(columns, rows)}\n\nAs in README. {where(result, 'real')}"
+
+
 def targets() -> str:
     """Targets of every architecture on every arm: exact rows, K = 3, 5 and 7 together, or the error."""
     result = read("targets")
@@ -161,7 +181,7 @@ GENERATED = {
     "docs/features.md": [targets],
     "docs/sharpen.md": [sharpen],
     "docs/performance.md": [host],
-    "docs/acceptance.md": [structured, calibration],
+    "docs/acceptance.md": [drafters, structured, calibration],
 }
 
 
