@@ -5,7 +5,7 @@ question about them; the same files for every length and window.
 """
 
 import sysconfig
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,21 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[128, 256, 512])
     parser.add_argument("--k", type=int, default=3)
     args = parser.parse_args()
-    plain, rows = {}, []
-    for window in (None, *args.windows):
-        arm = RealArm("P-EAGLE", "peagle", args.k, selector=True, window=window, max_model_len=8192)
+    head = RealArm("P-EAGLE", "peagle", args.k, selector=True, max_model_len=8192)
+    measured = [head, *(replace(head, window=window) for window in args.windows)]
+    measured += [replace(head, name="P-EAGLE with look-up", lookup=2)]
+    measured += [RealArm("n-gram", "ngram", 5, max_model_len=8192)]
+    plain: dict[int, np.ndarray] = {}
+    rows = []
+    for arm in measured:
         row: dict[str, Any] = {"arm": asdict(arm), "by_prompt_tokens": {}}
         with live(arm) as call:
             for tokens in TOKENS:
                 counts = np.asarray(call(answers, tokens, args.files))
-                found = al_of(counts)
-                if window is None:
-                    plain[tokens] = counts
-                else:
-                    found |= gain_of(counts, plain[tokens])
+                found = al_of(counts) | (gain_of(counts, plain[tokens]) if arm != head else {})
+                plain.setdefault(tokens, counts)
                 row["by_prompt_tokens"][tokens] = found
-                print(arm.label, window, tokens, found, flush=True)
+                print(arm.label, arm.window, tokens, found, flush=True)
         rows.append(row)
     arms.write_result(args.out, __doc__, {"files": args.files, "answer": ANSWER, "arms": rows, **provenance()})
 
