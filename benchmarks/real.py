@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -75,6 +75,11 @@ class RealArm:
     @property
     def label(self) -> str:
         return f"{self.name} K={self.k}" if self.k else self.name
+
+    @property
+    def is_timed(self) -> bool:
+        """Seven drafts of a head are verified for their acceptance alone: on a CPU they cost more than they win."""
+        return bool(self.lookup) or (self.k < 7 and self.name != OFF)
 
     @property
     def log(self) -> Path:
@@ -340,40 +345,43 @@ def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> d
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
     found_by = provenance()
     cells: dict[RealArm, dict[str, Any]] = {}
+    drafters: dict[RealArm, str] = {}
     samples: dict[RealArm, list[dict[str, dict[int, float]]]] = {arm: [] for arm in measured}
     with ExitStack() as stack:
-        calls = {}
+        calls = {arm: stack.enter_context(live(arm)) for arm in measured if arm.is_timed}
         for arm in measured:
-            calls[arm] = call = stack.enter_context(live(arm))
             file = WORK / f"{arm.label}.json"
             of = {"commit": found_by["commit"], "prompts": prompts, "arm": asdict(arm), "head": arm.digest()}
             kept = json.loads(file.read_text()) if file.exists() else {}
             if kept.get("of") != of:
                 first = {name: cells[NONE][name]["first"] for name in SETS} if NONE in cells else {}
-                kept = {"of": of, "sets": call("acceptance", first, prompts)}
+                with nullcontext(calls[arm]) if arm in calls else live(arm) as call:
+                    sets = call("acceptance", first, prompts)
+                    kept = {"of": of, "sets": sets, "drafter": call("__getattribute__", "drafter")}
                 write_whole(file, json.dumps(kept))
-            cells[arm] = kept["sets"]
+            cells[arm], drafters[arm] = kept["sets"], kept["drafter"]
             print(arm.label, *(summarize(cells[arm][name], None)["al"] for name in SETS), flush=True)
         for _ in range(repeats):
-            for arm in measured:
+            for arm, call in calls.items():
                 times = {
-                    name: {n: calls[arm]("timed", name, TIMED_PROMPTS, TIMED_TOKENS, n)[0] for n in IN_FLIGHT}
+                    name: {n: call("timed", name, TIMED_PROMPTS, TIMED_TOKENS, n)[0] for n in IN_FLIGHT}
                     for name in SETS
                 }
                 samples[arm].append(times)
-        drafters = {arm: calls[arm]("__getattribute__", "drafter") for arm in measured}
     rows = []
     for arm in measured:
         base = compared_with(arm)
         row: dict[str, Any] = {"arm": asdict(arm), "drafter": drafters[arm], "sets": {}}
         for name in SETS:
             found = summarize(cells[arm][name], cells[base][name] if base in cells else None)
+            row["sets"][name] = found
+            if not arm.is_timed:
+                continue
             found["tokens_per_second"] = {n: arms.summary(times[name][n] for times in samples[arm]) for n in IN_FLIGHT}
             both = list(zip(samples[arm], samples[NONE], strict=True))
             found["times_no_speculation"] = {
                 n: arms.summary(mine[name][n] / none[name][n] for mine, none in both) for n in IN_FLIGHT
             }
-            row["sets"][name] = found
         rows.append(row)
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": repeats}
     timed["threads"] = THREADS
@@ -391,6 +399,8 @@ def best_arms() -> list[dict[str, Any]]:
     """Of each drafter in the committed result the row with the K that is fastest with one request in flight."""
     best: dict[str, dict[str, Any]] = {}
     for row in json.loads(RESULT.read_text())["arms"]:
+        if "times_no_speculation" not in row["sets"][SETS[0]]:
+            continue
         name = row["arm"]["name"]
         if name not in best or _speed(row) > _speed(best[name]):
             best[name] = row

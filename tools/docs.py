@@ -79,7 +79,8 @@ def drafters() -> str:
             found = row["sets"][name]
             low, high = found.get("gain_95", (0, 0))
             gain = f"{found['gain']:+.1%} [{low:+.1%}, {high:+.1%}] {other.name}" if other and "gain" in found else ""
-            speeds = [f"{found['times_no_speculation'][n]['median']:.2f}x" for n in ("1", "4", "8")]
+            times = found.get("times_no_speculation", {})
+            speeds = [f"{times[n]['median']:.2f}x" if times else "" for n in ("1", "4", "8")]
             rows.append((arm.name, arm.k, name, f"{found['al']:.2f}", gain, *speeds))
     columns = ("drafter", "K", "prompts", "AL", "AL against", "tokens/s, 1 in flight", "4", "8")
     return f"{table(columns, rows)}\n\nAs in README. {where(result, 'real')}"
