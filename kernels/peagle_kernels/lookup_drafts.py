@@ -31,7 +31,13 @@ class OneHot(NamedTuple):
 
 
 def lookup_drafts(
-    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, one_hot: OneHot | None = None
+    drafts: Tensor,
+    token_ids: Tensor,
+    rows: Tensor,
+    last: Tensor,
+    min_match: int,
+    vocab_size: int,
+    one_hot: OneHot | None = None,
 ) -> None:
     """Replace the drafts of every request whose last ``min_match`` tokens occurred before in it.
 
@@ -41,16 +47,23 @@ def lookup_drafts(
         rows: [num_reqs] int64, of ``token_ids``; -1 is inert.
         last: [num_reqs] int64, index of the last known token, the bonus token.
         min_match: 1 to ``MAX_MATCH``.
+        vocab_size: of the target; a draft is below it, whatever a prompt holds.
         one_hot: where the distribution of probabilistic drafts stands.
     """
     if drafts.is_cpu and not INTERPRETED:
-        lookup_drafts_torch(drafts, token_ids, rows, last, min_match, one_hot)
+        lookup_drafts_torch(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
     else:
-        lookup_drafts_triton(drafts, token_ids, rows, last, min_match, one_hot)
+        lookup_drafts_triton(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
 
 
 def lookup_drafts_torch(
-    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, one_hot: OneHot | None = None
+    drafts: Tensor,
+    token_ids: Tensor,
+    rows: Tensor,
+    last: Tensor,
+    min_match: int,
+    vocab_size: int,
+    one_hot: OneHot | None = None,
 ) -> None:
     """The meaning of ``lookup_drafts`` in plain torch, and what a CPU runs."""
     num_k, length = drafts.shape[1], int(last.max()) + 1
@@ -64,7 +77,9 @@ def lookup_drafts_torch(
     best = (matched * length + end).amax(1)
     found, end = best // length >= min_match, best % length
     period = (last - end).clamp(min=1)[:, None]
-    followed = tokens.gather(1, (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1))
+    followed = tokens.gather(1, (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1)).clamp(
+        0, vocab_size - 1
+    )
     drafts[found] = followed[found]
     if one_hot:
         at = one_hot.rows[found]
@@ -76,7 +91,13 @@ def lookup_drafts_torch(
 
 
 def lookup_drafts_triton(
-    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, one_hot: OneHot | None = None
+    drafts: Tensor,
+    token_ids: Tensor,
+    rows: Tensor,
+    last: Tensor,
+    min_match: int,
+    vocab_size: int,
+    one_hot: OneHot | None = None,
 ) -> None:
     """One launch, a program for each request; same meaning as ``lookup_drafts_torch``."""
     q, q_rows, off, on, cached_ids = one_hot or (None, None, 0.0, 1.0, None)
@@ -91,6 +112,7 @@ def lookup_drafts_triton(
         last.stride(0),
         drafts.shape[1],
         min_match,
+        vocab_size,
         q,
         q_rows,
         0 if q_rows is None else q_rows.stride(0),
@@ -108,7 +130,7 @@ def lookup_drafts_triton(
 
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.
-@triton.jit(do_not_specialize=["rows_step", "last_step", "num_k", "min_match", "q_rows_step"])
+@triton.jit(do_not_specialize=["rows_step", "last_step", "num_k", "min_match", "vocab_size", "q_rows_step"])
 def _lookup_drafts_kernel(
     drafts_ptr,  # [num_reqs, K]
     drafts_stride,
@@ -120,6 +142,7 @@ def _lookup_drafts_kernel(
     last_step,
     num_k,
     min_match,
+    vocab_size,
     q_ptr,  # [rows, K_max, VOCAB], or None
     q_rows_ptr,  # [num_reqs], or None
     q_rows_step,
@@ -157,6 +180,7 @@ def _lookup_drafts_kernel(
     end = best % (last + 1)
     for column in range(num_k):
         token = tl.load(tokens + end + 1 + column % (last - end)).to(tl.int64)
+        token = tl.minimum(tl.maximum(token, 0), vocab_size - 1)
         tl.store(drafts_ptr + req * drafts_stride + column, token)
         if q_ptr is not None:
             q_row = tl.load(q_rows_ptr + req * q_rows_step)

@@ -29,7 +29,7 @@ def log_start(vllm_config: "VllmConfig", num_graphs: int | None = None) -> None:
     depth = getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, None)
     parts = [f"Model Runner {'V2' if vllm_config.use_v2_model_runner else 'V1'}", f"K={spec.num_speculative_tokens}"]
     parts += [f"head trained {depth} deep"] if depth else []
-    lookup = prompt_lookup_min()
+    lookup = prompt_lookup_min(vllm_config)
     parts += [f"drafts looked up from {lookup} tokens on"] if lookup else []
     parts += [f"{num_graphs or 'no'} graphs"] if num_graphs is not None else []
     init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts))

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
 
-LOOKUP = "PEAGLE_VLLM_PROMPT_LOOKUP_MIN"  # environment variable
+LOOKUP = "PEAGLE_VLLM_PROMPT_LOOKUP_MIN"  # environment variable of the process that makes the configuration
 TRAINED_DEPTH = "num_depths"  # NeMo's field; put on the draft config of any head whose depth is known
 
 
@@ -30,11 +30,21 @@ def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
 
 
-def prompt_lookup_min() -> int:
+def prompt_lookup_min(vllm_config: "VllmConfig") -> int:
     """How many last tokens must have occurred before for a draft to be what followed them; 0: it never is.
 
+    ``read_lookup`` has put it on the draft config, so it is the same in every process, whatever its environment.
+    """
+    spec = vllm_config.speculative_config
+    assert spec is not None
+    return getattr(spec.draft_model_config.hf_config, "prompt_lookup_min", 0)
+
+
+def read_lookup(spec: "SpeculativeConfig") -> int:
+    """Put the number of ``LOOKUP`` on the draft config.
+
     Raises:
-        RefusedError: ``LOOKUP`` is no such number.
+        RefusedError: it is no such number.
     """
     from peagle_kernels import MAX_MATCH
 
@@ -43,6 +53,7 @@ def prompt_lookup_min() -> int:
         raise RefusedError(
             f"P-EAGLE refused: {LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}; 0 turns the look-up off"
         )
+    spec.draft_model_config.hf_config.prompt_lookup_min = int(value)
     return int(value)
 
 

@@ -141,6 +141,7 @@ class HeadUpdates:
     def _stop(self, error: BaseException) -> None:
         self._broken = True
         self._arrived.clear()
+        self._staged.clear()
         logger.warning(
             "P-EAGLE stops drafting until a whole update of the head's weights succeeds; the last one failed: %s: %s",
             type(error).__name__,

@@ -170,7 +170,15 @@ def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
 
     def call(k: int, num_reqs: int) -> tuple[Any, ...]:
         first = numbers[: num_reqs * k : k]
-        return drafts[:num_reqs, :k], token_ids, first, first, 2, OneHot(q, first, 0.0, 1.0, None) if drawn else None
+        return (
+            drafts[:num_reqs, :k],
+            token_ids,
+            first,
+            first,
+            2,
+            VOCAB,
+            OneHot(q, first, 0.0, 1.0, None) if drawn else None,
+        )
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS))
     assert num_variants("lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, calls) == 1

@@ -156,9 +156,9 @@ def test_lookup_drafts(launched: Callable[..., Launched], drawn: bool):
     drafts, token_ids = cases.strided(2, 3), torch.zeros(4, 64, dtype=torch.int32)
     rows, last = torch.zeros(2, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)[::3]
     one_hot = OneHot(torch.zeros(4, 3, 97), rows, -1.0, 2.0, torch.zeros(4, 3, 5, dtype=torch.int64))
-    grid, arguments = launched(lookup_drafts_triton, drafts, token_ids, rows, last, 2, one_hot if drawn else None)
+    grid, arguments = launched(lookup_drafts_triton, drafts, token_ids, rows, last, 2, 97, one_hot if drawn else None)
     assert grid == (2, 1, 1)
     q = [one_hot.q.data_ptr(), rows.data_ptr(), 1, one_hot.cached_ids.data_ptr(), 3 * 97, 97, 15] if drawn else [0] * 4
     assert arguments == [
-        drafts.data_ptr(), 5, token_ids.data_ptr(), 64, rows.data_ptr(), 1, last.data_ptr(), 3, 3, 2, *q,
+        drafts.data_ptr(), 5, token_ids.data_ptr(), 64, rows.data_ptr(), 1, last.data_ptr(), 3, 3, 2, 97, *q,
     ]  # fmt: skip

@@ -28,7 +28,7 @@ LENGTH, VOCAB, MAX_K = 40, 4, 7
 def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle):
     """Rows of the request state in any order; what is not looked up stays, and a padding request touches nothing."""
     gen, num_reqs = torch.Generator().manual_seed(seed), len(lasts)
-    token_ids = torch.randint(VOCAB, (num_reqs + 2, LENGTH), generator=gen, dtype=torch.int32)
+    token_ids = torch.randint(VOCAB + 1, (num_reqs + 2, LENGTH), generator=gen, dtype=torch.int32)  # VOCAB is no token
     rows = torch.randperm(num_reqs + 2, generator=gen)[:num_reqs]
     rows[-1] = -1 if idle else rows[-1]
     drafts = torch.randint(VOCAB, (num_reqs, MAX_K + 1), generator=gen)
@@ -43,14 +43,14 @@ def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle):
     for req, (row, end) in enumerate(zip(rows.tolist(), lasts, strict=True)):
         found = looked_up(token_ids[row, : end + 1].tolist(), k, min_match) if row >= 0 else None
         if found:
-            expected[req, :k] = torch.tensor(found)
+            expected[req, :k] = torch.tensor(found).clamp(max=VOCAB - 1)
             if expected_q is not None:
                 expected_q[row, :k] = torch.full((k, VOCAB), off).scatter_(1, expected[req, :k, None], on)
     device = KERNEL_DEVICE if fn is lookup_drafts_triton else "cpu"
     ours, *args = moved((drafts, token_ids, rows.repeat_interleave(3)[::3], last.repeat_interleave(2)[::2]), device)
     one_hot = moved(one_hot, device) if one_hot else None
     with patch("peagle_kernels.lookup_drafts.BLOCK", 16):  # several blocks a request
-        fn(ours[:, :k], *args, min_match, one_hot)
+        fn(ours[:, :k], *args, min_match, VOCAB, one_hot)
     assert torch.equal(ours.cpu(), expected)
     if one_hot:
         assert torch.equal(one_hot.q.cpu(), expected_q)

@@ -171,7 +171,15 @@ def lookup_drafts(arch: int, q: torch.dtype | None, cached: bool) -> Assembled:
     if q:
         cached_ids = torch.zeros(2, 3, 16, dtype=torch.int64) if cached else None
         one_hot = OneHot(torch.zeros(2, 3, 64, dtype=q), numbers, 0.0, 1.0, cached_ids)
-    args = (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 64, dtype=torch.int32), numbers, numbers, 2, one_hot)
+    args = (
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.zeros(2, 64, dtype=torch.int32),
+        numbers,
+        numbers,
+        2,
+        64,
+        one_hot,
+    )
     return _compiled(arch, "lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, *args)
 
 

@@ -1,7 +1,7 @@
 """Model Runner V2 builds its speculator in ``init_speculator``, which has no registry: P-EAGLE's is built there.
 
 The runner gives speculators the temperatures and seeds of its sampler's states; P-EAGLE's takes the states themselves,
-for their top-k and top-p, and the requests' tokens.
+for their top-k and top-p.
 """
 
 from types import ModuleType
@@ -77,13 +77,13 @@ def install(module: ModuleType) -> None:
     """Wrap ``init_speculator`` in the module that defines it or in the runner, which imports it by value."""
 
     def make(original):
-        def init_speculator(vllm_config, device, *args, **kwargs):
+        def init_speculator(vllm_config, device, req_states):
             if not is_peagle(vllm_config):
-                return original(vllm_config, device, *args, **kwargs)
+                return original(vllm_config, device, req_states)
             # Imported late: vLLM's CPU worker patches names that this module would bind.
             from peagle_vllm.v2.speculator import ParallelEagleSpeculator
 
-            return ParallelEagleSpeculator(vllm_config, device)
+            return ParallelEagleSpeculator(vllm_config, device, req_states)
 
         return init_speculator
 
@@ -97,7 +97,6 @@ def _hand_over(original):
         loaded = original(self, *args, **kwargs)
         if self.sampler is not None and self.speculator is not None:
             self.speculator.sampling_states = self.sampler.sampling_states
-            self.speculator.token_ids = self.req_states.all_token_ids.gpu
         return loaded
 
     return load_model

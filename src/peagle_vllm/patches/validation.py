@@ -16,7 +16,7 @@ from peagle_vllm.heads.target import Target
 from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
-from peagle_vllm.serving import LOOKUP, TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform, prompt_lookup_min
+from peagle_vllm.serving import LOOKUP, TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform, read_lookup
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -120,7 +120,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
         raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
-    if prompt_lookup_min() and spec.enable_adaptive_verification:
+    if read_lookup(spec) and spec.enable_adaptive_verification:
         raise refuse(f"{LOOKUP} beside enable_adaptive_verification, which judges the head's drafts; unset one")
     parallel = vllm_config.parallel_config
     if (size := parallel.prefill_context_parallel_size) > 1:

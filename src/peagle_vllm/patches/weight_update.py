@@ -31,6 +31,7 @@ PATCH = Patch(
 
 def install(module: ModuleType) -> None:
     wrap(module.Worker, "_set_draft_weight_update_target", _beginning)
+    wrap(module.Worker, "_start_weight_update", _not_starting)
     wrap(module.Worker, "update_weights", _failing)
     wrap(module.Worker, "finish_weight_update", _ending)
 
@@ -49,6 +50,19 @@ def _beginning(original):
             updates.begin()
 
     return _set_draft_weight_update_target
+
+
+def _not_starting(original):
+    def _start_weight_update(self, *args, **kwargs):
+        is_other = self._weight_update_active  # which goes on
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            if not is_other and (updates := _updates(self)):
+                updates.fail(error)
+            raise
+
+    return _start_weight_update
 
 
 def _failing(original):

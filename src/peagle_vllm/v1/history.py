@@ -24,10 +24,6 @@ class TokenHistory:
         self.last: torch.Tensor
         self._row_of: dict[str, int] = {}
 
-    def forget(self) -> None:
-        """Take the next step's requests for new ones."""
-        self._row_of.clear()
-
     def update(
         self,
         req_ids: Sequence[str],
@@ -35,7 +31,6 @@ class TokenHistory:
         cad: CommonAttentionMetadata,
         num_rejected: torch.Tensor,  # [num_reqs]
         token_ids: torch.Tensor,  # [num_tokens], verified
-        positions: torch.Tensor,  # [num_tokens]
         next_token_ids: torch.Tensor,  # [num_reqs]
     ) -> None:
         """Add a step's verified tokens and bonus tokens; a new request's prompt too, for what is not computed here."""
@@ -51,11 +46,12 @@ class TokenHistory:
                 tokens = np.maximum(np.array(known, dtype=np.int32), 0)  # vLLM's placeholders are negative
                 self.token_ids[row].zero_()
                 self.token_ids[row, : len(tokens)] = async_tensor_h2d(tokens, device=device)
-        rows = np.array([self._row_of[req] for req in req_ids])
-        lengths = np.diff(cad.query_start_loc_cpu.numpy())
-        self.rows = async_tensor_h2d(rows, device=device)
-        row_of_token = async_tensor_h2d(np.repeat(rows, lengths), device=device)
-        num_tokens = len(row_of_token)
-        self.token_ids[row_of_token, positions[:num_tokens]] = token_ids[:num_tokens].int()
-        self.last = positions[cad.query_start_loc[1 : len(rows) + 1] - 1] + 1 - num_rejected
-        self.token_ids[self.rows, self.last] = next_token_ids[: len(rows)].int()
+        starts = cad.query_start_loc_cpu.numpy()
+        self.rows = async_tensor_h2d(np.array([self._row_of[req] for req in req_ids]), device=device)
+        request = async_tensor_h2d(np.repeat(np.arange(len(req_ids)), np.diff(starts)), device=device)
+        # A token's index, which with M-RoPE is not its position.
+        ends = cad.query_start_loc[1 : len(req_ids) + 1]
+        index = torch.arange(len(request), device=device) + (cad.seq_lens[: len(req_ids)] - ends)[request]
+        self.token_ids[self.rows[request], index] = token_ids[: len(request)].int()
+        self.last = (cad.seq_lens[: len(req_ids)] - num_rejected).long()
+        self.token_ids[self.rows, self.last] = next_token_ids[: len(req_ids)].int()

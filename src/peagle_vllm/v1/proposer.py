@@ -62,11 +62,15 @@ class ParallelEagleProposer(EagleProposer):
         self._row_of_req = torch.arange(self.max_batch_size, dtype=torch.int64, device=device)
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
-        self.prompt_lookup_min = prompt_lookup_min()
+        self.prompt_lookup_min = prompt_lookup_min(vllm_config)
         self.history: TokenHistory | None = None
         if self.prompt_lookup_min:
             self.history = TokenHistory(self.max_batch_size, self._max_len, device)
         self.observer: Observer | None = None
+
+    @property
+    def _vocab_size(self) -> int:
+        return self.vllm_config.model_config.get_vocab_size()
 
     @property
     def _max_len(self) -> int:
@@ -127,11 +131,14 @@ class ParallelEagleProposer(EagleProposer):
     @functools.wraps(EagleProposer.propose)
     def propose(self, num_speculative_tokens: int, target_token_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """The inherited drafts; zeros, each as a one-hot distribution, while the head's weights are not whole."""
+        if self.history:
+            cad, num_rejected = inputs["common_attn_metadata"], inputs.get("num_rejected_tokens_gpu")
+            num_rejected = (self._none_rejected if num_rejected is None else num_rejected)[: cad.batch_size()]
+            batch = self.runner.input_batch.req_ids, self.runner.requests, cad, num_rejected
+            self.history.update(*batch, target_token_ids, inputs["next_token_ids"])
         if not self.updates.paused:
             return super().propose(num_speculative_tokens, target_token_ids, **inputs)
         self._last_draft_probs = None
-        if self.history:
-            self.history.forget()  # the tokens of this step are not added
         self._determine_batch_execution_and_padding(len(target_token_ids))  # data parallel ranks meet in it
         num_reqs = inputs["common_attn_metadata"].batch_size()
         return torch.zeros(num_reqs, num_speculative_tokens, dtype=torch.int64, device=self.device)
@@ -204,10 +211,6 @@ class ParallelEagleProposer(EagleProposer):
             max_model_len=self._max_len,
             parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
-        if self.history:
-            num_rejected = self._none_rejected if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu
-            batch = self.runner.input_batch.req_ids, self.runner.requests, cad, num_rejected[:num_reqs]
-            self.history.update(*batch, target_token_ids, target_positions, next_token_ids)
         gather_hidden(
             self.hidden_states[:num_rows],
             target_hidden_states,
@@ -259,7 +262,7 @@ class ParallelEagleProposer(EagleProposer):
                 q = draft_probs.view(*shaped.shape, -1)
                 one_hot = OneHot(q, self._row_of_req[: len(shaped)], 0.0, 1.0, None)
             history = self.history.token_ids, self.history.rows, self.history.last
-            lookup_drafts(shaped, *history, self.prompt_lookup_min, one_hot)
+            lookup_drafts(shaped, *history, self.prompt_lookup_min, self._vocab_size, one_hot)
         return drafts, draft_probs
 
     def _choose(
@@ -281,8 +284,7 @@ class ParallelEagleProposer(EagleProposer):
         ids = select(self.model, self.selector, hidden_states, self.buffers, drafts, draw=draw).ids
         offsets = self.model.draft_id_to_target_id
         targets = ids if offsets is None else ids + offsets[ids]
-        vocab_size = self.vllm_config.model_config.get_vocab_size()
-        draft_probs = torch.zeros(len(ids), vocab_size, device=self.device)
+        draft_probs = torch.zeros(len(ids), self._vocab_size, device=self.device)
         return drafts.view(-1), draft_probs.scatter_(1, targets, torch.stack(columns, dim=1).flatten(0, 1))
 
     def _sample_from_logits(

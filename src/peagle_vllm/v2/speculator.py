@@ -18,6 +18,7 @@ from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, has_compiled_submodule
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
@@ -26,6 +27,7 @@ from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+from vllm.v1.worker.gpu.states import RequestState
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import (
@@ -60,7 +62,7 @@ from peagle_vllm.v2.cudagraph import (
 class ParallelEagleSpeculator(EagleSpeculator):
     """Drafts all K tokens of every request in one drafter forward."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device):
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState):
         super().__init__(with_whole_kv(vllm_config), device)
         # The runner's dummy batches then have no more requests than the scheduler admits. num_extra_query_per_req stays
         # 0: the runner takes those rows off the target's batch, and would size the KV cache after too small a peak.
@@ -80,9 +82,13 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.candidate_sampler = CandidateSampler(
             self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device
         )
-        self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets both
-        self.token_ids: torch.Tensor  # [max_num_reqs, max_model_len] int32, of the runner's requests
-        self.prompt_lookup_min = prompt_lookup_min()
+        self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets it
+        self.prompt_lookup_min = prompt_lookup_min(vllm_config)
+        if self.prompt_lookup_min:
+            # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
+            shape = req_states.max_num_reqs, req_states.max_model_len
+            req_states.all_token_ids = StagedWriteTensor(shape, torch.int32, device)
+        self.token_ids = req_states.all_token_ids.gpu
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
@@ -372,7 +378,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
             cached_ids = self.candidate_sampler.cached_ids if self.candidate_sampler.selector else None
             one_hot = OneHot(self.draft_logits, rows, -float("inf"), 0.0, cached_ids)
         drafts, last = self.draft_tokens[:num_reqs, :per_req], self.buffers.sample_pos[first]
-        lookup_drafts(drafts, self.token_ids, rows, last, self.prompt_lookup_min, one_hot)
+        vocab_size = self.vllm_config.model_config.get_vocab_size()
+        lookup_drafts(drafts, self.token_ids, rows, last, self.prompt_lookup_min, vocab_size, one_hot)
 
     def _choose(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """The head's draft tokens from the sampled rows."""

@@ -107,7 +107,7 @@ def test_context_parallelism(target: Path, head: Path, name: str):
 
 def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from peagle_vllm.patches import validation
-    from peagle_vllm.serving import LOOKUP, RefusedError
+    from peagle_vllm.serving import LOOKUP, RefusedError, prompt_lookup_min
 
     config = configure(target, head)
     for value in ("6", "-1", "two", ""):
@@ -116,6 +116,9 @@ def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
             validation._check_whole(config)
     monkeypatch.setenv(LOOKUP, "2")
     validation._check_whole(config)
+    monkeypatch.delenv(LOOKUP)  # as in a process that the configuration was sent to
+    assert prompt_lookup_min(config) == 2
+    monkeypatch.setenv(LOOKUP, "2")
     config.speculative_config.enable_adaptive_verification = True
     with pytest.raises(RefusedError, match=f"{LOOKUP} beside enable_adaptive_verification"):
         validation._check_whole(config)
