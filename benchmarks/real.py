@@ -361,6 +361,8 @@ def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> d
                 write_whole(file, json.dumps(kept))
             cells[arm], drafters[arm] = kept["sets"], kept["drafter"]
             print(arm.label, *(summarize(cells[arm][name], None)["al"] for name in SETS), flush=True)
+        for call in calls.values():
+            call("prompt", ["Hello"])  # returns when the engine has started
         for _ in range(repeats):
             for arm, call in calls.items():
                 times = {

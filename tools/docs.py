@@ -62,6 +62,7 @@ def real() -> str:
         f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. Of each drafter the K that is "
         f"fastest at 1 in flight."
     )
+    note += f" Left out: {timed['left_out']}." if "left_out" in timed else ""
     return f"{table(columns, rows)}\n\n{note} {where(result, 'real')}"
 
 
