@@ -58,7 +58,7 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
     )
     config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens = seqs, budget
     config.speculative_config.num_speculative_tokens = k
-    drafter = ParallelEagleSpeculator(config, live.drafter.device)
+    drafter = ParallelEagleSpeculator(config, live.drafter.device, live.runner.req_states)
     runner = copy.copy(live.runner)
     runner.speculator, runner.decode_query_len = drafter, k + 1
     runner.max_num_reqs, runner.max_num_tokens = seqs, budget

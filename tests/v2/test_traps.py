@@ -67,7 +67,7 @@ def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, m
     config = copy.copy(live.drafter.vllm_config)
     config.parallel_config = copy.copy(config.parallel_config)
     config.parallel_config.decode_context_parallel_size = 2
-    drafter = ParallelEagleSpeculator(config, live.drafter.device)
+    drafter = ParallelEagleSpeculator(config, live.drafter.device, live.runner.req_states)
     drafter.draft_attn_layer_names = live.drafter.draft_attn_layer_names
     monkeypatch.setattr(live.runner, "speculator", drafter)
     monkeypatch.setattr(live.runner, "dcp_size", 2)
