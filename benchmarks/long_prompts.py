@@ -19,14 +19,19 @@ TOKENS, FILES, ANSWER = (512, 1024, 2048, 4096, 7168), 24, 64
 QUESTION = "What does this Python file do? Name its main functions.\n\n"
 
 
-def answers(engine: Engine, tokens: int, files: int) -> list[list[int]]:
-    """The accepted counts of an answer to each file's first ``tokens`` tokens, two in flight."""
-    tokenizer, chats = engine.llm.get_tokenizer(), []
+def answers(engine: Engine, files: int) -> dict[int, list[list[int]]]:
+    """By length the accepted counts of an answer to each file's first tokens, two in flight."""
+    tokenizer, texts = engine.llm.get_tokenizer(), []
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         ids = tokenizer(file.read_text(encoding="utf-8"))["input_ids"]
-        if len(ids) > max(TOKENS) and len(chats) < files:
-            chats.append([QUESTION + tokenizer.decode(ids[:tokens])])
-    return [engine.counts(output) for at in range(0, files, 2) for output in engine.answer(chats[at : at + 2], ANSWER)]
+        if len(ids) > max(TOKENS) and len(texts) < files:
+            texts.append(ids)
+    found: dict[int, list[list[int]]] = {tokens: [] for tokens in TOKENS}
+    for at in range(0, len(texts), 2):  # of the same files the shorter ones first: they are the longer ones' prefixes
+        for tokens in TOKENS:
+            chats = [[QUESTION + tokenizer.decode(ids[:tokens])] for ids in texts[at : at + 2]]
+            found[tokens] += [engine.counts(output) for output in engine.answer(chats, ANSWER)]
+    return found
 
 
 def main() -> None:
@@ -35,21 +40,20 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[128, 256, 512])
     parser.add_argument("--k", type=int, default=3)
     args = parser.parse_args()
-    head = RealArm("P-EAGLE", "peagle", args.k, selector=True, max_model_len=8192)
+    head = RealArm("P-EAGLE", "peagle", args.k, selector=True, max_model_len=8192, prefix_caching=True)
     measured = [head, *(replace(head, window=window) for window in args.windows)]
     measured += [replace(head, name="P-EAGLE with look-up", lookup=2)]
-    measured += [RealArm("n-gram", "ngram", 5, max_model_len=8192)]
+    measured += [replace(head, name="n-gram", head="ngram", k=5, selector=False)]
     plain: dict[int, np.ndarray] = {}
     rows = []
     for arm in measured:
         row: dict[str, Any] = {"arm": asdict(arm), "by_prompt_tokens": {}}
         with live(arm) as call:
-            for tokens in TOKENS:
-                counts = np.asarray(call(answers, tokens, args.files))
-                found = al_of(counts) | (gain_of(counts, plain[tokens]) if arm != head else {})
-                plain.setdefault(tokens, counts)
-                row["by_prompt_tokens"][tokens] = found
-                print(arm.label, arm.window, tokens, found, flush=True)
+            answered = {tokens: np.asarray(counts) for tokens, counts in call(answers, args.files).items()}
+        plain = plain or answered
+        for tokens, counts in answered.items():
+            row["by_prompt_tokens"][tokens] = al_of(counts) | (gain_of(counts, plain[tokens]) if arm != head else {})
+        print(arm.label, arm.window, row["by_prompt_tokens"], flush=True)
         rows.append(row)
     arms.write_result(args.out, __doc__, {"files": args.files, "answer": ANSWER, "arms": rows, **provenance()})
 

@@ -46,7 +46,6 @@ ENGINE = {
     "dtype": "bfloat16",
     "max_num_seqs": MOST,
     "kv_cache_memory_bytes": 384 << 20,
-    "enable_prefix_caching": False,
 }
 
 
@@ -59,7 +58,7 @@ class RealArm:
         probabilistic: its drafts for requests with a temperature are sampled.
         window: tokens that each layer of the head sees; None: all.
         lookup: tokens from which on drafts are looked up; 0: never.
-        max_model_len: of the engine.
+        max_model_len, prefix_caching: of the engine.
     """
 
     name: str
@@ -71,6 +70,7 @@ class RealArm:
     window: int | None = None
     lookup: int = 0
     max_model_len: int = 2048
+    prefix_caching: bool = False
 
     @property
     def label(self) -> str:
@@ -106,7 +106,7 @@ class RealArm:
     @property
     def engine(self) -> dict[str, Any]:
         """What ``LLM`` is given, besides the two models."""
-        return {"max_model_len": self.max_model_len, **ENGINE}
+        return {"max_model_len": self.max_model_len, "enable_prefix_caching": self.prefix_caching, **ENGINE}
 
     def speculative_config(self) -> dict[str, Any] | None:
         """What ``LLM`` is given. Without its selector, or with a window, a head is written into ``WORK``."""
