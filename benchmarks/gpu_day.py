@@ -57,7 +57,10 @@ def all_parts(llm: dict[str, Any]) -> list[Part]:
     common = {"batches": BATCHES, "llm": llm}
     v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
     # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
-    exact = [f"tests/kernels/test_{name}.py" for name in ("prepare_inputs", "gather_hidden", "select_candidates")]
+    exact = [
+        f"tests/kernels/test_{name}.py"
+        for name in ("prepare_inputs", "gather_hidden", "select_candidates", "limit_logits", "lookup_drafts")
+    ]
     return [
         *(Part(f"exact {Path(file).stem}", (*PYTEST, file), env=ON_KERNELS) for file in exact),
         *(

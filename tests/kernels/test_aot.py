@@ -23,6 +23,7 @@ from peagle_kernels import (
     OneHot,
     allocate_buffers,
     gather_hidden_triton,
+    limit_logits_triton,
     lookup_drafts_triton,
     prepare_inputs_triton,
     select_candidates_triton,
@@ -81,6 +82,12 @@ def test_select_candidates(arch, shape):
 )
 def test_lookup_drafts(arch, q, cached):
     assert compiled.lookup_drafts(arch, q, cached).spill_bytes == 0
+
+
+@on_each
+@pytest.mark.parametrize("dtype", compiled.DTYPES, ids=str)
+def test_limit_logits(arch, dtype):
+    assert compiled.limit_logits(arch, dtype).spill_bytes == 0
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
@@ -182,3 +189,10 @@ def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS))
     assert num_variants("lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, calls) == 1
+
+
+def test_a_server_compiles_limit_logits_once():
+    logits, numbers = torch.zeros(512, VOCAB), torch.zeros(512, dtype=torch.int64)
+    state = torch.ones(MAX_NUM_REQS), torch.ones(MAX_NUM_REQS, dtype=torch.int32), torch.ones(MAX_NUM_REQS)
+    calls = ((logits[:rows], numbers[:rows], *state) for rows in (1, 2, 15, 16, 32, 512))
+    assert num_variants("limit_logits", "_limit_logits_kernel", limit_logits_triton, calls) == 1

@@ -10,6 +10,7 @@ BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
 SELECT = "kernels/peagle_kernels/select_candidates.py"
 LOOK_UP = "kernels/peagle_kernels/lookup_drafts.py"
+LIMIT = "kernels/peagle_kernels/limit_logits.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 HISTORY = "src/peagle_vllm/v1/history.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
@@ -365,6 +366,28 @@ DRAFTING = (
         "logits = within_limits(logits, sampling_metadata)",
         "logits = logits",
         "tests/sampling/test_follows_target.py::test_drafts_are_within_the_limits[probabilistic]",
+    ),
+    Mutation(
+        "V2: drafts beside the request's top-k and top-p",
+        "src/peagle_vllm/v2/speculator.py",
+        "        if self.draft_logits is not None:\n            out = self.buffers\n",
+        "        if False:\n            out = self.buffers\n",
+        "tests/sampling/test_follows_target.py::test_drafts_are_within_the_limits[probabilistic]",
+        "plugin-v2",
+    ),
+    Mutation(
+        "limit_logits: top-p at another temperature",
+        LIMIT,
+        "tl.exp((x - best) / heat)",
+        "tl.exp(x - best)",
+        "tests/kernels/test_limit_logits.py",
+    ),
+    Mutation(
+        "limit_logits: top-p of all, not of top-k",
+        LIMIT,
+        "from_low = low - 1 ",
+        "from_low = low - (1 << 40) ",
+        "tests/kernels/test_limit_logits.py",
     ),
     Mutation(
         "top_k alone ends the engine",

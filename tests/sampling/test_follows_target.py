@@ -141,7 +141,7 @@ def test_a_seeded_request_repeats_itself(drafts: str, sharpened: Path):
     assert once(f"{drafts}-c", companions=3) == first
 
 
-@pytest.mark.parametrize("drafts", DRAFTS[1:] if ARM == "plugin-v1" else DRAFTS[2:])  # a plain head's are not on V2
+@pytest.mark.parametrize("drafts", DRAFTS[1:])
 def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch: pytest.MonkeyPatch):
     """Under top-k 1, or top-p 0, they are those of a greedy request: it takes as many steps to the same text."""
     live, steps = engine(settings(drafts, sharpened)), Counter[str]()

@@ -29,6 +29,7 @@ from peagle_kernels import (
     Drawing,
     OneHot,
     gather_hidden_triton,
+    limit_logits_triton,
     lookup_drafts_triton,
     prepare_inputs_triton,
     select_candidates_triton,
@@ -181,6 +182,13 @@ def lookup_drafts(arch: int, q: torch.dtype | None, cached: bool) -> Assembled:
         one_hot,
     )
     return _compiled(arch, "lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, *args)
+
+
+def limit_logits(arch: int, dtype: torch.dtype) -> Assembled:
+    """``limit_logits_triton``'s kernel for a vocabulary of a server's size."""
+    numbers = torch.ones(2)
+    args = torch.zeros(2, 151_936, dtype=dtype), numbers.long(), numbers, numbers.int(), numbers
+    return _compiled(arch, "limit_logits", "_limit_logits_kernel", limit_logits_triton, *args)
 
 
 def assemble(compiled: Any, arch: int) -> Assembled:

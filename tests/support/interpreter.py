@@ -36,7 +36,7 @@ def enable() -> None:
 def torch_twins() -> Iterator[None]:
     """Our kernels' torch twins in place of the interpreter: half of the time that it takes goes to them."""
     with ExitStack() as patches:
-        for name in ("prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts"):
+        for name in ("prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts", "limit_logits"):
             patches.enter_context(patch.object(importlib.import_module(f"peagle_kernels.{name}"), "INTERPRETED", False))
         yield
 

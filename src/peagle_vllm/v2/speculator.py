@@ -38,6 +38,7 @@ from peagle_kernels import (
     allocate_buffers,
     gather_hidden,
     geometry,
+    limit_logits,
     lookup_drafts,
     prepare_inputs,
 )
@@ -365,6 +366,17 @@ class ParallelEagleSpeculator(EagleSpeculator):
             else:
                 hidden_states, _ = self.model(**inputs)
         return hidden_states
+
+    def compute_draft_logits(self, hidden_states: torch.Tensor, spec_step_idx: int = 0) -> torch.Tensor:
+        """As inherited, [num_samples, vocabulary]; probabilistic drafts keep to the request's top-k and top-p.
+
+        Until vLLM PR 56724, which filters every drafter's.
+        """
+        logits = super().compute_draft_logits(hidden_states, spec_step_idx)
+        if self.draft_logits is not None:
+            out = self.buffers
+            limit_logits(logits, out.sample_idx_mapping[: len(logits)], out.temperature, out.top_k, out.top_p)
+        return logits
 
     def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Draft tokens, into the first ``samples_per_req`` columns of ``draft_tokens``."""

@@ -1,0 +1,127 @@
+"""limit_logits: the logits of probabilistic drafts, -inf where a token is not in its request's top-k and top-p.
+
+In the sampler's order: temperature, then top-k, then top-p among those. Equal logits are kept or dropped together.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle_kernels.prepare_inputs_kernel import INTERPRETED
+
+BLOCK = 1024  # logits that a row's program reads at once
+WAYS = tl.constexpr(16)  # bounds that it tries at once
+
+
+def limit_logits(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Write -inf into ``logits``, in place.
+
+    Args:
+        logits: [num_samples, width] float.
+        idx_mapping: [num_samples] int, the request of each row, of the tensors below; -1 is inert.
+        temperature: [requests] float32; 0: greedy, whose best token stays.
+        top_k: [requests] int32; ``width`` and more: no limit.
+        top_p: [requests] float32; 1: no limit.
+    """
+    if logits.is_cpu and not INTERPRETED:
+        limit_logits_torch(logits, idx_mapping, temperature, top_k, top_p)
+    else:
+        limit_logits_triton(logits, idx_mapping, temperature, top_k, top_p)
+
+
+def limit_logits_torch(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """The meaning of ``limit_logits`` in plain torch, and what a CPU runs."""
+    width, rows = logits.shape[1], idx_mapping.clamp(min=0).long()
+    heat, k, p = (numbers[rows, None] for numbers in (temperature, top_k, top_p))
+    scaled = logits.float() / torch.where(heat == 0, 1.0, heat)
+    ordered = scaled.sort(dim=-1, descending=True).values
+    in_k = ordered >= ordered.gather(1, k.long().clamp(max=width) - 1)
+    weight = torch.where(in_k, (ordered - ordered[:, :1]).exp(), 0.0)
+    mass = torch.where(p < 1.0, p * weight.sum(-1, keepdim=True), torch.inf)  # at 1 rounding drops none
+    kept = in_k & (weight.cumsum(-1) - weight < mass)
+    least = torch.where(kept, ordered, torch.inf).amin(-1, keepdim=True)
+    logits.masked_fill_((scaled < least) & (idx_mapping >= 0)[:, None], -torch.inf)
+
+
+def limit_logits_triton(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """One launch, a program for each row, which returns at once without limits; meaning of ``limit_logits_torch``."""
+    num_samples, width = logits.shape
+    _limit_logits_kernel[(num_samples,)](
+        logits, logits.stride(0), idx_mapping, temperature, top_k, top_p, WIDTH=width, BLOCK=BLOCK, num_warps=8
+    )
+
+
+@triton.jit
+def _key(x):
+    """An int64 that grows with a float32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _above(logits_ptr, bounds, best, heat, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """For each of ``bounds`` how many logits have a larger key, or how much weight they have."""
+    totals = tl.zeros(bounds.shape, tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        part = tl.where(at < WIDTH, tl.exp((x - best) / heat) if WEIGHTED else 1.0, 0.0)
+        totals += tl.sum(tl.where(_key(x)[:, None] > bounds[None, :], part[:, None], 0.0), axis=0)
+    return totals
+
+
+@triton.jit
+def _least(logits_ptr, low, best, heat, share, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The least key, from ``low`` on, above which is less than ``share``: by ``WAYS`` at once, a row is never sorted.
+
+    With ``WEIGHTED`` it is a share of the weight from ``low`` on, else a count.
+    """
+    high = _key(best)
+    if WEIGHTED:
+        from_low = low - 1 + tl.zeros([WAYS], tl.int64)
+        share *= tl.max(_above(logits_ptr, from_low, best, heat, True, WIDTH, BLOCK), axis=0)
+    while low < high:
+        step = tl.cdiv(high - low, WAYS)
+        above = _above(logits_ptr, low + step * tl.arange(0, WAYS), best, heat, WEIGHTED, WIDTH, BLOCK)
+        too_low = tl.sum((above >= share).to(tl.int64), axis=0)  # the first so many bounds
+        high = tl.minimum(high, low + step * too_low)
+        low = tl.where(too_low > 0, low + step * (too_low - 1) + 1, low)
+    return low
+
+
+@triton.jit
+def _limit_logits_kernel(
+    logits_ptr,  # [num_samples, WIDTH]
+    logits_stride,
+    idx_mapping_ptr,  # [num_samples]
+    temperature_ptr,  # from here on: [requests]
+    top_k_ptr,
+    top_p_ptr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    row = tl.load(idx_mapping_ptr + sample)
+    if row < 0:
+        return
+    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+    if (top_k >= WIDTH) & (top_p >= 1.0):
+        return
+    logits_ptr += sample * logits_stride
+    heat = tl.load(temperature_ptr + row)
+    heat = tl.where(heat == 0.0, 1.0, heat)
+    best = tl.full((), float("-inf"), tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        best = tl.maximum(best, tl.max(x, axis=0))
+    least = _key(tl.full((), float("-inf"), tl.float32))
+    if top_k < WIDTH:
+        least = _least(logits_ptr, least, best, heat, top_k.to(tl.float32), False, WIDTH, BLOCK)
+    if top_p < 1.0:
+        least = _least(logits_ptr, least, best, heat, top_p, True, WIDTH, BLOCK)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        tl.store(logits_ptr + at, float("-inf"), mask=(at < WIDTH) & (_key(x) < least))
