@@ -36,7 +36,7 @@ def limit_logits_torch(logits: Tensor, idx_mapping: Tensor, temperature: Tensor,
     heat, k, p = (numbers[rows, None] for numbers in (temperature, top_k, top_p))
     scaled = logits.float() / torch.where(heat == 0, 1.0, heat)
     ordered = scaled.sort(dim=-1, descending=True).values
-    in_k = ordered >= ordered.gather(1, k.long().clamp(max=width) - 1)
+    in_k = ordered >= ordered.gather(1, k.long().clamp(1, width) - 1)
     weight = torch.where(in_k, (ordered - ordered[:, :1]).exp(), 0.0)
     mass = torch.where(p < 1.0, p * weight.sum(-1, keepdim=True), torch.inf)  # at 1 rounding drops none
     kept = in_k & (weight.cumsum(-1) - weight < mass)

@@ -24,6 +24,8 @@ FACTORS: dict[str, tuple] = {
     "norms": ("plain", "rich"),
     "selector": (False, True),
     "lookup": (0, 0, 2),  # drafts of requests that repeat themselves are looked up
+    "window": (0, 0, 24),
+    "drafts": ("greedy", "greedy", "top-k 1"),  # drawn, at a temperature, where nothing but the best is left
 }
 
 
@@ -43,20 +45,30 @@ class Cell:
     norms: str
     selector: bool
     lookup: int
+    window: int
+    drafts: str
 
     def __str__(self) -> str:
         words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
         words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching + ["selector"] * self.selector
-        words += [f"lookup{self.lookup}"] * bool(self.lookup)
+        words += [f"lookup{self.lookup}"] * bool(self.lookup) + [f"window{self.window}"] * bool(self.window)
+        words += ["top-k"] * self.is_drawn
         return "-".join(words)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether every other request is drawn. Not in bfloat16, where the best logits are often equal."""
+        return self.drafts == "top-k 1" and self.dtype == "float32"
 
     def head_spec(self) -> tiny_heads.HeadSpec:
         aws, rich = self.fmt == "aws", self.norms == "rich"
+        layers = 3 if rich else 2
         return tiny_heads.HeadSpec(
             family=self.family,
             fmt="aws" if aws else "speculators",
             draft_vocab=self.draft_vocab,
-            layers=3 if rich else 2,
+            layers=layers,
+            windows=(self.window,) * layers if self.window else (),
             norm_before_residual=rich,
             norm_before_fc=rich,
             fc_norm=rich and aws,  # vLLM 0.32 reads fc_norm from a flat config only
@@ -74,11 +86,13 @@ class Cell:
             k=self.k,
             max_model_len=MAX_MODEL_LEN,
             token_budget=1024 if self.prefill == "whole" else 48,
-            kv_blocks=64 if self.kv == "ample" else 13,
+            # With a window the head's layers are a group, and the target's several: each takes blocks for a request.
+            kv_blocks=(64 if self.kv == "ample" else 13) * (5 if self.window else 1),
             prefix_caching=self.prefix_caching,
             dtype=self.dtype,
             serve_head=self.fmt == "served",
             lookup=self.lookup,
+            speculative=(("draft_sample_method", "probabilistic"),) * self.is_drawn,
         )
 
 

@@ -3,16 +3,15 @@
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import ARM, HAS_GPU
+from tests.conftest import ARM
 from tests.sampling.statistics import Tally, limited
 from tests.support import random_heads as tiny_heads
-from tests.support.engines import Engine, Finished, Request, Settings, engine, prepare_process
+from tests.support.engines import Engine, Finished, Request, Settings, engine
 from tests.support.models import PEAGLE, TARGET, prompt_token_ids
 from tests.support.reference import ROUND, Target
 
@@ -34,16 +33,6 @@ pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 # most drafts are accepted, and a q that is not the selector's own shows. Last, with drafts that are looked up.
 DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 LOOKED_UP = ("probabilistic, looked up", "probabilistic, sharpened, looked up")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _limits_of_the_target() -> Iterator[None]:
-    """V2 applies them with torch here: Triton's interpreter does not run vLLM's kernel for them."""
-    prepare_process()
-    with pytest.MonkeyPatch.context() as patches:
-        if not HAS_GPU:
-            patches.setattr("vllm.v1.sample.ops.topk_topp_sampler.HAS_TRITON", False)
-        yield
 
 
 @pytest.fixture(scope="module")

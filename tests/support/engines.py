@@ -240,6 +240,10 @@ def prepare_process() -> None:
         from peagle_vllm import plugin
 
         plugin.register()  # idempotent: an installed distribution registers through its entry point too
+    if ARM == "plugin-v2" and not HAS_GPU:
+        from vllm.v1.sample.ops import topk_topp_sampler
+
+        topk_topp_sampler.HAS_TRITON = False  # the interpreter does not run vLLM's kernel for top-k and top-p
 
 
 def engine(settings: Settings) -> Engine:
