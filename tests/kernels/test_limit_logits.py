@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from peagle_kernels import limit_logits_torch, limit_logits_triton
@@ -19,7 +19,7 @@ LIMITS = st.tuples(
 
 @pytest.mark.parametrize("fn", [limit_logits_torch, limit_logits_triton])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=[Phase.generate])  # to shrink takes the interpreter minutes
 @given(
     requests=st.lists(LIMITS, min_size=1, max_size=3),
     width=st.integers(1, 70),
@@ -30,8 +30,8 @@ LIMITS = st.tuples(
 def test_tokens_outside_the_limits_are_dropped(fn, dtype, requests, width, reduced, idle, seed):
     """Two rows a request, in any order. A head with a reduced vocabulary gives -inf for the rest."""
     gen, rows = torch.Generator().manual_seed(seed), list(range(len(requests))) * 2
-    wide = torch.randperm(len(rows) * 2 * width, generator=gen).view(len(rows), -1)  # no two are equal
-    logits = (wide.float() / 8 - width / 4).to(dtype)
+    wide = torch.stack([torch.randperm(2 * width, generator=gen) for _ in rows])  # no two of a row are equal
+    logits = (wide / 32).to(dtype)
     if reduced:
         logits[:, 1:width:2] = -torch.inf
     idx_mapping = torch.tensor(rows)[torch.randperm(len(rows), generator=gen)]
@@ -43,8 +43,6 @@ def test_tokens_outside_the_limits_are_dropped(fn, dtype, requests, width, reduc
             heat, k, p = requests[row]
             line = expected[at : at + 1, :width]
             kept = limited(line.float(), heat or 1.0, k if k < width else 0, p if p < 1 else 2)  # rounding drops none
-            if dtype == torch.bfloat16:  # equal logits are kept together
-                kept = torch.where(line >= kept.masked_fill(kept.isinf(), torch.inf).amin(), line, -torch.inf)
             expected[at, :width] = torch.where(kept.isinf(), -torch.inf, line)
     ours, *args = moved((logits, idx_mapping, temperature, top_k.int(), top_p), KERNEL_DEVICE)
     with patch("peagle_kernels.limit_logits.BLOCK", 32):  # several blocks a row

@@ -10,7 +10,7 @@ BROADCAST = "kernels/peagle_kernels/gather_hidden.py"
 GREEDY = "src/peagle_vllm/sampling/greedy.py"
 SELECT = "kernels/peagle_kernels/select_candidates.py"
 LOOK_UP = "kernels/peagle_kernels/lookup_drafts.py"
-LIMIT = "kernels/peagle_kernels/limit_logits.py"
+LIMIT_LOGITS = "kernels/peagle_kernels/limit_logits.py"
 V1 = "src/peagle_vllm/v1/proposer.py"
 HISTORY = "src/peagle_vllm/v1/history.py"
 V2 = "src/peagle_vllm/v2/speculator.py"
@@ -377,14 +377,14 @@ DRAFTING = (
     ),
     Mutation(
         "limit_logits: top-p at another temperature",
-        LIMIT,
+        LIMIT_LOGITS,
         "tl.exp((x - best) / heat)",
         "tl.exp(x - best)",
         "tests/kernels/test_limit_logits.py",
     ),
     Mutation(
         "limit_logits: top-p of all, not of top-k",
-        LIMIT,
+        LIMIT_LOGITS,
         "from_low = low - 1 ",
         "from_low = low - (1 << 40) ",
         "tests/kernels/test_limit_logits.py",
