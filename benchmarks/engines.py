@@ -114,19 +114,13 @@ def dummy_pair(
         arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len}
         arguments["compilation_config"] = graph_sizes(batches, k)
     else:
-        arguments |= {
-            "dtype": "float32",
-            "max_model_len": 128,
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 64 << 20,
-        }
+        arguments |= {"dtype": "float32", "max_model_len": 128}
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
     if k:
         model = write_config(folder / "head", head.config(arm.parallel))
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
-        if arm.parallel:
-            speculative["parallel_drafting"] = True
-        if arm.adaptive:
-            speculative["enable_adaptive_verification"] = True
+        speculative |= {"parallel_drafting": True} if arm.parallel else {}
+        speculative |= {"enable_adaptive_verification": True} if arm.adaptive else {}
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative
@@ -134,17 +128,9 @@ def dummy_pair(
 
 
 def dummy_llm(
-    arm: EngineArm,
-    target: dict[str, Any],
-    head: HeadShape,
-    batches: list[int],
-    max_model_len: int,
-    more: dict[str, Any],
+    arm: EngineArm, target: dict[str, Any], head: HeadShape, batches: list[int], max_model_len: int
 ) -> tuple[Any, Any]:
     """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
-
-    Args:
-        more: arguments of ``LLM`` on top.
 
     Raises:
         RuntimeError: vLLM built another drafter than the arm's.
@@ -153,7 +139,7 @@ def dummy_llm(
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(**merged(dummy_pair(arm, target, head, batches, max_model_len, Path(folder)), more))
+        llm = LLM(**dummy_pair(arm, target, head, batches, max_model_len, Path(folder)))
     _, drafter = inside(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")
@@ -164,12 +150,6 @@ def inside(llm: Any) -> tuple[Any, Any]:
     """A live in-process ``LLM``'s model runner and drafter: V1's proposer, V2's speculator, or None."""
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     return runner, getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
-
-
-def merged(arguments: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """``arguments`` with ``more`` on top, dictionaries inside alike."""
-    both = {key: merged(arguments[key], more[key]) for key in arguments.keys() & more if isinstance(more[key], dict)}
-    return arguments | more | both
 
 
 def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
