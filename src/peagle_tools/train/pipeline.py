@@ -1,21 +1,20 @@
 """From prompts to a served head, step by step; finished ones are skipped."""
 
-import fcntl
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.train import serve
 from peagle_tools.train.config import LOOP, STAMP, Config
 
@@ -64,7 +63,7 @@ def pipeline(
         TryAgain: a step was stopped or killed.
     """
     config.run.mkdir(parents=True, exist_ok=True)
-    with _alone(config.run):
+    with locked(config.run, ToolError(f"{config.run}: another pipeline is at work there; wait for its end")):
         if begin:
             for step in reversed(list(WRITES)[list(WRITES).index(begin) :]):
                 _forget(config.run, step)
@@ -136,14 +135,3 @@ def _forget(folder: Path, step: str) -> None:
 def _write(stamp: Path, content: dict[str, Any]) -> None:
     stamp.parent.mkdir(exist_ok=True)
     write_whole(stamp, json.dumps(content, indent=2) + "\n")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One pipeline at a time works in a folder."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ToolError(f"{folder}: another pipeline is at work there; wait for its end") from None
-        yield
