@@ -159,11 +159,8 @@ def main() -> None:
     sources = {name: source for name, (_, source) in PUBLISHED.items()}
     devices = {name: device._asdict() for name, device in DEVICES.items()}
     report = {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": devices, **provenance(), "cells": cells}
-    print(
-        arms.table(
-            ("head", "step", "K", "B", "GB", *(f"{name}, us" for name in DEVICES)), rows(cells), "*: by arithmetic"
-        )
-    )
+    columns = ("head", "step", "K", "B", "GB", *(f"{name}, us" for name in DEVICES))
+    print(arms.table(columns, rows(cells), "*: by arithmetic"))
     print(*(f"- {name}: {text}." for name, text in (ASSUMPTIONS | sources).items()), sep="\n")
     print("Computed, not measured")
     arms.write_result(out, __doc__, report)

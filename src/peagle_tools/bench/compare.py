@@ -1,10 +1,4 @@
-"""``bench compare A B``: what is worse in B than in A, beyond noise. The regression gate.
-
-tokens/s, TTFT, TPOT    the ranges over repeats are disjoint, and the median lost more than the tolerance
-AL                      the same, with a tolerance of its own; a rise counts too where the serving command is the
-                        same, for then another head cannot be its cause
-same text               in float32 at temperature 0 it may not fall at all
-"""
+"""``bench compare A B``: what is worse in B than in A, beyond noise. The regression gate; docs/bench.md has its rules."""
 
 import json
 import math
@@ -85,11 +79,7 @@ class Comparison:
 
 
 def compare(
-    before: list[CellResult],
-    after: list[CellResult],
-    *,
-    tolerance: float = 0.05,
-    other_hardware: bool = False,
+    before: list[CellResult], after: list[CellResult], *, tolerance: float = 0.05, other_hardware: bool = False
 ) -> Comparison:
     """Compare condition by condition. One repeat shows no spread, so for it the tolerances decide alone.
 

@@ -1,11 +1,11 @@
 """Write report.md, report.csv and plots/*.svg of a results folder."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import pandas
 
 from peagle_tools.bench import BenchError, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
@@ -113,11 +113,8 @@ def as_csv(results: Iterable[CellResult]) -> str:
     """One row for each whole cell; metrics by vLLM's names, times in milliseconds."""
     names = [f"p{p}_{name}_ms" for name in ("ttft", "tpot") for p in (50, 90, 99)]
     names = ["output_throughput", "acceptance_length", *names]
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(("arm", "k", "dataset", "concurrency", "repeat", *names))
-    rows.writerows((*asdict(r.cell).values(), *(number(metric(r, n), ".6g") for n in names)) for r in results if r.ok)
-    return out.getvalue()
+    rows = [asdict(r.cell) | {name: metric(r, name) for name in names} for r in results if r.ok]
+    return pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:

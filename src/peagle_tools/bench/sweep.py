@@ -153,7 +153,7 @@ class Sweep:
             cell=cell,
             kind=self.suite.arms[cell.arm].kind,
             status="ok" if measured else "failed",
-            reason=client.without_paths(reason),
+            reason=reason.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~"),  # no path of this machine
             configuration=client.configuration(self.suite, self.folder, cell),
             versions=self.versions,
             hardware=self.hardware,

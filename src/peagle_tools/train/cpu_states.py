@@ -1,5 +1,7 @@
 """vLLM's connector for hidden states, on a CPU: its own copies through CUDA streams and pinned memory."""
 
+from types import SimpleNamespace
+
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnector,
@@ -7,15 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
 )
 
-
-class _Past:
-    """In place of a CUDA event: what it waits for has happened."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
+# In place of a CUDA event: what it waits for has happened.
+PAST = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
 
 
 class CpuHiddenStates(ExampleHiddenStatesConnector):
@@ -28,7 +23,7 @@ class CpuHiddenStates(ExampleHiddenStatesConnector):
         first = torch.tensor(pending.block_ids)[:, None] * self._block_size
         slots = (first + torch.arange(self._block_size)).flatten()
         states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
-        self._req_copy_events[pending.req_id] = _Past()
+        self._req_copy_events[pending.req_id] = PAST
         lock = self._lock_fds.pop(pending.req_id, None)
         tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}
-        self._write_tensors(tensors, _Past(), pending.filename, lock)
+        self._write_tensors(tensors, PAST, pending.filename, lock)

@@ -116,10 +116,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def _content(file: Path) -> str | None:
     """A digest of a file; None for a data set of the hub."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _forget(folder: Path, step: str) -> None:

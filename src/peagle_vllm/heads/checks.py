@@ -90,14 +90,9 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if head.tensors:
         layers = list(check_layers(head))
         lines += layers
+        of_peagle = [check_mask_hidden] if parallel else []
         try:
-            for part in (
-                check_fc,
-                *([check_mask_hidden] if parallel else []),
-                check_norms,
-                check_vocabulary,
-                selector_faults,
-            ):
+            for part in (check_fc, *of_peagle, check_norms, check_vocabulary, selector_faults):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))
@@ -121,21 +116,15 @@ def check_pair(
         num_speculative_tokens: K; None where it is left to the head.
     """
     problems: list[Problem] = []
-    if head.kind == "peagle":
-        problems += _beyond_training(head, num_speculative_tokens)
+    depth, num_k = head.trained_depth, num_speculative_tokens
+    if head.kind == "peagle" and depth and num_k and num_k > depth:
+        what = f"num_speculative_tokens is {num_k}, and {head.name} was trained {depth} deep"
+        mend = f"drafts beyond that are rarely accepted; set it to {depth} or less"
+        problems.append(Problem(f"{what}: {mend}", "warning"))
     if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
         problems += [Problem(line) for line in _sizes(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
     return problems + check_head(head, parallel)
-
-
-def _beyond_training(head: Head, num_k: int | None) -> Iterator[Problem]:
-    if head.trained_depth and num_k and num_k > head.trained_depth:
-        yield Problem(
-            f"num_speculative_tokens is {num_k}, and {head.name} was trained {head.trained_depth} deep: drafts beyond "
-            f"that are rarely accepted; set it to {head.trained_depth} or less",
-            "warning",
-        )
 
 
 def _sizes(head: Head, target: Target) -> Iterator[str]:
