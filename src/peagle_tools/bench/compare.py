@@ -1,4 +1,4 @@
-"""``bench compare A B``: what is worse in B than in A, beyond noise. The regression gate; docs/bench.md has its rules."""
+"""``bench compare A B``, the regression gate: what is worse in B, beyond noise. docs/bench.md has the rules."""
 
 import json
 import math
