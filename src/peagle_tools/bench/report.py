@@ -7,18 +7,9 @@ from typing import Any
 
 import pandas
 
-from peagle_tools.bench import BenchError, plots
+from peagle_tools.bench import BenchError, metrics, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
-from peagle_tools.bench.metrics import (
-    Point,
-    arm_pairs,
-    best_points,
-    metric,
-    number,
-    points,
-    same_texts,
-    without_speculation,
-)
+from peagle_tools.bench.metrics import Point, best_points, number, same_texts, without_speculation
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
 from peagle_tools.shared.acceptance import merged
@@ -102,7 +93,7 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     rates = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in dict.fromkeys(p.arm for p in points)]
     ratios = [
         [f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)]
-        for a, b in arm_pairs(points)
+        for a, b in metrics.arm_pairs(points)
     ]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
     first = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
@@ -113,7 +104,7 @@ def as_csv(results: Iterable[CellResult]) -> str:
     """One row for each whole cell; metrics by vLLM's names, times in milliseconds."""
     names = [f"p{p}_{name}_ms" for name in ("ttft", "tpot") for p in (50, 90, 99)]
     names = ["output_throughput", "acceptance_length", *names]
-    rows = [asdict(r.cell) | {name: metric(r, name) for name in names} for r in results if r.ok]
+    rows = [asdict(r.cell) | {name: metrics.metric(r, name) for name in names} for r in results if r.ok]
     return pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 
@@ -168,7 +159,7 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    found = points(results)
+    found = metrics.points(results)
     groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
     if not groups:
         raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")

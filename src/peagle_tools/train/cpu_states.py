@@ -3,26 +3,22 @@
 from types import SimpleNamespace
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
-    ExampleHiddenStatesConnector,
-    PendingSave,
-    extract_from_kv_cache,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as theirs
 
 # In place of a CUDA event: what it waits for has happened.
 PAST = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
 
 
-class CpuHiddenStates(ExampleHiddenStatesConnector):
+class CpuHiddenStates(theirs.ExampleHiddenStatesConnector):
     """Writes a request's hidden states in the step that finds it finished."""
 
-    def _submit_async_write(self, pending: PendingSave) -> None:
+    def _submit_async_write(self, pending: theirs.PendingSave) -> None:
         if not self._is_tp_rank_zero:
             return
         assert self._kv_cache is not None
         first = torch.tensor(pending.block_ids)[:, None] * self._block_size
         slots = (first + torch.arange(self._block_size)).flatten()
-        states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
+        states = theirs.extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
         self._req_copy_events[pending.req_id] = PAST
         lock = self._lock_fds.pop(pending.req_id, None)
         tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}

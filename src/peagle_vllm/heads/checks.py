@@ -7,16 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from peagle_vllm.heads import check_weights as weights
 from peagle_vllm.heads.check_config import check_architecture, check_fields, check_mask_token
-from peagle_vllm.heads.check_weights import (
-    check_fc,
-    check_finite,
-    check_layers,
-    check_mask_hidden,
-    check_norms,
-    check_shapes,
-    check_vocabulary,
-)
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
@@ -57,7 +49,7 @@ def check(
     if not head.tensors and not _is_pickled(head):
         problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS}"))
     if numbers:
-        problems += [Problem(line) for line in check_finite(head)]
+        problems += [Problem(line) for line in weights.check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
         problems.append(
             Problem(
@@ -88,16 +80,16 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if _is_pickled(head):  # vLLM would unpickle them
         lines.append(f"no *.safetensors: {head.name}; {SAVE_AS}")
     if head.tensors:
-        layers = list(check_layers(head))
+        layers = list(weights.check_layers(head))
         lines += layers
-        of_peagle = [check_mask_hidden] if parallel else []
+        of_peagle = [weights.check_mask_hidden] if parallel else []
         try:
-            for part in (check_fc, *of_peagle, check_norms, check_vocabulary, selector_faults):
+            for part in (weights.check_fc, *of_peagle, weights.check_norms, weights.check_vocabulary, selector_faults):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))
         if head.family and not head.is_quantized and not fields and not layers:  # else shapes cannot be known
-            lines += check_shapes(head)
+            lines += weights.check_shapes(head)
     return [Problem(line) for line in lines]
 
 

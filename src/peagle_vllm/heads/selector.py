@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle_vllm.heads.files import (
-    FLOATS,
-    SELECTOR,
-    SELECTOR_FOLDER,
-    HeadError,
-    TensorInfo,
-    read_headers,
-    read_pieces,
-    shown,
-)
+from peagle_vllm.heads import files
+from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, shown
 from peagle_vllm.heads.head import Head, read_map
 
 PREDECESSORS = "candidate_selector.predecessor_codebook"  # [target vocabulary, rank]
@@ -71,7 +63,7 @@ def read_selector_headers(folder: Path) -> dict[str, TensorInfo]:
     Raises:
         HeadError: a file is damaged.
     """
-    return read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
+    return files.read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
 
 
 def selector_shapes(
@@ -100,7 +92,7 @@ def head_hash(head: Head) -> str:
             continue
         digest.update(f"{name} {info.dtype} {[size for size in info.shape if size != 1]}\n".encode())
         if info.num_bytes <= HASHED_BYTES:
-            for piece in read_pieces(head.folder, info):
+            for piece in files.read_pieces(head.folder, info):
                 digest.update(piece)
     return digest.hexdigest()[:16]
 
