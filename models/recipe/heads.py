@@ -100,9 +100,8 @@ def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) ->
         held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
         found["accuracy"] = held_out["accuracy"]
     shape = {"kind": arm["kind"], "layers": arm["layers"], "trained_depth": arm["depths"], "muon_lr": arm["muon_lr"]}
-    return (
-        shape | {"draft_vocab": arm["draft_vocab"], "seen": f"{steps:,} steps of {config.step.tokens:,} tokens"} | found
-    )
+    shape |= {"draft_vocab": arm["draft_vocab"], "seen": f"{steps:,} steps of {config.step.tokens:,} tokens"}
+    return shape | found
 
 
 @contextmanager

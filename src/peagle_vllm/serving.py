@@ -50,9 +50,8 @@ def read_lookup(spec: "SpeculativeConfig") -> int:
 
     value = os.environ.get(LOOKUP, "0")
     if value not in map(str, range(MAX_MATCH + 1)):
-        raise RefusedError(
-            f"P-EAGLE refused: {LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}; 0 turns the look-up off"
-        )
+        what = f"{LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}"
+        raise RefusedError(f"P-EAGLE refused: {what}; 0 turns the look-up off")
     spec.draft_model_config.hf_config.prompt_lookup_min = int(value)
     return int(value)
 
@@ -116,10 +115,9 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     name = spec.draft_model_config.model
     mask_hidden = getattr(model, "mask_hidden", None)
     if mask_hidden is None:
-        raise RefusedError(
-            f"P-EAGLE refused: vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel; "
-            'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
-        )
+        what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
+        mend = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
+        raise RefusedError(f"P-EAGLE refused: {what}; {mend}")
     if vllm_config.load_config.load_format == "dummy":
         return
     with torch.inference_mode():
@@ -137,9 +135,8 @@ def refuse_broken(weights: "Iterable[tuple[str, torch.Tensor]]") -> "Iterator[tu
     """
     for name, weight in weights:
         if not _is_finite(weight):
-            raise RefusedError(
-                f"P-EAGLE refused: {name} holds NaN or Inf: the head's weights; take them from their source again"
-            )
+            mend = "take them from their source again"
+            raise RefusedError(f"P-EAGLE refused: {name} holds NaN or Inf: the head's weights; {mend}")
         yield name, weight
 
 

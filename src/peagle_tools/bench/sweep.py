@@ -71,14 +71,12 @@ class Sweep:
         }
         before, another = read_sweep(self.results), "name another folder with --results"
         if before and before["fingerprint"] != now["fingerprint"]:
-            raise BenchError(
-                f"{self.results.name} holds results of another suite, or of an older state of this one; {another}"
-            )
+            which = "another suite, or of an older state of this one"
+            raise BenchError(f"{self.results.name} holds results of {which}; {another}")
         for what in ("versions", "hardware") if before else ():
             old, new = before[what], now[what]
-            if changed := [
-                f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)
-            ]:
+            changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
+            if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
                 raise BenchError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
         shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
         for folder in (self._partial, self.results / "cells", self.results / "logs"):

@@ -145,9 +145,8 @@ def _say(found: "Diagnosis", left: int, seconds: float) -> None:
     line = f"acceptance length {found.curve.length:.2f}; {left} changes left"
     if found.trials:
         trial = found.trials[-1]
-        line = (
-            f"{trial.intervention.change}: {trial.before.length:.2f} -> {trial.after.length:.2f}; {left} changes left"
-        )
+        lengths = f"{trial.before.length:.2f} -> {trial.after.length:.2f}"
+        line = f"{trial.intervention.change}: {lengths}; {left} changes left"
         line += f", about {seconds / len(found.trials) * left:.0f} s"
     print(line, file=sys.stderr)
 

@@ -235,11 +235,8 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
     if selector := data["selector"]:
         gated = "gated by the hidden state" if selector["gated"] else "without a gate"
-        yield (
-            "selector",
-            f"rank {selector['rank']}, {selector['candidates']} candidates a position, {gated}, "
-            f"{decimal(selector['bytes'])}",
-        )
+        size = f"rank {selector['rank']}, {selector['candidates']} candidates a position"
+        yield "selector", f"{size}, {gated}, {decimal(selector['bytes'])}"
     if data["mapped"]:
         yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
     if target:

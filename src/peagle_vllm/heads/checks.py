@@ -51,13 +51,9 @@ def check(
     if numbers:
         problems += [Problem(line) for line in weights.check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
-        problems.append(
-            Problem(
-                f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}; "
-                "right only if the head was trained with this mask token: check its training config",
-                "warning",
-            )
-        )
+        what = f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}"
+        right = "right only if the head was trained with this mask token: check its training config"
+        problems.append(Problem(f"{what}; {right}", "warning"))
     return problems
 
 
@@ -66,12 +62,9 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if head.kind == "target":
         return [Problem(f"{head.name} {NO_HEAD}")]
     if head.kind == "eagle3" and parallel:
-        return [
-            Problem(
-                f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps): it has neither mask_hidden nor a mask "
-                'token id; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
-            )
-        ]
+        what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps)"
+        mend = 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
+        return [Problem(f"{what}: it has neither mask_hidden nor a mask token id; {mend}")]
     if head.kind == "eagle3" and head.family is None:
         what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
@@ -122,20 +115,15 @@ def check_pair(
 def _sizes(head: Head, target: Target) -> Iterator[str]:
     if head.target_hidden_size != target.hidden_size:
         key = "target_hidden_size" if head.served.get("target_hidden_size") else "hidden_size"
-        yield (
-            f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide: "
-            f"{head.config_file}; {THIS_TARGET}"
-        )
+        what = f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide"
+        yield f"{what}: {head.config_file}; {THIS_TARGET}"
     if head.vocab_size != target.vocab_size:
-        yield (
-            f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}: {head.config_file}; {THIS_TARGET}"
-        )
+        what = f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}"
+        yield f"{what}: {head.config_file}; {THIS_TARGET}"
     for module in ("embed_tokens", "lm_head") if head.tensors and head.hidden_size != target.hidden_size else ():
         if not head.has(module):
-            yield (
-                f"{module} is missing, and that of {target.name} is {target.hidden_size} wide where the head's "
-                f"hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
-            )
+            what = f"{module} is missing, and that of {target.name} is {target.hidden_size} wide"
+            yield f"{what} where the head's hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
 
 
 def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
@@ -149,10 +137,9 @@ def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
         fault = f"has {len(default)} where fc takes {needed}"
     else:
         return
-    yield Problem(
-        f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}, "
-        f'{list(default)}, {fault}: {head.config_file}; add "{AUX_KEY}" with the {needed} that the head was trained on'
-    )
+    what = f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}"
+    mend = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
+    yield Problem(f"{what}, {list(default)}, {fault}: {head.config_file}; {mend}")
 
 
 def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
@@ -161,31 +148,20 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     default = list(default_aux_layers(target.num_layers))
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
-        yield Problem(
-            f"{key} names layer {repeated} twice ({shown(ids)}), vLLM captures it once: {file}; name {needed} "
-            "different layers, those that the head was trained on"
-        )
+        what = f"{key} names layer {repeated} twice ({shown(ids)}), vLLM captures it once"
+        yield Problem(f"{what}: {file}; name {needed} different layers, those that the head was trained on")
     outside = [i for i in ids if not 0 <= i <= target.num_layers]
     if outside:
-        yield Problem(
-            f"{key} names layer {shown(outside[0])}, {target.name} has {target.num_layers} layers (0 to "
-            f"{target.num_layers} can be read): {file}; {THIS_TARGET}"
-        )
+        layers = f"{target.num_layers} layers (0 to {target.num_layers} can be read)"
+        yield Problem(f"{key} names layer {shown(outside[0])}, {target.name} has {layers}: {file}; {THIS_TARGET}")
     if len(ids) != needed:
-        yield Problem(
-            f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; name the layers that the "
-            "head was trained on"
-        )
+        what = f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states"
+        yield Problem(f"{what}: {file}; name the layers that the head was trained on")
     if ids == [i - 1 for i in default]:
-        yield Problem(
-            f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}; SpecForge and SGLang count the "
-            "layer whose output is read, vLLM the one whose input: add one to each if the head was trained so "
-            "(peagle-vllm diagnose tries it)",
-            "warning",
-        )
+        what = f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}"
+        counted = "SpecForge and SGLang count the layer whose output is read, vLLM the one whose input"
+        mend = "add one to each if the head was trained so (peagle-vllm diagnose tries it)"
+        yield Problem(f"{what}; {counted}: {mend}", "warning")
     if ids != sorted(ids):
-        yield Problem(
-            f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order: {file}; drafts are poor if the "
-            "head was trained on the order named",
-            "warning",
-        )
+        what = f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order"
+        yield Problem(f"{what}: {file}; drafts are poor if the head was trained on the order named", "warning")

@@ -51,9 +51,8 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
         raise HeadError(f"{SELECTOR} is {shown(found)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
     for field in ("selector_rank", "selector_top_k"):
         if type(found.get(field)) is not int or not 1 <= found[field] <= 1024:
-            raise HeadError(
-                f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024: {file}; {SHARPEN_AGAIN}"
-            )
+            what = f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024"
+            raise HeadError(f"{what}: {file}; {SHARPEN_AGAIN}")
     return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
 
 
@@ -121,12 +120,9 @@ def selector_faults(head: Head) -> Iterator[str]:
         found = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
         yield f"{found}, needs one number a position: {place}; {SHARPEN_AGAIN}"
     if selector_config.selector_top_k > head.draft_vocab_size:
-        yield (
-            f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}, the draft vocabulary has "
-            f"{head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
-        )
-    if selector_config.head_hash != head_hash(head):
-        yield (
-            f"the candidate selector was fitted to another head (hash {selector_config.head_hash}, this one's is "
-            f"{head_hash(head)}): {place}; sharpen this head, or remove {SELECTOR} from its config.json"
-        )
+        what = f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}"
+        yield f"{what}, the draft vocabulary has {head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
+    if selector_config.head_hash != (own := head_hash(head)):
+        which = f"another head (hash {selector_config.head_hash}, this one's is {own})"
+        mend = f"sharpen this head, or remove {SELECTOR} from its config.json"
+        yield f"the candidate selector was fitted to {which}: {place}; {mend}"
