@@ -1,6 +1,8 @@
 """The engines that are measured: the tiny trained pairs of models/, and dummy weights of real shapes."""
 
 import gc
+import hashlib
+import json
 import os
 import tempfile
 import time
@@ -10,6 +12,7 @@ from typing import Any
 
 from benchmarks.arms import HAS_GPU, ROOT
 from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
+from peagle_tools.shared.acceptance import read_engine
 
 HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that draft steps and engines are measured with
 
@@ -161,3 +164,26 @@ def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
     began = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - began
+
+
+def measure_pair(
+    target: str, head: str | None, k: int, models: str, batch: int, prompts: list[str], max_tokens: int
+) -> dict[str, Any]:
+    """Greedy answers to ``prompts``, ``batch`` in flight, in this process; target and head are below ``models``.
+
+    Returns:
+        Acceptance, and number and hash of the tokens.
+    """
+    prepare_process()
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**tiny_pair(target, head, k, models), max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
+    tokens, counts = [list(output.outputs[0].token_ids) for output in outputs], read_engine(llm)
+    return {
+        "output_tokens": sum(map(len, tokens)),
+        "output_sha256": hashlib.sha256(json.dumps(tokens).encode()).hexdigest(),
+        "acceptance_length": counts.length,
+        "acceptance": list(counts.shares),
+    }

@@ -26,8 +26,7 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.arms import ROOT
-from benchmarks.engines import inside, prepare_process
-from benchmarks.heldout import measure
+from benchmarks.engines import inside, measure_pair, prepare_process
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
@@ -155,7 +154,7 @@ def greedy_drafts(head: Path) -> dict[str, Any]:
     """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
     prompts = [turns[0] for turns in read_set("humaneval")[:4]]
     how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
-    return arms.run(measure, {}, target=str(TARGET), head=str(head), models="/", **how)
+    return arms.run(measure_pair, {}, target=str(TARGET), head=str(head), models="/", **how)
 
 
 # ------------------------------------------------------------------------------------- in an arm's own process

@@ -21,7 +21,7 @@ from tokens import load_tokenizer
 from tqdm import tqdm
 
 from benchmarks import arms
-from benchmarks.heldout import measure
+from benchmarks.engines import measure_pair
 
 BATCH = 16
 HELD_OUT, MAX_PROMPT_TOKENS = 96, 100
@@ -49,7 +49,7 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
     """One arm of RESULTS.json, measured in a fresh process."""
     rows = (models / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
     common = {"batch": BATCH, "prompts": [json.loads(row)["prompt"] for row in rows], "max_tokens": MAX_TOKENS}
-    found = arms.run(measure, {}, target=target, head=head, k=k, models=str(models.resolve()), **common)
+    found = arms.run(measure_pair, {}, target=target, head=head, k=k, models=str(models.resolve()), **common)
     row = {
         "target": target,
         "head": head,
