@@ -84,12 +84,9 @@ class RealArm:
     @property
     def env(self) -> dict[str, str]:
         """Its environment variables. This target is large enough for a thread on every core."""
-        return (
-            {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-            | arms.V1
-            | (arms.STOCK if self.stock else {})
-            | ({LOOKUP: str(self.lookup)} if self.lookup else {})
-        )
+        env = {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | arms.V1
+        env |= arms.STOCK if self.stock else {}
+        return env | ({LOOKUP: str(self.lookup)} if self.lookup else {})
 
     def digest(self) -> str | None:
         """SHA-256 of the weights of head and selector, shortened; None without a head."""

@@ -12,7 +12,8 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from peagle_kernels import CandidateSelector
 from peagle_vllm.heads.files import SELECTOR
-from peagle_vllm.sampling.selector import named_tensors, turn_off
+from peagle_vllm.heads.selector import named_tensors
+from peagle_vllm.sampling.selector import turn_off
 from peagle_vllm.serving import RefusedError
 
 logger = init_logger("vllm.peagle")

@@ -117,10 +117,8 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
         share = same_texts(p, base.get((p.dataset, p.concurrency)))
         if p.exact and share < 1:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
-        length, first = (
-            q.spread("acceptance_length")
-            for q in (p, min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency))
-        )
+        fewest = min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency)
+        length, first = (q.spread("acceptance_length") for q in (p, fewest))
         if length.over(first).lost(0.1) or first.over(length).lost(0.1):
             yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
 

@@ -71,9 +71,9 @@ def tune(
     folder = results or DEFAULT / f"tune-{name}"
     lines = _prompt_lines(prompts) if prompts else []
     with one_line_errors():
-        source = read_head(find(head))
-        exit_if_unfit(check(source, read_target(target)))
-    deepest = source.trained_depth or 7
+        read = read_head(find(head))
+        exit_if_unfit(check(read, read_target(target)))
+    deepest = read.trained_depth or 7
     depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
     config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
     adaptive = {"speculative_config": config | {"enable_adaptive_verification": True}, "k": [max(depths)]}
@@ -109,8 +109,7 @@ def tune(
         print()
         for line in warnings(DATASET, measured):
             print(f"Warning: {line}")
-        for line in advice(DATASET, measured, suite.model_dump(mode="json"), head):
-            print(line)
+        print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
     except (BenchError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -253,7 +253,10 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         release, _, library = report.install.version.partition("+cpu.over.")  # written by tools/next.py
         over = f", its Python over the compiled library of the CPU build {library}: for tests" if library else ""
         fact("vLLM", f"{release} ({report.install.distribution}){over}")
-        fact("looks like", _likeness(report), "" if report.ok else "bold red")
+        changed = sum(len(result.moved) for result in report.results)
+        but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
+        other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
+        fact("looks like", f"{report.compared_with}{but}{other}", "" if report.ok else "bold red")
     if environment is not None and runner is not None:
         fact("torch", environment.torch or "not installed")
         fact("Triton", environment.triton or "not installed")
@@ -269,13 +272,6 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     console.print(facts)
     if report is not None:
         _show_patches(console, report)
-
-
-def _likeness(report: Report) -> str:
-    changed = sum(len(result.moved) for result in report.results)
-    but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
-    other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
-    return f"{report.compared_with}{but}{other}"
 
 
 def _show_patches(console: Console, report: Report) -> None:

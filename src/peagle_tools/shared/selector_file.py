@@ -19,12 +19,5 @@ def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> Non
     )
     write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector_config)})
     (folder / SELECTOR_FOLDER).mkdir()
-    tensors = {
-        files.PREDECESSORS: selector.predecessor_codebook,
-        files.SUCCESSORS: selector.successor_codebook,
-        files.PROJECTION: selector.hidden_projection,
-        files.EDGE_SCALE: selector.edge_scale,
-        files.UNARY_SCALE: selector.unary_scale,
-    }
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+    tensors = {name: tensor.contiguous() for name, tensor in files.named_tensors(selector).items()}
+    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(tensors))  # raises OSError where a disk is full

@@ -9,14 +9,9 @@ from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, i
 from peagle_vllm.heads.files import shown
 from peagle_vllm.heads.head import Head
 
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30  # NaN is not
-
-
 Kind = tuple[Callable[[Any], bool], str]  # (fits, what it needs to be)
 SIZE: Kind = (is_size, "a whole number above 0")
-POSITIVE: Kind = (_is_positive, "a number above 0")
+POSITIVE: Kind = (lambda v: type(v) in (int, float) and 0 < v < 1e30, "a number above 0")  # NaN is none
 FLAG: Kind = (lambda v: isinstance(v, bool), "true or false")  # vLLM takes "false" for true
 KINDS = {
     **dict.fromkeys(("head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE),

@@ -8,11 +8,16 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peagle_vllm.heads import files
 from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, shown
 from peagle_vllm.heads.head import Head, read_map
+
+if TYPE_CHECKING:
+    import torch
+
+    from peagle_kernels import CandidateSelector
 
 PREDECESSORS = "candidate_selector.predecessor_codebook"  # [target vocabulary, rank]
 SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]
@@ -74,6 +79,12 @@ def selector_shapes(
         SUCCESSORS: (draft_vocab_size, selector_config.selector_rank),
         PROJECTION: (selector_config.selector_rank, hidden_size),
     }
+
+
+def named_tensors(selector: "CandidateSelector") -> "dict[str, torch.Tensor]":
+    """A served selector's tensors by their names in a file."""
+    names = PREDECESSORS, SUCCESSORS, PROJECTION, EDGE_SCALE, UNARY_SCALE
+    return {name: tensor for name, tensor in zip(names, selector[:5], strict=True) if tensor is not None}
 
 
 def head_hash(head: Head) -> str:

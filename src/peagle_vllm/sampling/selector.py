@@ -80,12 +80,6 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     return selector
 
 
-def named_tensors(selector: CandidateSelector) -> dict[str, torch.Tensor]:
-    """A served selector's tensors by their names in a file."""
-    names = files.PREDECESSORS, files.SUCCESSORS, files.PROJECTION, files.EDGE_SCALE, files.UNARY_SCALE
-    return {name: tensor for name, tensor in zip(names, selector[:5], strict=True) if tensor is not None}
-
-
 def turn_off(selector: CandidateSelector) -> None:
     """Let the head's logits alone choose. In place: a CUDA graph goes on reading these scales."""
     selector.edge_scale.zero_()
