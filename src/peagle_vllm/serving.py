@@ -64,9 +64,8 @@ def kv_bytes_per_token(model: "ModelConfig", parallel: "ParallelConfig", cache_d
     """
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-    size = (
-        (1 if model.use_mla else 2) * model.get_head_size() * kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
-    )
+    itemsize = kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
+    size = (1 if model.use_mla else 2) * model.get_head_size() * itemsize
     return model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * size
 
 

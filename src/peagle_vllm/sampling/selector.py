@@ -61,9 +61,8 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
     positions = next((len(scale) for scale in scales if scale is not None), 1)
-    edge_scale, unary_scale = (
-        (torch.ones(positions) if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
-    )
+    given = (torch.ones(positions) if scale is None else scale for scale in scales)
+    edge_scale, unary_scale = (scale.to(device, torch.float32).contiguous() for scale in given)
     selector = CandidateSelector(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
