@@ -42,7 +42,12 @@ MAX_TOKENS, MOST = 128, 16  # of an answer; requests in flight where acceptance 
 TIMED_PROMPTS, TIMED_TOKENS, IN_FLIGHT, REPEATS = 8, 64, (1, 4, 8), 3
 RESAMPLES = 2000
 THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-ENGINE = {"dtype": "bfloat16", "max_num_seqs": MOST, "kv_cache_memory_bytes": 384 << 20, "enable_prefix_caching": False}
+ENGINE = {
+    "dtype": "bfloat16",
+    "max_num_seqs": MOST,
+    "kv_cache_memory_bytes": 384 << 20,
+    "enable_prefix_caching": False,
+}
 
 
 @dataclass(frozen=True)

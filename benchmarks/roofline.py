@@ -105,16 +105,14 @@ def draft_step_roofline(
         parts[name] = Cost(weight_bytes * forwards * weights[name], 2 * computed * weights[name], speed)
     parts["hidden states"] = Cost(BF16 * (head.num_aux * captured + rows) * model.hidden)
     attended = head.layers(parallel) * context * model.head_dim  # keys or values of one head, of a request or a row
-    parts["attention"] = Cost(
-        BF16 * forwards * batch * attended * 2 * model.kv_heads, rows * attended * 4 * model.heads
-    )
+    read = BF16 * forwards * batch * attended * 2 * model.kv_heads
+    parts["attention"] = Cost(read, rows * attended * 4 * model.heads)
     parts["logits"] = Cost(2 * BF16 * drafts * (draft_vocab or head.draft_vocab))
     if rank:
         projection = rank * model.hidden
         moved = BF16 * (projection + drafts * rank * (1 + CANDIDATES)) + drafts * 2 * BF16 * rank
-        parts["selector"] = Cost(
-            moved + drafts * CANDIDATE * CANDIDATES, drafts * (2 * projection + rank * (1 + 2 * CANDIDATES))
-        )
+        moved += drafts * CANDIDATE * CANDIDATES
+        parts["selector"] = Cost(moved, drafts * (2 * projection + rank * (1 + 2 * CANDIDATES)))
     return Roofline(parts)
 
 

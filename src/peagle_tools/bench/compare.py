@@ -99,11 +99,8 @@ def compare(
         raise BenchError("no cell is in both results")
     failures = {result.cell.condition: result.reason for result in after if not result.ok}
     lost = [(c, f"failed: {failures[c]}" if c in failures else "is missing") for c in old if c not in new]
-    lost += [
-        (c, f"{old[c].failed} repeats failed before, {new[c].failed} now")
-        for c in common
-        if new[c].failed > old[c].failed
-    ]
+    more = [c for c in common if new[c].failed > old[c].failed]
+    lost += [(c, f"{old[c].failed} repeats failed before, {new[c].failed} now") for c in more]
     bases = [without_speculation(found.values()) for found in (old, new)]
     changes = []
     for c in common:

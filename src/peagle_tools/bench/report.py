@@ -67,11 +67,8 @@ def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
         cells = [(p.drafter, getattr(cell.places, of)) for p in points for cell in p.cells]
         found = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
         ends = sorted({end for counts in found.values() for end in counts})
-        rows = [
-            (name, *(f"{counts[end].length:.2f}" if end in counts else "" for end in ends))
-            for name, counts in found.items()
-            if counts
-        ]
+        there = {name: counts for name, counts in found.items() if counts}
+        rows = [(name, *(f"{c[end].length:.2f}" if end in c else "" for end in ends)) for name, c in there.items()]
         header = ("drafter", *(f"up to {end}" for end in ends))
         tables += [table(f"AL by tokens of {of}, {dataset}", header, rows)] * bool(rows)
     return tables
@@ -91,10 +88,8 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
         return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
 
     rates = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in dict.fromkeys(p.arm for p in points)]
-    ratios = [
-        [f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)]
-        for a, b in metrics.arm_pairs(points)
-    ]
+    pairs = metrics.arm_pairs(points)
+    ratios = [[f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)] for a, b in pairs]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
     first = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
     return [first] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)

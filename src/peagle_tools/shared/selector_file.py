@@ -14,9 +14,8 @@ from peagle_vllm.heads.head import Head
 
 def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> None:
     """Write ``selector``, and config.json with it, into ``folder``, where the other files of ``head`` are."""
-    selector_config = files.SelectorConfig(
-        selector.predecessor_codebook.shape[1], selector.num_candidates, files.head_hash(head)
-    )
+    rank = selector.predecessor_codebook.shape[1]
+    selector_config = files.SelectorConfig(rank, selector.num_candidates, files.head_hash(head))
     write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector_config)})
     (folder / SELECTOR_FOLDER).mkdir()
     tensors = {name: tensor.contiguous() for name, tensor in files.named_tensors(selector).items()}

@@ -91,9 +91,8 @@ def pipeline(
 
 def settings(config: Config) -> dict[str, Any]:
     """What decides the output of each step, beside the step before it."""
-    data, head, step, optimizer = (
-        part.model_dump(mode="json") for part in (config.data, config.head, config.step, config.optimizer)
-    )
+    parts = config.data, config.head, config.step, config.optimizer
+    data, head, step, optimizer = (part.model_dump(mode="json") for part in parts)
     selector = [config.selector.model_dump()] if config.selector else []
     read, apart = ({name: _content(Path(name)) for name in data[key]} for key in ("prompts", "apart_from"))
     # "drop" and ``shard`` were settings once: folders of that time stay readable.
@@ -102,10 +101,7 @@ def settings(config: Config) -> dict[str, Any]:
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
-        "prompts": [
-            *(read, data["pii"], "drop", data["ner"]),
-            *filter(None, [apart, data["from_target"] and written]),
-        ],
+        "prompts": [read, data["pii"], "drop", data["ner"], *filter(None, [apart, data["from_target"] and written])],
         "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed, LOOP],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
