@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from peagle_tools.shared.provenance import versions
 from peagle_vllm import __version__
 from peagle_vllm.patches.fingerprint import ACCEPT, Report
 from peagle_vllm.patches.version import VllmInstall
@@ -75,9 +76,10 @@ def read_environment(install: VllmInstall | None) -> Environment:
     """
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = None if cpu_build else _accelerator()
+    found = versions()
     return Environment(
-        torch=_version("torch"),
-        triton=_version("triton"),
+        torch=found.get("torch"),
+        triton=found.get("triton"),
         device=device,
         cpu_build=cpu_build,
         no_triton=_why_no_triton(cpu_build, device),
@@ -124,13 +126,6 @@ def _forced(use_v2: str | None) -> Literal["V2", "V1", "invalid"] | None:
         return "V2" if int(use_v2) else "V1"
     except ValueError:
         return "invalid"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _accelerator() -> str | None:
