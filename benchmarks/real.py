@@ -207,18 +207,6 @@ class Engine:
         seconds = time.perf_counter() - began
         return sum(len(output.token_ids) for output in outputs) / seconds, list(map(self.counts, outputs))
 
-    def say(self, question: str, max_tokens: int) -> None:
-        """Print an answer as it is made."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        engine, ids = self.llm.llm_engine, self.prompt([question])
-        delta = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
-        engine.add_request("say", ids, delta)
-        while engine.has_unfinished_requests():
-            print("".join(output.outputs[0].text for output in engine.step()), end="", flush=True)
-        print("\n", flush=True)
-
     def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
         """Acceptance on all prompts, or some of each set.
 
