@@ -78,14 +78,14 @@ def run(function: Callable[..., Any], env: dict[str, str], timeout: float | None
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "out.json"), Path(folder, "log")
         command = [sys.executable, "-m", *call(function, out, **arguments)]
-        with log.open("w") as written:
+        with log.open("w") as file:
             try:
-                code = subprocess.run(
-                    command, cwd=ROOT, env=environment(env), stdout=written, stderr=written, timeout=timeout
-                ).returncode
+                done = subprocess.run(
+                    command, cwd=ROOT, env=environment(env), stdout=file, stderr=file, timeout=timeout
+                )
             except subprocess.TimeoutExpired:
                 raise ArmError(f"took longer than {timeout:.0f} s") from None
-        if code or not out.exists():
+        if done.returncode or not out.exists():
             raise ArmError(failure_reason(log))
         return json.loads(out.read_text())
 

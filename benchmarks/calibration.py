@@ -54,11 +54,8 @@ def estimated(engine: Engine, alone: bool) -> dict[str, Any]:
 
     chats = [turns[:1] for pair in zip(*(read_set(name, PROMPTS // 2) for name in SETS), strict=True) for turns in pair]
     read = (lambda scores, _: scores) if alone else candidate_sampler.beside_others
-    noting, reading = (
-        patch.object(drafter, "observe_verification", note),
-        patch.object(candidate_sampler, "beside_others", read),
-    )
-    with torch_twins(), noting, reading:
+    noting = patch.object(drafter, "observe_verification", note)
+    with torch_twins(), noting, patch.object(candidate_sampler, "beside_others", read):
         for at in range(0, PROMPTS, IN_FLIGHT):
             engine.answer(chats[at : at + IN_FLIGHT], TOKENS)
     features, counts = torch.cat(noted), torch.cat(accepted)

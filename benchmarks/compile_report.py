@@ -32,10 +32,8 @@ def shapes(arch: int) -> Iterator[tuple[dict[str, Any], Callable[[], Assembled]]
         name = {"kernel": "gather_hidden", "width": width, "dtype": str(dtype)}
         yield name, partial(compiled.gather_hidden, arch, dtype, width)
     for shape in compiled.SELECTOR_SHAPES:
-        yield (
-            {"kernel": "select_candidates", **dict(zip(SELECTOR_FIELDS, shape, strict=True))},
-            partial(compiled.select_candidates, arch, *shape),
-        )
+        name = {"kernel": "select_candidates"} | dict(zip(SELECTOR_FIELDS, shape, strict=True))
+        yield name, partial(compiled.select_candidates, arch, *shape)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
 from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.probe import num_steps, watched
 from benchmarks.roofline import draft_step_roofline
-from benchmarks.shapes import HeadShape
 from benchmarks.timing import Timer, as_text, copy_bandwidth
 from peagle_tools.shared.provenance import provenance
 
@@ -38,15 +37,17 @@ def bandwidth() -> dict[str, Any]:
     return {"bandwidth": copy_bandwidth(Timer()), **provenance()}
 
 
-def run_arm(arm: str, k: int, batches: list[int], llm: dict[str, Any]) -> Iterator[dict]:
-    """A cell for every batch size of one arm, in this process; ``llm``: more arguments for ``LLM``."""
+def run_arm(arm: str, k: int, batches: list[int]) -> Iterator[dict]:
+    """A cell for every batch size of one arm, in this process."""
     drafting, timer = replace(ARMS[arm], k=k), Timer()
-    engine, drafter = dummy_llm(drafting, HEAD.target.config(), HEAD, batches, 1024, llm)
+    engine, drafter = dummy_llm(drafting, HEAD.target.config(), HEAD, batches, 1024)
     for batch in batches:
         # Some more: the requests of a large batch do not start in one step.
         num_tokens = num_steps(REPEATS, WARM) + 8 + k + batch * PROMPT // 2048
         with watched(drafter, timer, batch, k, REPEATS, WARM) as steps:
             generate(engine, batch, PROMPT, num_tokens)
+        # Weights once a forward and rows once: the roofline without keys and values, and without logits.
+        parts = draft_step_roofline(HEAD, k, batch, parallel=drafting.parallel).parts
         yield {
             "arm": arm,
             "k": k,
@@ -54,14 +55,8 @@ def run_arm(arm: str, k: int, batches: list[int], llm: dict[str, Any]) -> Iterat
             "device_us": arms.summary(steps.behind.device),
             "host_us": arms.summary(steps.idle.host),
             "launches": steps.traced,
-            "bytes": least_bytes(HEAD, k, batch, drafting.parallel),
+            "bytes": sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits")),
         }
-
-
-def least_bytes(head: HeadShape, k: int, batch: int, parallel: bool) -> float:
-    """Weights once a forward and rows once: the roofline without keys and values, and without logits."""
-    parts = draft_step_roofline(head, k, batch, parallel=parallel).parts
-    return sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

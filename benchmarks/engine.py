@@ -33,10 +33,10 @@ ADAPTIVE = f"{OURS}, adaptive verification"
 ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 
 
-def run_arm(arm: str, batches: list[int], llm: dict[str, Any]) -> Iterator[dict]:
-    """A cell for every concurrency of one arm, in this process; ``llm``: more arguments for ``LLM``."""
+def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
+    """A cell for every concurrency of one arm, in this process."""
     drafting = ARMS[arm]
-    engine, _ = dummy_llm(drafting, TARGET, HEAD, batches, 4096, llm)
+    engine, _ = dummy_llm(drafting, TARGET, HEAD, batches, 4096)
     for c in batches:
         generate(engine, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
         before = read_engine(engine)

@@ -1,6 +1,8 @@
 """The engines that are measured: the tiny trained pairs of models/, and dummy weights of real shapes."""
 
 import gc
+import hashlib
+import json
 import os
 import tempfile
 import time
@@ -10,6 +12,7 @@ from typing import Any
 
 from benchmarks.arms import HAS_GPU, ROOT
 from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
+from peagle_tools.shared.acceptance import read_engine
 
 HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that draft steps and engines are measured with
 
@@ -114,19 +117,13 @@ def dummy_pair(
         arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len}
         arguments["compilation_config"] = graph_sizes(batches, k)
     else:
-        arguments |= {
-            "dtype": "float32",
-            "max_model_len": 128,
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 64 << 20,
-        }
+        arguments |= {"dtype": "float32", "max_model_len": 128}
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
     if k:
         model = write_config(folder / "head", head.config(arm.parallel))
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
-        if arm.parallel:
-            speculative["parallel_drafting"] = True
-        if arm.adaptive:
-            speculative["enable_adaptive_verification"] = True
+        speculative |= {"parallel_drafting": True} if arm.parallel else {}
+        speculative |= {"enable_adaptive_verification": True} if arm.adaptive else {}
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative
@@ -134,17 +131,9 @@ def dummy_pair(
 
 
 def dummy_llm(
-    arm: EngineArm,
-    target: dict[str, Any],
-    head: HeadShape,
-    batches: list[int],
-    max_model_len: int,
-    more: dict[str, Any],
+    arm: EngineArm, target: dict[str, Any], head: HeadShape, batches: list[int], max_model_len: int
 ) -> tuple[Any, Any]:
     """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
-
-    Args:
-        more: arguments of ``LLM`` on top.
 
     Raises:
         RuntimeError: vLLM built another drafter than the arm's.
@@ -153,7 +142,7 @@ def dummy_llm(
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(**merged(dummy_pair(arm, target, head, batches, max_model_len, Path(folder)), more))
+        llm = LLM(**dummy_pair(arm, target, head, batches, max_model_len, Path(folder)))
     _, drafter = inside(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")
@@ -166,12 +155,6 @@ def inside(llm: Any) -> tuple[Any, Any]:
     return runner, getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
 
 
-def merged(arguments: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """``arguments`` with ``more`` on top, dictionaries inside alike."""
-    both = {key: merged(arguments[key], more[key]) for key in arguments.keys() & more if isinstance(more[key], dict)}
-    return arguments | more | both
-
-
 def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
     """Serve ``batch`` requests at once to ``num_tokens`` each; returns seconds."""
     from vllm import SamplingParams, TokensPrompt
@@ -181,3 +164,26 @@ def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
     began = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - began
+
+
+def measure_pair(
+    target: str, head: str | None, k: int, models: str, batch: int, prompts: list[str], max_tokens: int
+) -> dict[str, Any]:
+    """Greedy answers to ``prompts``, ``batch`` in flight, in this process; target and head are below ``models``.
+
+    Returns:
+        Acceptance, and number and hash of the tokens.
+    """
+    prepare_process()
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**tiny_pair(target, head, k, models), max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
+    tokens, counts = [list(output.outputs[0].token_ids) for output in outputs], read_engine(llm)
+    return {
+        "output_tokens": sum(map(len, tokens)),
+        "output_sha256": hashlib.sha256(json.dumps(tokens).encode()).hexdigest(),
+        "acceptance_length": counts.length,
+        "acceptance": list(counts.shares),
+    }

@@ -52,9 +52,8 @@ class Part:
         return "".join(c if c.isalnum() else "-" for c in self.name)
 
 
-def all_parts(llm: dict[str, Any]) -> list[Part]:
-    """Every part; ``llm``: more arguments for ``LLM`` in draft steps and engines."""
-    common = {"batches": BATCHES, "llm": llm}
+def all_parts() -> list[Part]:
+    """Every part."""
     v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
     # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
     exact = [
@@ -70,11 +69,13 @@ def all_parts(llm: dict[str, Any]) -> list[Part]:
         Part("copy bandwidth", call(draft_step.bandwidth, CELLS), 90),
         Part("kernels", ("benchmarks.kernels", "--out", CELLS)),
         *(
-            Part(f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, **common), env=known.env)
+            Part(
+                f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, batches=BATCHES), env=known.env
+            )
             for k, (arm, known) in product(DEPTHS, draft_step.ARMS.items())
         ),
         *(
-            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, **common), 360, known.env | SYNC_CHECK)
+            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), 360, known.env | SYNC_CHECK)
             for arm, known in engine.ARMS.items()
             if HAS_GPU or not known.adaptive
         ),
@@ -175,11 +176,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=arms.ROOT / "bench-results/gpu-day", help="folder of results")
     parser.add_argument("--slice", type=float, default=math.inf, metavar="SECONDS", help="end after so long")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="parts that have one in their names")
-    parser.add_argument("--llm", type=json.loads, default={}, help="more arguments for LLM in timed engines, as JSON")
     args = parser.parse_args()
     for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
-    parts = [part for part in all_parts(args.llm) if any(word in part.name for word in args.only)]
+    parts = [part for part in all_parts() if any(word in part.name for word in args.only)]
     state = run_parts(parts, args.out, args.slice)
     text = page(parts, args.out, state)
     (args.out / "page.txt").write_text(text)

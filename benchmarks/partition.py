@@ -42,33 +42,23 @@ def masked_rows(arm: str, tokens: int, depths: int, sampling: str) -> int:
     return {"partition": 0, "sdpa": rows, "prefix reruns": tokens + (rows - tokens) // SEGMENTS}[arm]
 
 
-def new_head(in_parts: bool, shape: Model = SHAPE, attention: str = "sdpa", dtype: torch.dtype = DTYPE) -> Any:
-    """A Llama head of ``shape`` with random weights on the device, speculators' own with ``attention`` or ours."""
+def new_head(in_parts: bool) -> Any:
+    """A Llama head of ``SHAPE`` with random weights on the device, ours or speculators' own with sdpa."""
     from speculators.models import peagle
     from transformers import LlamaConfig
 
     from peagle_tools.train.head import PEagleDraftModel
 
-    layer = LlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab,
-        attn_implementation=attention,
-    )
     config = peagle.PEagleSpeculatorConfig(
-        transformer_layer_config=layer,
-        draft_vocab_size=shape.vocab,
+        transformer_layer_config=LlamaConfig(**SHAPE.config(), attn_implementation="sdpa"),
+        draft_vocab_size=SHAPE.vocab,
         eagle_aux_hidden_state_layer_ids=list(range(NUM_AUX)),
         mask_token_id=1,
     )
     head = (PEagleDraftModel if in_parts else peagle.PEagleDraftModel)(config)
     for matrix in (head.embed_tokens, head.lm_head, head.verifier_lm_head):
         torch.nn.init.normal_(matrix.weight, std=0.02)
-    return head.to("cuda" if arms.HAS_GPU else "cpu", dtype)
+    return head.to("cuda" if arms.HAS_GPU else "cpu", DTYPE)
 
 
 def new_batch(tokens: int, head: Any) -> dict[str, torch.Tensor]:
@@ -99,10 +89,8 @@ def prefix_reruns(head: torch.nn.Module, batch: dict[str, torch.Tensor], options
         mine = (anchor < start + size) & ((depth == 0) | (anchor >= start))
         own = mask * (torch.arange(tokens, device=mask.device) >= start)
         share = own[0, (anchor + depth)[mine]].sum() / mask[0, anchor + depth].sum()
-        read = {
-            name: value[:, : start + size + options["num_depths"]]
-            for name, value in (batch | {"loss_mask": own}).items()
-        }
+        until = start + size + options["num_depths"]
+        read = {name: value[:, :until] for name, value in (batch | {"loss_mask": own}).items()}
         with patch.object(core, "generate_cod_sample_indices", return_value=(anchor[mine], depth[mine])):
             (head(**read, **options)[1] * share).backward()
 
@@ -173,8 +161,7 @@ def main() -> None:
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
     report = {"head": shape, "chunk_rows": CHUNK_ROWS, "rows_limit": MOST_ROWS, **provenance()}
-    cells: list[dict[str, Any]] = []
-    failed = []
+    cells, failed = [], []
     for job in jobs:
         print(*job.values(), "...", flush=True)
         try:

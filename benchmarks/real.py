@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.arms import ROOT
-from benchmarks.engines import inside, prepare_process
-from benchmarks.heldout import measure
+from benchmarks.engines import inside, measure_pair, prepare_process
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
@@ -89,12 +89,9 @@ class RealArm:
     @property
     def env(self) -> dict[str, str]:
         """Its environment variables. This target is large enough for a thread on every core."""
-        return (
-            {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-            | arms.V1
-            | (arms.STOCK if self.stock else {})
-            | ({LOOKUP: str(self.lookup)} if self.lookup else {})
-        )
+        env = {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | arms.V1
+        env |= arms.STOCK if self.stock else {}
+        return env | ({LOOKUP: str(self.lookup)} if self.lookup else {})
 
     def digest(self) -> str | None:
         """SHA-256 of the weights of head and selector, shortened; None without a head."""
@@ -128,7 +125,7 @@ class RealArm:
                 with new_folder(folder) as out:
                     converting.convert(source, out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
-        config |= {"parallel_drafting": True} if self.head != "eagle3" else {}
+        config |= {} if self.head == "eagle3" else {"parallel_drafting": True}
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
@@ -159,7 +156,7 @@ def greedy_drafts(head: Path) -> dict[str, Any]:
     """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
     prompts = [turns[0] for turns in read_set("humaneval")[:4]]
     how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
-    return arms.run(measure, {}, target=str(TARGET), head=str(head), models="/", **how)
+    return arms.run(measure_pair, {}, target=str(TARGET), head=str(head), models="/", **how)
 
 
 # ------------------------------------------------------------------------------------- in an arm's own process
@@ -209,18 +206,6 @@ class Engine:
             outputs += self.answer(chats[at : at + in_flight], max_tokens)
         seconds = time.perf_counter() - began
         return sum(len(output.token_ids) for output in outputs) / seconds, list(map(self.counts, outputs))
-
-    def say(self, question: str, max_tokens: int) -> None:
-        """Print an answer as it is made."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        engine, ids = self.llm.llm_engine, self.prompt([question])
-        delta = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
-        engine.add_request("say", ids, delta)
-        while engine.has_unfinished_requests():
-            print("".join(output.outputs[0].text for output in engine.step()), end="", flush=True)
-        print("\n", flush=True)
 
     def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
         """Acceptance on all prompts, or some of each set.
@@ -341,37 +326,33 @@ def compared_with(arm: RealArm) -> RealArm | None:
     return RealArm(PLAIN, "peagle-plain", arm.k) if arm.selector else None
 
 
-def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> dict[str, Any]:
+def measure_all() -> dict[str, Any]:
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
     found_by = provenance()
     cells: dict[RealArm, dict[str, Any]] = {}
     drafters: dict[RealArm, str] = {}
-    samples: dict[RealArm, list[dict[str, dict[int, float]]]] = {arm: [] for arm in measured}
+    samples: dict[RealArm, list[dict[str, dict[int, float]]]] = {arm: [] for arm in ARMS}
     with ExitStack() as stack:
-        calls = {arm: stack.enter_context(live(arm)) for arm in measured if arm.is_timed}
-        for arm in measured:
+        calls = {arm: stack.enter_context(live(arm)) for arm in ARMS if arm.is_timed}
+        for arm in ARMS:
             file = WORK / f"{arm.label}.json"
-            of = {"commit": found_by["commit"], "prompts": prompts, "arm": asdict(arm), "head": arm.digest()}
+            of = {"commit": found_by["commit"], "arm": asdict(arm), "head": arm.digest()}
             kept = json.loads(file.read_text()) if file.exists() else {}
             if kept.get("of") != of:
                 first = {name: cells[NONE][name]["first"] for name in SETS} if NONE in cells else {}
                 with nullcontext(calls[arm]) if arm in calls else live(arm) as call:
-                    sets = call("acceptance", first, prompts)
+                    sets = call("acceptance", first, None)
                     kept = {"of": of, "sets": sets, "drafter": call("__getattribute__", "drafter")}
                 write_whole(file, json.dumps(kept))
             cells[arm], drafters[arm] = kept["sets"], kept["drafter"]
             print(arm.label, *(summarize(cells[arm][name], None)["al"] for name in SETS), flush=True)
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
-        for _ in range(repeats):
-            for arm, call in calls.items():
-                times = {
-                    name: {n: call("timed", name, TIMED_PROMPTS, TIMED_TOKENS, n)[0] for n in IN_FLIGHT}
-                    for name in SETS
-                }
-                samples[arm].append(times)
+        for _, (arm, call) in product(range(REPEATS), calls.items()):
+            how = TIMED_PROMPTS, TIMED_TOKENS
+            samples[arm].append({name: {n: call("timed", name, *how, n)[0] for n in IN_FLIGHT} for name in SETS})
     rows = []
-    for arm in measured:
+    for arm in ARMS:
         base = compared_with(arm)
         row: dict[str, Any] = {"arm": asdict(arm), "drafter": drafters[arm], "sets": {}}
         for name in SETS:
@@ -385,43 +366,28 @@ def measure_all(measured: list[RealArm], prompts: int | None, repeats: int) -> d
                 n: arms.summary(mine[name][n] / none[name][n] for mine, none in both) for n in IN_FLIGHT
             }
         rows.append(row)
-    timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": repeats}
+    timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}
     timed["threads"] = THREADS
-    settings = {
-        "engine": ENGINE,
-        "max_tokens": MAX_TOKENS,
-        "in_flight": MOST,
-        "temperature": 0,
-        "timed": timed,
-    }
+    settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0, "timed": timed}
     return {"settings": settings, "arms": rows, **found_by}
 
 
 def best_arms() -> list[dict[str, Any]]:
     """Of each drafter in the committed result the row with the K that is fastest with one request in flight."""
-    best: dict[str, dict[str, Any]] = {}
-    for row in json.loads(RESULT.read_text())["arms"]:
-        if "times_no_speculation" not in row["sets"][SETS[0]]:
-            continue
-        name = row["arm"]["name"]
-        if name not in best or _speed(row) > _speed(best[name]):
-            best[name] = row
-    return list(best.values())
 
+    def speed(row: dict[str, Any]) -> float:
+        return sum(row["sets"][name]["times_no_speculation"]["1"]["median"] for name in SETS)
 
-def _speed(row: dict[str, Any]) -> float:
-    return sum(row["sets"][name]["times_no_speculation"]["1"]["median"] for name in SETS)
+    rows = json.loads(RESULT.read_text())["arms"]
+    timed = [row for row in rows if "times_no_speculation" in row["sets"][SETS[0]]]
+    names = dict.fromkeys(row["arm"]["name"] for row in timed)
+    return [max((row for row in timed if row["arm"]["name"] == name), key=speed) for name in names]
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the arms' processes end, too
-    parser = arms.parser(__doc__)
-    parser.add_argument("--prompts", type=int, help="of each set (default: all)")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each arm")
-    parser.add_argument("--only", nargs="+", choices=[arm.label for arm in ARMS], metavar="ARM", help="these and none")
-    args = parser.parse_args()
-    measured = [arm for arm in ARMS if arm == NONE or not args.only or arm.label in args.only]
-    arms.write_result(args.out, __doc__, measure_all(measured, args.prompts, args.repeats))
+    out = arms.parser(__doc__).parse_args().out
+    arms.write_result(out, __doc__, measure_all())
 
 
 if __name__ == "__main__":

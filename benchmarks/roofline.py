@@ -105,16 +105,14 @@ def draft_step_roofline(
         parts[name] = Cost(weight_bytes * forwards * weights[name], 2 * computed * weights[name], speed)
     parts["hidden states"] = Cost(BF16 * (head.num_aux * captured + rows) * model.hidden)
     attended = head.layers(parallel) * context * model.head_dim  # keys or values of one head, of a request or a row
-    parts["attention"] = Cost(
-        BF16 * forwards * batch * attended * 2 * model.kv_heads, rows * attended * 4 * model.heads
-    )
+    read = BF16 * forwards * batch * attended * 2 * model.kv_heads
+    parts["attention"] = Cost(read, rows * attended * 4 * model.heads)
     parts["logits"] = Cost(2 * BF16 * drafts * (draft_vocab or head.draft_vocab))
     if rank:
         projection = rank * model.hidden
         moved = BF16 * (projection + drafts * rank * (1 + CANDIDATES)) + drafts * 2 * BF16 * rank
-        parts["selector"] = Cost(
-            moved + drafts * CANDIDATE * CANDIDATES, drafts * (2 * projection + rank * (1 + 2 * CANDIDATES))
-        )
+        moved += drafts * CANDIDATE * CANDIDATES
+        parts["selector"] = Cost(moved, drafts * (2 * projection + rank * (1 + 2 * CANDIDATES)))
     return Roofline(parts)
 
 
@@ -159,11 +157,8 @@ def main() -> None:
     sources = {name: source for name, (_, source) in PUBLISHED.items()}
     devices = {name: device._asdict() for name, device in DEVICES.items()}
     report = {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": devices, **provenance(), "cells": cells}
-    print(
-        arms.table(
-            ("head", "step", "K", "B", "GB", *(f"{name}, us" for name in DEVICES)), rows(cells), "*: by arithmetic"
-        )
-    )
+    columns = ("head", "step", "K", "B", "GB", *(f"{name}, us" for name in DEVICES))
+    print(arms.table(columns, rows(cells), "*: by arithmetic"))
     print(*(f"- {name}: {text}." for name, text in (ASSUMPTIONS | sources).items()), sep="\n")
     print("Computed, not measured")
     arms.write_result(out, __doc__, report)

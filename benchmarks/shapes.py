@@ -123,16 +123,4 @@ PUBLISHED = {
 
 # Of the published model, for whole engines. The rest of its config.json (RoPE scaling, sliding windows, SwiGLU's limit)
 # is GptOssConfig's own default.
-NOT_QUANTIZED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-GPT_OSS_20B: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "num_hidden_layers": 24,
-    "num_local_experts": 32,
-    "attention_bias": True,
-    "dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": NOT_QUANTIZED},
-}
+GPT_OSS_20B: dict[str, Any] = json.loads(Path(__file__).with_name("gpt-oss-20b.json").read_text())

@@ -15,6 +15,7 @@ from benchmarks.real import MAX_TOKENS, OFF, Engine, RealArm, gain_of, live, rea
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
 
+PROMPTS = 40
 TEXT = {"type": "string", "maxLength": 120}
 FIELDS = {
     "topic": TEXT,
@@ -27,13 +28,13 @@ STATED = f"\n\nAnswer as JSON of this schema: {json.dumps(SCHEMA)}"
 CASES = {"free": ("", None), "stated": (STATED, None), "structured": (STATED, SCHEMA)}
 
 
-def answers(engine: Engine, prompts: int, case: str) -> dict[str, Any]:
+def answers(engine: Engine, case: str) -> dict[str, Any]:
     """What ``summarize`` takes; ``cut``: the share of draft tokens that vLLM cut because the grammar forbids them."""
     from vllm.sampling_params import StructuredOutputsParams
 
     stated, schema = CASES[case]
     how = {"structured_outputs": StructuredOutputsParams(json=schema)} if schema else {}
-    outputs = engine.answer([[turns[0] + stated] for turns in read_set("mt-bench", prompts)], MAX_TOKENS, **how)
+    outputs = engine.answer([[turns[0] + stated] for turns in read_set("mt-bench", PROMPTS)], MAX_TOKENS, **how)
     tokens, counts = [list(output.token_ids) for output in outputs], list(map(engine.counts, outputs))
     proposed = sum(output.spec_decode_metrics.num_draft_tokens for output in outputs)
     found = {"counts": counts, "tokens": list(map(len, tokens)), "loops": list(map(ends_in_loop, tokens))}
@@ -41,22 +42,20 @@ def answers(engine: Engine, prompts: int, case: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--prompts", type=int, default=40, help="of MT-Bench, spread over it")
-    args = parser.parse_args()
+    out = arms.parser(__doc__).parse_args().out
     cells, rows = {}, []
     for arm in (RealArm(OFF, "peagle", 3), RealArm("P-EAGLE", "peagle", 3, selector=True)):
         with live(arm) as call:
             row: dict[str, Any] = {"arm": asdict(arm)}
             for case in CASES:
-                cells[arm.name, case] = cell = call(answers, args.prompts, case)
+                cells[arm.name, case] = cell = call(answers, case)
                 row[case] = summarize(cell, cells[OFF, case] if arm.selector else None) | {"cut": cell["cut"]}
                 both = [np.asarray(c["counts"]) for c in (cell, cells[arm.name, "free"])]
                 row[case] |= {"over_free": gain_of(*both)} if case != "free" else {}
                 print(arm.label, case, row[case], flush=True)
         rows.append(row)
     how = {"schema": SCHEMA, "max_tokens": MAX_TOKENS, "temperature": 0, "arms": rows}
-    arms.write_result(args.out, __doc__, how | provenance())
+    arms.write_result(out, __doc__, how | provenance())
 
 
 if __name__ == "__main__":

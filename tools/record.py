@@ -21,9 +21,8 @@ def record(install: VllmInstall, recorded: Recorded) -> Recorded:
     """``recorded`` with this build in it, sorted."""
     source, entries = Source(install.root), {minor: dict(builds) for minor, builds in recorded.items()}
     digests = {each.key: source.digest(each) for patch in all_patches() for each in patch.definitions}
-    entries.setdefault(install.minor, {})[install.label] = {
-        key: found for key, found in sorted(digests.items()) if found
-    }
+    there = {key: found for key, found in sorted(digests.items()) if found}
+    entries.setdefault(install.minor, {})[install.label] = there
     by_number = sorted(entries.items(), key=lambda entry: [int(part) for part in entry[0].split(".")])
     return {minor: dict(sorted(builds.items())) for minor, builds in by_number}
 

@@ -33,7 +33,7 @@ def main() -> int:
             for call in calls:
                 call("prompt", ["Hello"])  # returns when the engine has started
         console.print(f"[bold]{question}[/]\n")
-        calls[-1]("say", question, TIMED_TOKENS)
+        console.print(calls[-1]("answer", [[question]], TIMED_TOKENS)[0].text, "\n", markup=False, highlight=False)
         first: dict[str, list[str]] = {}
         for row, arm, call in zip(rows, drafters, calls, strict=True):
             with console.status(arm.label):

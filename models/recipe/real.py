@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import torch
 from build import publish
-from heads import train_eagle3
+from heads import changed, train_eagle3
 from safetensors.torch import load_file, save_file
 
 from benchmarks.real import HEADS as REAL
@@ -25,6 +25,7 @@ from benchmarks.real import TARGET, greedy_drafts
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import Config, read_config
+from peagle_tools.train.lines import read_lines
 from peagle_tools.train.pipeline import do, settings
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
@@ -37,16 +38,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "peagle-plain": {"selector": None},
     "eagle3": {"selector": None, "head": {"layers": 1, "depths": 3}, "speculators": {"norm_before_residual": True}},
 }
-
-
-def changed(config: Config, **keys: Any) -> Config:
-    """``config`` with other values; a dict changes some keys of a part."""
-    found = {}
-    for key, value in keys.items():
-        old = getattr(config, key)
-        part = isinstance(value, dict)
-        found[key] = ({**old, **value} if isinstance(old, dict) else old.model_copy(update=value)) if part else value
-    return config.model_copy(update=found)
 
 
 def train(head: str, config: Config) -> Path:
@@ -78,14 +69,8 @@ def small(head: Path, folder: Path) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    """The rows of a log, if it is there."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
     parser.add_argument("--answers", type=int, help="the first ones, an eighth of them held out (default: all)")
@@ -96,9 +81,8 @@ def main() -> None:
     if args.run:
         config = changed(config, folder=str(args.run.absolute()))
     if args.steps:
-        config = changed(
-            config, optimizer={"steps": args.steps}, every={"checkpoint": args.steps, "replay": args.steps}
-        )
+        every = dict.fromkeys(("checkpoint", "replay"), args.steps)
+        config = changed(config, optimizer={"steps": args.steps}, every=every)
     if args.answers:
         config = changed(config, data={"held_out": args.answers // 8})
         text = b"".join(text.splitlines(keepends=True)[: args.answers])
@@ -107,8 +91,8 @@ def main() -> None:
         write_whole(config.run / "answers.jsonl", text)
     for step in ("data", "states"):
         do(step, config)
-    for head in args.heads:
-        of, began = changed(config, folder=str(config.run / head), **HEADS[head]), time.monotonic()
+    for head, differs in HEADS.items():
+        of, began = changed(config, folder=str(config.run / head), **differs), time.monotonic()
         best, made = train(head, of), of.run / head
         seconds = round(time.monotonic() - began)
         shutil.rmtree(made, ignore_errors=True)
@@ -116,8 +100,9 @@ def main() -> None:
             small(best, folder)
         publish(made, args.out / head)
         drafts = greedy_drafts((args.out / head).absolute())
-        held_out = [line for line in lines(of.run / "log.jsonl") if "held_out" in line]
-        report = {"settings": settings(of)["run"], "best": best.resolve().name, "al": lines(of.run / "al.jsonl")}
+        log, al = (list(read_lines(of.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
+        held_out = [line for line in log if "held_out" in line]
+        report = {"settings": settings(of)["run"], "best": best.resolve().name, "al": al}
         report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": drafts, **provenance()}
         write_whole(args.out / head / "training.json", json.dumps(report, indent=1) + "\n")
 

@@ -15,7 +15,6 @@ from peagle_tools.train.cli import app as train_app
 
 app = typer.Typer(
     name="peagle-vllm",
-    help="P-EAGLE, parallel-drafting EAGLE, on vLLM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

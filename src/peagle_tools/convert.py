@@ -66,7 +66,5 @@ def convert(
     print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
     verifier = written.config.get("speculators_config", {}).get("verifier")
     if to == "speculators" and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
-        print(
-            f"note: {out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it",
-            file=sys.stderr,
-        )
+        note = f"{out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it"
+        print(f"note: {note}", file=sys.stderr)

@@ -50,9 +50,8 @@ def read_lookup(spec: "SpeculativeConfig") -> int:
 
     value = os.environ.get(LOOKUP, "0")
     if value not in map(str, range(MAX_MATCH + 1)):
-        raise RefusedError(
-            f"P-EAGLE refused: {LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}; 0 turns the look-up off"
-        )
+        what = f"{LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}"
+        raise RefusedError(f"P-EAGLE refused: {what}; 0 turns the look-up off")
     spec.draft_model_config.hf_config.prompt_lookup_min = int(value)
     return int(value)
 
@@ -65,9 +64,8 @@ def kv_bytes_per_token(model: "ModelConfig", parallel: "ParallelConfig", cache_d
     """
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-    size = (
-        (1 if model.use_mla else 2) * model.get_head_size() * kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
-    )
+    itemsize = kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
+    size = (1 if model.use_mla else 2) * model.get_head_size() * itemsize
     return model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * size
 
 
@@ -116,10 +114,9 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     name = spec.draft_model_config.model
     mask_hidden = getattr(model, "mask_hidden", None)
     if mask_hidden is None:
-        raise RefusedError(
-            f"P-EAGLE refused: vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel; "
-            'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
-        )
+        what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
+        mend = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
+        raise RefusedError(f"P-EAGLE refused: {what}; {mend}")
     if vllm_config.load_config.load_format == "dummy":
         return
     with torch.inference_mode():
@@ -137,9 +134,8 @@ def refuse_broken(weights: "Iterable[tuple[str, torch.Tensor]]") -> "Iterator[tu
     """
     for name, weight in weights:
         if not _is_finite(weight):
-            raise RefusedError(
-                f"P-EAGLE refused: {name} holds NaN or Inf: the head's weights; take them from their source again"
-            )
+            mend = "take them from their source again"
+            raise RefusedError(f"P-EAGLE refused: {name} holds NaN or Inf: the head's weights; {mend}")
         yield name, weight
 
 

@@ -12,7 +12,8 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from peagle_kernels import CandidateSelector
 from peagle_vllm.heads.files import SELECTOR
-from peagle_vllm.sampling.selector import named_tensors, turn_off
+from peagle_vllm.heads.selector import named_tensors
+from peagle_vllm.sampling.selector import turn_off
 from peagle_vllm.serving import RefusedError
 
 logger = init_logger("vllm.peagle")
@@ -122,9 +123,8 @@ class HeadUpdates:
                 self._arrived.add(name)
             if ours is not None:
                 if [size for size in tensor.shape if size != 1] != [size for size in ours.shape if size != 1]:
-                    raise RefusedError(
-                        f"P-EAGLE refused: {name} is {list(tensor.shape)}, this head needs {list(ours.shape)}"
-                    )
+                    what = f"{name} is {list(tensor.shape)}, this head needs {list(ours.shape)}"
+                    raise RefusedError(f"P-EAGLE refused: {what}")
                 self._staged[name] = tensor.to(ours.device, ours.dtype, copy=True)  # its memory is the transfer's
             elif of_selector:
                 logger.warning_once("P-EAGLE ignores %s.*: the served head has no selector", SELECTOR)

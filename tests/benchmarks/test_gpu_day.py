@@ -87,7 +87,7 @@ import torch
 torch.cuda.is_available = lambda: {has_gpu}
 import json
 from benchmarks.gpu_day import all_parts
-print(json.dumps([(p.name, p.label, p.limit, p.env) for p in all_parts({{}})]))
+print(json.dumps([(p.name, p.label, p.limit, p.env) for p in all_parts()]))
 """
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     listed = json.loads(printed.splitlines()[-1])

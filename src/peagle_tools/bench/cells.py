@@ -128,9 +128,8 @@ def read_cell(file: Path) -> CellResult:
     except ValidationError as error:
         place, message = error.errors()[0]["loc"], error.errors()[0]["msg"]
         wrong = ": ".join([*map(str, place), message])
-        raise BenchError(
-            f"{file} is not a result of `bench run` ({wrong}); delete it, and the same `bench run` measures it again"
-        ) from None
+        mend = "delete it, and the same `bench run` measures it again"
+        raise BenchError(f"{file} is not a result of `bench run` ({wrong}); {mend}") from None
 
 
 def read_results(folder: Path) -> list[CellResult]:

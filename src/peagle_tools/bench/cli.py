@@ -114,6 +114,5 @@ def compare(
     except BenchError as error:
         fail(str(error))
     Console().print(found.table())
-    for line in found.lines():
-        print(line)
+    print(*found.lines(), sep="\n")
     raise typer.Exit(1 if found.worse else 0)

@@ -132,11 +132,6 @@ def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
     return found
 
 
-def without_paths(text: str) -> str:
-    """A result holds no path of the machine that made it."""
-    return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
-
-
 def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
     """Texts as hashes, enough to see whether two arms wrote the same."""
     left_out = ("generated_texts", "errors", "tokenizer_id", "answers")

@@ -1,10 +1,4 @@
-"""``bench compare A B``: what is worse in B than in A, beyond noise. The regression gate.
-
-tokens/s, TTFT, TPOT    the ranges over repeats are disjoint, and the median lost more than the tolerance
-AL                      the same, with a tolerance of its own; a rise counts too where the serving command is the
-                        same, for then another head cannot be its cause
-same text               in float32 at temperature 0 it may not fall at all
-"""
+"""``bench compare A B``, the regression gate: what is worse in B, beyond noise. docs/bench.md has the rules."""
 
 import json
 import math
@@ -85,11 +79,7 @@ class Comparison:
 
 
 def compare(
-    before: list[CellResult],
-    after: list[CellResult],
-    *,
-    tolerance: float = 0.05,
-    other_hardware: bool = False,
+    before: list[CellResult], after: list[CellResult], *, tolerance: float = 0.05, other_hardware: bool = False
 ) -> Comparison:
     """Compare condition by condition. One repeat shows no spread, so for it the tolerances decide alone.
 
@@ -109,11 +99,8 @@ def compare(
         raise BenchError("no cell is in both results")
     failures = {result.cell.condition: result.reason for result in after if not result.ok}
     lost = [(c, f"failed: {failures[c]}" if c in failures else "is missing") for c in old if c not in new]
-    lost += [
-        (c, f"{old[c].failed} repeats failed before, {new[c].failed} now")
-        for c in common
-        if new[c].failed > old[c].failed
-    ]
+    more = [c for c in common if new[c].failed > old[c].failed]
+    lost += [(c, f"{old[c].failed} repeats failed before, {new[c].failed} now") for c in more]
     bases = [without_speculation(found.values()) for found in (old, new)]
     changes = []
     for c in common:

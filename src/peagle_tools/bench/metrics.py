@@ -1,11 +1,7 @@
 """Metrics of a cell, medians with spread over repeats, and ratios between arms.
 
-A metric is named as ``vllm bench serve`` writes it; docs/bench.md states every formula:
-
-    output_throughput                  output tokens of all requests a second, from the first request to the last answer
-    pN_ttft_ms                         percentile N of the time from sending a request to its first token
-    pN_tpot_ms                         of (latency - TTFT) / (output tokens - 1), one value a request
-    acceptance_length                  1 + accepted draft tokens / drafts, bonus token included; 1 without speculation
+A metric is named as ``vllm bench serve`` writes it (output_throughput, pN_ttft_ms, pN_tpot_ms), or acceptance_length;
+docs/bench.md states every formula.
 """
 
 import math

@@ -1,18 +1,67 @@
-"""The three plots of a data set: rates, rates against rates of one user, and acceptance lengths."""
+"""The three plots of a data set: rates, rates against rates of one user, and acceptance lengths.
 
-from collections.abc import Iterator, Sequence
+SVG, one for light and dark pages: transparent, and ink that follows the reader's scheme.
+"""
 
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from peagle_tools.bench.metrics import Point, Spread, best_points
-from peagle_tools.shared.plots import COLORS, Plot, chart, line, log_x
+
+COLORS = ("#808a96", "#3b82f6", "#ea580c", "#0d9488", "#a855f7", "#ca8a04", "#e11d48", "#65a30d")
+MARKERS = "os^DvPX*"
+INK = "#010203"  # stands for the colour of text and axes, until ``chart`` writes it as currentColor
+SCHEMES = "<style>svg{color:#3d4650}@media(prefers-color-scheme:dark){svg{color:#b4bec9}}</style>"
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: searchable, and in the page's own font
+    "svg.hashsalt": "peagle-vllm",  # the same plot is the same file
+    "font.family": "sans-serif",
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "grid.color": COLORS[0],
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+class Plot(NamedTuple):
+    """One plot: a title for people, and a whole SVG document without its prolog."""
+
+    title: str
+    svg: str
+
+
+def chart(title: str, x: str, y: str, paint: Callable[[Axes], None]) -> Plot:
+    """Lines over a grid, with a legend below; ``paint`` calls ``_curve`` and sets the scales."""
+    with rc_context(STYLE):
+        figure, out = Figure(figsize=(6.6, 4.6), layout="constrained"), io.StringIO()
+        axes = figure.subplots()
+        axes.set(xlabel=x, ylabel=y)
+        axes.grid(True)
+        paint(axes)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small", handlelength=3)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    return Plot(title, text.replace(">", f">{SCHEMES}", 1))
 
 
 def _curve(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[Spread], color: int) -> None:
-    """The medians, with a band over the range of the repeats."""
-    line(axes, name, xs, [y.median for y in ys], color)
-    axes.fill_between(xs, [y.low for y in ys], [y.high for y in ys], color=COLORS[color % len(COLORS)], alpha=0.15)
+    """The medians, with a band over the range of the repeats; ``color`` is counted.
+
+    Each further series is thinner and its markers smaller: where two coincide, the one beneath still shows.
+    """
+    ink, marker, size = COLORS[color % len(COLORS)], MARKERS[color % len(MARKERS)], max(4.0, 10 - 1.5 * color)
+    style: Any = {"color": ink, "marker": marker, "markerfacecolor": "none", "markersize": size, "linewidth": size / 3}
+    axes.plot(xs, [y.median for y in ys], label=name, **style)
+    axes.fill_between(xs, [y.low for y in ys], [y.high for y in ys], color=ink, alpha=0.15)
 
 
 def _series(points: Sequence[Point]) -> Iterator[tuple[str, list[Point], int]]:
@@ -28,7 +77,10 @@ def throughput(dataset: str, points: Sequence[Point]) -> Plot:
     def paint(axes: Axes) -> None:
         for name, mine, color in _series(points):
             _curve(axes, name, [p.concurrency for p in mine], [p.tokens_per_second for p in mine], color)
-        log_x(axes, [p.concurrency for p in points])
+        ticks = sorted({p.concurrency for p in points})
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(ticks, list(map(str, ticks)))
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())

@@ -1,24 +1,15 @@
 """Write report.md, report.csv and plots/*.svg of a results folder."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peagle_tools.bench import BenchError, plots
+import pandas
+
+from peagle_tools.bench import BenchError, metrics, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
-from peagle_tools.bench.metrics import (
-    Point,
-    arm_pairs,
-    best_points,
-    metric,
-    number,
-    points,
-    same_texts,
-    without_speculation,
-)
+from peagle_tools.bench.metrics import Point, best_points, number, same_texts, without_speculation
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
 from peagle_tools.shared.acceptance import merged
@@ -76,11 +67,8 @@ def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
         cells = [(p.drafter, getattr(cell.places, of)) for p in points for cell in p.cells]
         found = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
         ends = sorted({end for counts in found.values() for end in counts})
-        rows = [
-            (name, *(f"{counts[end].length:.2f}" if end in counts else "" for end in ends))
-            for name, counts in found.items()
-            if counts
-        ]
+        there = {name: counts for name, counts in found.items() if counts}
+        rows = [(name, *(f"{c[end].length:.2f}" if end in c else "" for end in ends)) for name, c in there.items()]
         header = ("drafter", *(f"up to {end}" for end in ends))
         tables += [table(f"AL by tokens of {of}, {dataset}", header, rows)] * bool(rows)
     return tables
@@ -100,10 +88,8 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
         return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
 
     rates = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in dict.fromkeys(p.arm for p in points)]
-    ratios = [
-        [f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)]
-        for a, b in arm_pairs(points)
-    ]
+    pairs = metrics.arm_pairs(points)
+    ratios = [[f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)] for a, b in pairs]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
     first = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
     return [first] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
@@ -113,11 +99,8 @@ def as_csv(results: Iterable[CellResult]) -> str:
     """One row for each whole cell; metrics by vLLM's names, times in milliseconds."""
     names = [f"p{p}_{name}_ms" for name in ("ttft", "tpot") for p in (50, 90, 99)]
     names = ["output_throughput", "acceptance_length", *names]
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(("arm", "k", "dataset", "concurrency", "repeat", *names))
-    rows.writerows((*asdict(r.cell).values(), *(number(metric(r, n), ".6g") for n in names)) for r in results if r.ok)
-    return out.getvalue()
+    rows = [asdict(r.cell) | {name: metrics.metric(r, name) for name in names} for r in results if r.ok]
+    return pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
@@ -129,10 +112,8 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
         share = same_texts(p, base.get((p.dataset, p.concurrency)))
         if p.exact and share < 1:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
-        length, first = (
-            q.spread("acceptance_length")
-            for q in (p, min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency))
-        )
+        fewest = min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency)
+        length, first = (q.spread("acceptance_length") for q in (p, fewest))
         if length.over(first).lost(0.1) or first.over(length).lost(0.1):
             yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
 
@@ -171,7 +152,7 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    found = points(results)
+    found = metrics.points(results)
     groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
     if not groups:
         raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")

@@ -10,13 +10,10 @@ What can go wrong, and what then happens:
     the disk is full                    the sweep ends with one line
 """
 
-import contextlib
-import fcntl
 import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import from_bench_serve, places_of
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.shared.server import Server, ServerFailed
 
 
@@ -48,9 +45,13 @@ class Sweep:
         """
         if not self.cells:
             raise BenchError("nothing to measure: the options leave no cell of this suite")
-        with self._locked():
+        if self.results.exists() and not self.results.is_dir():
+            raise BenchError(f"{self.results.name}: results need a folder, this is a file")
+        self.results.mkdir(parents=True, exist_ok=True)
+        with locked(self.results, BenchError(f"another sweep is writing into {self.results.name}")):
             self._open()
-            missing = [cell for cell in self.cells if not self._done(cell)]
+            files = {cell: self.results / f"cells/{cell.id}.json" for cell in self.cells}
+            missing = [cell for cell, file in files.items() if not (file.exists() and read_cell(file).ok)]
             self._began, self._left, self._kept, failed = time.monotonic(), len(missing), 0, 0
             for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
                 failed += self._serve(list(group))
@@ -59,19 +60,6 @@ class Sweep:
         outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
         print(f"{total} cells: {outcome}", flush=True)
         return failed
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One sweep at a time in a folder; the kernel lets go of the lock when this process ends."""
-        if self.results.exists() and not self.results.is_dir():
-            raise BenchError(f"{self.results.name}: results need a folder, this is a file")
-        self.results.mkdir(parents=True, exist_ok=True)
-        with (self.results / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BenchError(f"another sweep is writing into {self.results.name}") from None
-            yield
 
     def _open(self) -> None:
         """Begin a sweep, or make sure that this one may go on with what is there."""
@@ -83,14 +71,12 @@ class Sweep:
         }
         before, another = read_sweep(self.results), "name another folder with --results"
         if before and before["fingerprint"] != now["fingerprint"]:
-            raise BenchError(
-                f"{self.results.name} holds results of another suite, or of an older state of this one; {another}"
-            )
+            which = "another suite, or of an older state of this one"
+            raise BenchError(f"{self.results.name} holds results of {which}; {another}")
         for what in ("versions", "hardware") if before else ():
             old, new = before[what], now[what]
-            if changed := [
-                f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)
-            ]:
+            changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
+            if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
                 raise BenchError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
         shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
         for folder in (self._partial, self.results / "cells", self.results / "logs"):
@@ -99,10 +85,6 @@ class Sweep:
 
     def _write(self, name: str, text: str) -> None:
         write_whole(self.results / name, text, self._partial / "whole.json")
-
-    def _done(self, cell: Cell) -> bool:
-        file = self.results / f"cells/{cell.id}.json"
-        return file.exists() and read_cell(file).ok
 
     def _new_log(self, name: str) -> Path:
         """An empty log: the reason for which an earlier run failed must not be found in it."""
@@ -169,7 +151,7 @@ class Sweep:
             cell=cell,
             kind=self.suite.arms[cell.arm].kind,
             status="ok" if measured else "failed",
-            reason=client.without_paths(reason),
+            reason=reason.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~"),  # no path of this machine
             configuration=client.configuration(self.suite, self.folder, cell),
             versions=self.versions,
             hardware=self.hardware,
@@ -181,11 +163,6 @@ class Sweep:
         # A mean cell of this run, its share of server starts included, gives the time left.
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
         number = f"[{len(self.cells) - self._left}/{len(self.cells)}]"
-        print(f"{number} {cell.label}: {_summary(result)}; about {minutes:.0f} min left", flush=True)
-
-
-def _summary(result: CellResult) -> str:
-    if not result.ok:
-        return f"FAILED: {result.reason}"
-    text = f"{result.raw['output_throughput']:.0f} tokens/s"
-    return text if result.drafts is None else f"{text}, AL {result.drafts.length:.2f}"
+        said = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {result.reason}"
+        said += f", AL {result.drafts.length:.2f}" if result.drafts else ""
+        print(f"{number} {cell.label}: {said}; about {minutes:.0f} min left", flush=True)

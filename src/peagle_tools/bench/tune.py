@@ -9,14 +9,7 @@ from typing import Annotated
 import typer
 
 from peagle_tools.bench.cli import DEFAULT
-from peagle_tools.shared.terminal import (
-    HeadArgument,
-    check_extra,
-    conversations,
-    exit_if_unfit,
-    fail,
-    one_line_errors,
-)
+from peagle_tools.shared.terminal import HeadArgument, check_extra, conversations, exit_if_unfit, fail, one_line_errors
 
 MOST_PROMPTS = 80
 DATASET = "prompts"  # as suite.yaml names it
@@ -58,7 +51,10 @@ def tune(
     """
     check_extra("vllm", *(["datasets"] if prompts is None else []))
     if adaptive_verification:
-        _check_full_graphs()
+        import torch
+
+        if not torch.cuda.is_available():
+            fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
     from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
@@ -66,11 +62,18 @@ def tune(
     from peagle_tools.bench.schedule import advice
     from peagle_tools.bench.suite import read_suite, slug
     from peagle_tools.bench.sweep import Sweep
+    from peagle_vllm.heads.checks import check
+    from peagle_vllm.heads.files import find
+    from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.target import read_target
 
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
     lines = _prompt_lines(prompts) if prompts else []
-    deepest = _trained_depth(target, head)
+    with one_line_errors():
+        read = read_head(find(head))
+        exit_if_unfit(check(read, read_target(target)))
+    deepest = read.trained_depth or 7
     depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
     config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
     adaptive = {"speculative_config": config | {"enable_adaptive_verification": True}, "k": [max(depths)]}
@@ -106,32 +109,11 @@ def tune(
         print()
         for line in warnings(DATASET, measured):
             print(f"Warning: {line}")
-        for line in advice(DATASET, measured, suite.model_dump(mode="json"), head):
-            print(line)
+        print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
     except (BenchError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it stopped")
-
-
-def _check_full_graphs() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
-
-
-def _trained_depth(target: str, head: str) -> int:
-    """Of the head; the command ends with a line where target or head cannot be read, or do not fit."""
-    from peagle_vllm.heads.checks import check
-    from peagle_vllm.heads.files import find
-    from peagle_vllm.heads.head import read_head
-    from peagle_vllm.heads.target import read_target
-
-    with one_line_errors():
-        source = read_head(find(head))
-        exit_if_unfit(check(source, read_target(target)))
-    return source.trained_depth or 7
 
 
 def _prompt_lines(prompts: Path) -> list[str]:

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle_tools.shared.terminal import (
-    JsonOption,
-    conversations,
-    exit_if_unfit,
-    fail,
-    json_object,
-    logs_on_stderr,
-    one_line_errors,
-)
+from peagle_tools.shared import terminal
+from peagle_tools.shared.terminal import JsonOption, conversations, fail, one_line_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,11 +77,11 @@ def diagnose(
     from peagle_vllm.serving import RefusedError
 
     asked = conversations(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
-    arguments = json_object(engine)
+    arguments = terminal.json_object(engine)
     with one_line_errors():
         model = read_target(target)
         source = read_head(download(head))
-        exit_if_unfit(check(source, model))
+        terminal.exit_if_unfit(check(source, model))
         specials = special_tokens(read_tokens(target))
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     if out is not None:
@@ -112,7 +105,8 @@ def diagnose(
         keep(found)
 
     try:
-        with logs_on_stderr(), VllmMeasure(target, source.name, asked[:num_prompts], max_tokens, arguments) as measure:
+        measuring = VllmMeasure(target, source.name, asked[:num_prompts], max_tokens, arguments)
+        with terminal.logs_on_stderr(), measuring as measure:
             setup = setup_of(source, model, k, chat_template=measure.has_template and not raw)
             hints = list(differences(setup, source, model, measure.has_template))
             fixed = source, model, specials, measure.has_template
@@ -145,9 +139,8 @@ def _say(found: "Diagnosis", left: int, seconds: float) -> None:
     line = f"acceptance length {found.curve.length:.2f}; {left} changes left"
     if found.trials:
         trial = found.trials[-1]
-        line = (
-            f"{trial.intervention.change}: {trial.before.length:.2f} -> {trial.after.length:.2f}; {left} changes left"
-        )
+        lengths = f"{trial.before.length:.2f} -> {trial.after.length:.2f}"
+        line = f"{trial.intervention.change}: {lengths}; {left} changes left"
         line += f", about {seconds / len(found.trials) * left:.0f} s"
     print(line, file=sys.stderr)
 

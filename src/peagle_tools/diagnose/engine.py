@@ -56,20 +56,13 @@ class VllmMeasure:
 
         self._llm = self._llm or self._start(setup)
         self._llm.collective_rpc(apply, args=(setup,))
-        before, engine, prompts = read_engine(self._llm), self._llm.llm_engine, self.prompt_ids(setup.chat_template)
-        for number, ids in enumerate(prompts):
-            greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-            engine.add_request(f"{before.num_drafts}-{number}", {"prompt_token_ids": ids}, greedy)
-        answers = []
-        rounds, tokens = [-1] * len(prompts), [-1] * len(prompts)  # the prompt's own round makes one token
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                number = int(output.request_id.rpartition("-")[2])
-                rounds[number] += 1
-                tokens[number] = len(output.outputs[0].token_ids) - 1
-                if output.finished:
-                    answers.append((len(prompts[number]), output.outputs[0].spec_decode_metrics.to_dict()))
-        lengths = tuple(made / max(1, took) for made, took in zip(tokens, rounds, strict=True))
+        before, prompts = read_engine(self._llm), self.prompt_ids(setup.chat_template)
+        greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
+        outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+        made = [len(output.outputs[0].token_ids) - 1 for output in outputs]  # the prompt's own round makes one token
+        metrics = [output.outputs[0].spec_decode_metrics.to_dict() for output in outputs]
+        lengths = tuple(tokens / max(1, of["num_spec_steps"]) for tokens, of in zip(made, metrics, strict=True))
+        answers = zip(map(len, prompts), metrics, strict=True)
         return Measured(read_engine(self._llm).since(before), lengths, places_of(answers))
 
     def takes_windows(self) -> bool:

@@ -56,11 +56,8 @@ def _trial(trial: Trial) -> dict[str, Any]:
 def show(console: Console, setup: Setup, found: Diagnosis, differences: list[str]) -> None:
     """Print a diagnosis."""
     prompts = "through the chat template" if setup.chat_template else "raw"
-    console.print(
-        f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}, "
-        f"greedy, {found.curve.num_drafts} drafts",
-        highlight=False,
-    )
+    line = f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}"
+    console.print(f"{line}, greedy, {found.curve.num_drafts} drafts", highlight=False)
     show_curve(console, found.curve)
     show_places(console, found.places)
     lines(console, "differs", differences)

@@ -57,21 +57,13 @@ def lines(sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value) of what ``drafting`` returned, to print."""
     graphs = "none: this platform or configuration has no CUDA graphs"
     if sizes["full_graphs"] or sizes["piecewise_graphs"]:
-        graphs = (
-            f"{sizes['full_graphs']} full (decode batches of up to {sizes['full_graph_requests']:,} requests), "
-            f"{sizes['piecewise_graphs']} piecewise (batches of up to {sizes['piecewise_rows']:,} rows)"
-        )
+        full = f"{sizes['full_graphs']} full (decode batches of up to {sizes['full_graph_requests']:,} requests)"
+        graphs = f"{full}, {sizes['piecewise_graphs']} piecewise (batches of up to {sizes['piecewise_rows']:,} rows)"
+    batch = f"max_num_seqs {sizes['max_num_seqs']:,}, max_num_batched_tokens {sizes['max_num_batched_tokens']:,}"
+    weights = f"{sizes['head_weights_bytes'] / MEGA:,.0f} MB of fc, layers and lm_head"
     return [
-        (
-            "drafting",
-            f"K = {sizes['num_speculative_tokens']}, max_num_seqs {sizes['max_num_seqs']:,}, max_num_batched_tokens "
-            f"{sizes['max_num_batched_tokens']:,}, Model Runner {sizes['runner']}",
-        ),
-        (
-            "head",
-            f"{sizes['head_weights_bytes'] / MEGA:,.0f} MB of fc, layers and lm_head, "
-            f"{sizes['head_kv_bytes_per_token']:,} bytes of KV cache a token",
-        ),
+        ("drafting", f"K = {sizes['num_speculative_tokens']}, {batch}, Model Runner {sizes['runner']}"),
+        ("head", f"{weights}, {sizes['head_kv_bytes_per_token']:,} bytes of KV cache a token"),
         ("graphs", graphs),
         ("draft buffers", f"{sizes['buffers_bytes'] / MEGA:,.0f} MB, the graphs' own memory apart"),
         ("largest step", f"{sizes['largest_step_bytes'] / MEGA:,.0f} MB, off the KV cache"),

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from peagle_tools.shared.provenance import versions
 from peagle_vllm import __version__
 from peagle_vllm.patches.fingerprint import ACCEPT, Report
 from peagle_vllm.patches.version import VllmInstall
@@ -75,9 +76,10 @@ def read_environment(install: VllmInstall | None) -> Environment:
     """
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = None if cpu_build else _accelerator()
+    found = versions()
     return Environment(
-        torch=_version("torch"),
-        triton=_version("triton"),
+        torch=found.get("torch"),
+        triton=found.get("triton"),
         device=device,
         cpu_build=cpu_build,
         no_triton=_why_no_triton(cpu_build, device),
@@ -124,13 +126,6 @@ def _forced(use_v2: str | None) -> Literal["V2", "V1", "invalid"] | None:
         return "V2" if int(use_v2) else "V1"
     except ValueError:
         return "invalid"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _accelerator() -> str | None:
@@ -253,7 +248,10 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         release, _, library = report.install.version.partition("+cpu.over.")  # written by tools/next.py
         over = f", its Python over the compiled library of the CPU build {library}: for tests" if library else ""
         fact("vLLM", f"{release} ({report.install.distribution}){over}")
-        fact("looks like", _likeness(report), "" if report.ok else "bold red")
+        changed = sum(len(result.moved) for result in report.results)
+        but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
+        other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
+        fact("looks like", f"{report.compared_with}{but}{other}", "" if report.ok else "bold red")
     if environment is not None and runner is not None:
         fact("torch", environment.torch or "not installed")
         fact("Triton", environment.triton or "not installed")
@@ -269,13 +267,6 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     console.print(facts)
     if report is not None:
         _show_patches(console, report)
-
-
-def _likeness(report: Report) -> str:
-    changed = sum(len(result.moved) for result in report.results)
-    but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
-    other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
-    return f"{report.compared_with}{but}{other}"
 
 
 def _show_patches(console: Console, report: Report) -> None:

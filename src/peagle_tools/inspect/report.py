@@ -132,13 +132,9 @@ def report(
 
 def _hashes(folder: Path, weight_files: list[str]) -> dict[str, str]:
     """Of each file in hexadecimal digits, as the hub shows it."""
-    files = [
-        "config.json",
-        *weight_files,
-        *(f"{SELECTOR_FOLDER}/{path.name}" for path in (folder / SELECTOR_FOLDER).glob("*.safetensors")),
-    ]
+    selector = [f"{SELECTOR_FOLDER}/{path.name}" for path in (folder / SELECTOR_FOLDER).glob("*.safetensors")]
     hashes = {}
-    for path in (folder / file for file in sorted(files)):
+    for path in (folder / file for file in sorted(["config.json", *weight_files, *selector])):
         try:
             with path.open("rb") as file:
                 hashes[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -229,17 +225,13 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
     for file in files if data["sha256"] else ():
         yield "sha256", data["sha256"][file]
-    own, shared = (
-        ", ".join(name for name in ("embed_tokens", "lm_head") if weights[name] is has) for has in (True, False)
-    )
+    both = ("embed_tokens", "lm_head")
+    own, shared = (", ".join(name for name in both if weights[name] is has) for has in (True, False))
     yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
     if selector := data["selector"]:
         gated = "gated by the hidden state" if selector["gated"] else "without a gate"
-        yield (
-            "selector",
-            f"rank {selector['rank']}, {selector['candidates']} candidates a position, {gated}, "
-            f"{decimal(selector['bytes'])}",
-        )
+        size = f"rank {selector['rank']}, {selector['candidates']} candidates a position"
+        yield "selector", f"{size}, {gated}, {decimal(selector['bytes'])}"
     if data["mapped"]:
         yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
     if target:

@@ -41,12 +41,12 @@ def new_folder(out: Path) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise ToolError(f"{out.parent} is not a folder; make it first")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
-        with suppress(OSError), _locked(left):  # a process that still writes there holds the lock
+        with suppress(OSError), locked(left, OSError()):  # a process that still writes there holds the lock
             shutil.rmtree(left, ignore_errors=True)
     try:
         with (
             TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent, ignore_cleanup_errors=True) as private,
-            _locked(Path(private)),
+            locked(Path(private), OSError()),
         ):
             work = Path(private) / "head"  # TemporaryDirectory itself is closed to other users
             work.mkdir()
@@ -63,11 +63,14 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, which ends with the process at the latest. OSError where another process holds it."""
+def locked(folder: Path, failure: Exception) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process at the latest. ``failure`` where another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise failure from None
         yield
     finally:
         os.close(descriptor)

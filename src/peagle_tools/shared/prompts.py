@@ -8,32 +8,7 @@ from peagle_tools.shared.errors import ToolError
 
 Messages = list[dict[str, str]]
 
-PROMPTS = (
-    "Explain how a hash table works, with an example.",
-    "Write a Python function that returns the n-th prime number, and explain it.",
-    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Show each step.",
-    "Summarise the causes of the French Revolution in five sentences.",
-    "Write a SQL query that lists the ten customers with the most orders last year.",
-    "Translate into German: The meeting has been moved to Thursday afternoon because of the holiday.",
-    "What is the difference between a process and a thread?",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "How do vaccines work? Answer for a twelve year old.",
-    "Write a regular expression that matches an e-mail address, and explain each part.",
-    "Compare TCP and UDP in a table.",
-    "Give me a recipe for a vegetable soup for four.",
-    "Find the bug: for i in range(len(a)): if a[i] == 0: a.remove(a[i])",
-    "What are the main arguments for and against nuclear power?",
-    "Solve 3x^2 - 12x + 9 = 0 and show your work.",
-    "Write a polite letter that declines an invitation to a wedding.",
-    "Write a shell script that deletes all files older than thirty days in a folder.",
-    "Explain the difference between weather and climate.",
-    "List ten names for a small bakery, each with one reason.",
-    "Rewrite more formally: we can't make it on Monday, sorry, let's do Friday.",
-    "Who was Ada Lovelace, and why is she remembered?",
-    "Write unit tests in Python for a function that parses dates.",
-    "Plan a weekend in Lisbon for two people who like music.",
-    "Describe how a bill becomes a law in the United States.",
-)
+PROMPTS = Path(__file__).with_name("prompts.txt").read_text(encoding="utf-8").splitlines()
 
 
 def read_prompts(path: Path) -> list[Messages]:

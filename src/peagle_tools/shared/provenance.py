@@ -14,13 +14,12 @@ REPOSITORY = Path(__file__).resolve().parents[3]  # where this is no installed p
 
 def provenance() -> dict[str, Any]:
     """Device, hardware, versions and commit of this run, for a file of results."""
-    found = hardware()
+    found, is_here = hardware(), (REPOSITORY / ".git").exists()
     return {
         "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
         "hardware": found,
         "versions": versions(),
-        # A copy without git's own files takes its commit from the environment.
-        "commit": _commit() or os.environ.get("PEAGLE_COMMIT"),
+        "commit": output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if is_here else None,
     }
 
 
@@ -49,10 +48,6 @@ def hardware() -> dict[str, str]:
 def device(hardware: dict[str, str]) -> str:
     """The accelerator if there is one, else the CPU: what a ratio between two results must share."""
     return hardware.get("gpu") or hardware.get("cpu", "unknown")
-
-
-def _commit() -> str:
-    return output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else ""
 
 
 def _cpu() -> str:

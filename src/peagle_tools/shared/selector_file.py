@@ -14,17 +14,9 @@ from peagle_vllm.heads.head import Head
 
 def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> None:
     """Write ``selector``, and config.json with it, into ``folder``, where the other files of ``head`` are."""
-    selector_config = files.SelectorConfig(
-        selector.predecessor_codebook.shape[1], selector.num_candidates, files.head_hash(head)
-    )
+    rank = selector.predecessor_codebook.shape[1]
+    selector_config = files.SelectorConfig(rank, selector.num_candidates, files.head_hash(head))
     write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector_config)})
     (folder / SELECTOR_FOLDER).mkdir()
-    tensors = {
-        files.PREDECESSORS: selector.predecessor_codebook,
-        files.SUCCESSORS: selector.successor_codebook,
-        files.PROJECTION: selector.hidden_projection,
-        files.EDGE_SCALE: selector.edge_scale,
-        files.UNARY_SCALE: selector.unary_scale,
-    }
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+    tensors = {name: tensor.contiguous() for name, tensor in files.named_tensors(selector).items()}
+    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(tensors))  # raises OSError where a disk is full

@@ -97,10 +97,8 @@ class Checkpoints(SingleGPUCheckpointer):
 
     def _finish(self, begun: Path, state: dict[str, Any]) -> None:
         (begun / MODEL).rename(begun / MASTER)
-        weights = {
-            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            for name, tensor in load_file(begun / MASTER).items()
-        }
+        master = load_file(begun / MASTER)
+        weights = {name: each.bfloat16() if each.is_floating_point() else each for name, each in master.items()}
         selector = served(*map(weights.pop, TENSORS)) if TENSORS[0] in weights else None
         save_file(weights, begun / MODEL, metadata={"format": "pt"})
         (begun / "config.py").unlink(missing_ok=True)  # the library's own class, which vLLM does not need

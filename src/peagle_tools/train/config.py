@@ -195,9 +195,8 @@ class Config(Strict):
     @classmethod
     def _dtype_is_known(cls, value: dict[str, Any]) -> dict[str, Any]:
         if (dtype := value.get("dtype", "bfloat16")) not in DTYPES:
-            raise ValueError(
-                f"dtype is {dtype!r}, which does not say how hidden states are stored: {', '.join(DTYPES)}"
-            )
+            which = "which does not say how hidden states are stored"
+            raise ValueError(f"dtype is {dtype!r}, {which}: {', '.join(DTYPES)}")
         return value
 
     @property

@@ -1,34 +1,25 @@
 """vLLM's connector for hidden states, on a CPU: its own copies through CUDA streams and pinned memory."""
 
+from types import SimpleNamespace
+
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
-    ExampleHiddenStatesConnector,
-    PendingSave,
-    extract_from_kv_cache,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as theirs
+
+# In place of a CUDA event: what it waits for has happened.
+PAST = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
 
 
-class _Past:
-    """In place of a CUDA event: what it waits for has happened."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-class CpuHiddenStates(ExampleHiddenStatesConnector):
+class CpuHiddenStates(theirs.ExampleHiddenStatesConnector):
     """Writes a request's hidden states in the step that finds it finished."""
 
-    def _submit_async_write(self, pending: PendingSave) -> None:
+    def _submit_async_write(self, pending: theirs.PendingSave) -> None:
         if not self._is_tp_rank_zero:
             return
         assert self._kv_cache is not None
         first = torch.tensor(pending.block_ids)[:, None] * self._block_size
         slots = (first + torch.arange(self._block_size)).flatten()
-        states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
-        self._req_copy_events[pending.req_id] = _Past()
+        states = theirs.extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
+        self._req_copy_events[pending.req_id] = PAST
         lock = self._lock_fds.pop(pending.req_id, None)
         tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}
-        self._write_tensors(tensors, _Past(), pending.filename, lock)
+        self._write_tensors(tensors, PAST, pending.filename, lock)

@@ -105,9 +105,8 @@ def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[
         seed = config.optimizer.seed + number
         body = {"model": config.target, "prompt": ids, "seed": seed, "stop": [kind.end], **config.data.sampling}
         body |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
-        asked = urllib.request.Request(
-            f"{config.data.endpoint}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        url, kind_of = f"{config.data.endpoint}/completions", {"Content-Type": "application/json"}
+        asked = urllib.request.Request(url, json.dumps(body).encode(), kind_of)
         with urllib.request.urlopen(asked) as answer:
             choice = json.load(answer)["choices"][0]
         special = any(token in choice["text"] for token in tokenizer.all_special_tokens)

@@ -71,9 +71,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         metrics: dict[str, Tensor] = {}
         of_selector = None
         if self.candidate_selector is not None:
-            of_selector = SelectorLoss(
-                self, metrics, input_ids, loss_mask, documents, StepRows(anchor, depth), num_depths
-            )
+            all_rows = StepRows(anchor, depth)
+            of_selector = SelectorLoss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
 
         def loss_of(states: Tensor, rows: StepRows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""

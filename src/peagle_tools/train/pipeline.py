@@ -1,21 +1,20 @@
 """From prompts to a served head, step by step; finished ones are skipped."""
 
-import fcntl
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.train import serve
 from peagle_tools.train.config import LOOP, STAMP, Config
 
@@ -64,7 +63,7 @@ def pipeline(
         TryAgain: a step was stopped or killed.
     """
     config.run.mkdir(parents=True, exist_ok=True)
-    with _alone(config.run):
+    with locked(config.run, ToolError(f"{config.run}: another pipeline is at work there; wait for its end")):
         if begin:
             for step in reversed(list(WRITES)[list(WRITES).index(begin) :]):
                 _forget(config.run, step)
@@ -92,9 +91,8 @@ def pipeline(
 
 def settings(config: Config) -> dict[str, Any]:
     """What decides the output of each step, beside the step before it."""
-    data, head, step, optimizer = (
-        part.model_dump(mode="json") for part in (config.data, config.head, config.step, config.optimizer)
-    )
+    parts = config.data, config.head, config.step, config.optimizer
+    data, head, step, optimizer = (part.model_dump(mode="json") for part in parts)
     selector = [config.selector.model_dump()] if config.selector else []
     read, apart = ({name: _content(Path(name)) for name in data[key]} for key in ("prompts", "apart_from"))
     # "drop" and ``shard`` were settings once: folders of that time stay readable.
@@ -103,10 +101,7 @@ def settings(config: Config) -> dict[str, Any]:
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
-        "prompts": [
-            *(read, data["pii"], "drop", data["ner"]),
-            *filter(None, [apart, data["from_target"] and written]),
-        ],
+        "prompts": [read, data["pii"], "drop", data["ner"], *filter(None, [apart, data["from_target"] and written])],
         "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed, LOOP],
         "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
         "states": [config.stamp, data["online"]],
@@ -117,10 +112,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def _content(file: Path) -> str | None:
     """A digest of a file; None for a data set of the hub."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _forget(folder: Path, step: str) -> None:
@@ -136,14 +128,3 @@ def _forget(folder: Path, step: str) -> None:
 def _write(stamp: Path, content: dict[str, Any]) -> None:
     stamp.parent.mkdir(exist_ok=True)
     write_whole(stamp, json.dumps(content, indent=2) + "\n")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One pipeline at a time works in a folder."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ToolError(f"{folder}: another pipeline is at work there; wait for its end") from None
-        yield

@@ -27,11 +27,7 @@ REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
 
 @torch.no_grad()
 def replay(
-    head: PEagleDraftModel,
-    documents: Iterable[dict[str, Tensor]],
-    num_k: int,
-    max_tokens: int,
-    chunk_rows: int = 1024,
+    head: PEagleDraftModel, documents: Iterable[dict[str, Tensor]], num_k: int, max_tokens: int, chunk_rows: int = 1024
 ) -> dict[str, list[Acceptance]]:
     """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
 

@@ -38,9 +38,8 @@ def new_selector(head: Any, rank: int, init: str | None) -> CandidateSelector:
     torch.nn.init.normal_(selector.successor_codebook, std=rank**-0.5)
     torch.nn.init.normal_(selector.hidden_projection.weight, std=head.hidden_size**-0.5)
     file = download(init) / SELECTOR_FOLDER / "model.safetensors" if init not in (None, "target") else None
-    if (
-        file and file.exists() and len((found := load_file(file)).get(EDGE_SCALE, ())) == 1
-    ):  # sharpen scales each position
+    # A selector by ``sharpen`` scales each position, and is none of these.
+    if file and file.exists() and len((found := load_file(file)).get(EDGE_SCALE, ())) == 1:
         if (theirs := found[PREDECESSORS].shape[1]) != rank:
             raise ToolError(f"selector.rank: is {rank}, and that of head.init is {theirs}; set it to that")
         if len(found[SUCCESSORS]) > head.draft_vocab_size:

@@ -171,9 +171,8 @@ class Trainer(library.Trainer):
 
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run, by its key in peagle.yaml."""
-        parts = self.settings.model_dump(
-            mode="json", include={"data": {"held_out"}, "head": True, "step": True, "optimizer": True}
-        )
+        which: Any = {"data": {"held_out"}, "head": True, "step": True, "optimizer": True}
+        parts = self.settings.model_dump(mode="json", include=which)
         found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
         found |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
         selector = self.settings.selector and self.settings.selector.model_dump()

@@ -9,14 +9,9 @@ from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, i
 from peagle_vllm.heads.files import shown
 from peagle_vllm.heads.head import Head
 
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30  # NaN is not
-
-
 Kind = tuple[Callable[[Any], bool], str]  # (fits, what it needs to be)
 SIZE: Kind = (is_size, "a whole number above 0")
-POSITIVE: Kind = (_is_positive, "a number above 0")
+POSITIVE: Kind = (lambda v: type(v) in (int, float) and 0 < v < 1e30, "a number above 0")  # NaN is none
 FLAG: Kind = (lambda v: isinstance(v, bool), "true or false")  # vLLM takes "false" for true
 KINDS = {
     **dict.fromkeys(("head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE),
@@ -31,15 +26,11 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 def check_architecture(head: Head) -> Iterator[str]:
     if head.family is None and head.is_speculators:
         kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
-        yield (
-            f"speculators_model_type {shown(kind)} with model_type {shown(nested)} is no P-EAGLE class of vLLM, "
-            f'needs "peagle" with "llama" or "qwen3": {head.config_file}; name a P-EAGLE head'
-        )
+        what = f"speculators_model_type {shown(kind)} with model_type {shown(nested)} is no P-EAGLE class of vLLM"
+        yield f'{what}, needs "peagle" with "llama" or "qwen3": {head.config_file}; name a P-EAGLE head'
     elif head.family is None:
-        yield (
-            f"architecture {shown(head.architecture)} is no P-EAGLE class of vLLM: {head.config_file}; set "
-            f'"architectures" to one of {", ".join(sorted(LLAMA_ARCHITECTURES | QWEN3_ARCHITECTURES))}'
-        )
+        what = f"architecture {shown(head.architecture)} is no P-EAGLE class of vLLM: {head.config_file}"
+        yield f'{what}; set "architectures" to one of {", ".join(sorted(LLAMA_ARCHITECTURES | QWEN3_ARCHITECTURES))}'
     eagle = head.served.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         yield f"eagle_config.use_aux_hidden_state is off, P-EAGLE needs it: {head.config_file}; set it to true"
@@ -47,20 +38,16 @@ def check_architecture(head: Head) -> Iterator[str]:
 
 def check_mask_token(head: Head) -> Iterator[str]:
     token, key, file = head.mask_token_id, head.mask_token_key, head.config_file
+    mend = "set it to the id the head was trained with"
     if token is None:
         beside = ' beside "speculators_model_type": "peagle"' if head.is_speculators else ""
         what = f"no mask token id ({key} is null)" if key else "no mask token id"
-        yield (
-            f'{what}: {file}; add "mask_token_id" with the id that the head was trained with{beside}, or give it to '
-            "peagle-vllm convert --mask-token-id"
-        )
+        add = f'add "mask_token_id" with the id that the head was trained with{beside}'
+        yield f"{what}: {file}; {add}, or give it to peagle-vllm convert --mask-token-id"
     elif not is_whole(token):
-        yield f"{key} is {shown(token)}, needs a whole number: {file}; set it to the id the head was trained with"
+        yield f"{key} is {shown(token)}, needs a whole number: {file}; {mend}"
     elif not 0 <= token < head.vocab_size:
-        yield (
-            f"{key} is {shown(token)}, outside the vocabulary of {head.vocab_size} tokens: {file}; set it to the id "
-            "the head was trained with"
-        )
+        yield f"{key} is {shown(token)}, outside the vocabulary of {head.vocab_size} tokens: {file}; {mend}"
 
 
 def check_fields(head: Head) -> Iterator[str]:

@@ -36,10 +36,8 @@ def check_layers(head: Head) -> Iterator[str]:
     """Are all modules there?"""
     numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
     if len(numbers) != head.num_layers or numbers != {str(i) for i in range(len(numbers))}:
-        yield (
-            f"num_hidden_layers is {head.num_layers}, the weights hold {len(numbers)} layers: {head.config_file}; "
-            f"correct it, or {AGAIN}"
-        )
+        what = f"num_hidden_layers is {head.num_layers}, the weights hold {len(numbers)} layers"
+        yield f"{what}: {head.config_file}; correct it, or {AGAIN}"
         return
     optional = {"hidden_norm", *(() if head.family == "qwen3" else QWEN3_ONLY)}
     missing = [module for module in ("fc", "norm", "layers.0.hidden_norm") if not head.has(module)]
@@ -56,31 +54,25 @@ def check_fc(head: Head) -> Iterator[str]:
     if fc is None or head.is_quantized or fc.shape == needed:
         return
     if fc.shape == (head.hidden_size, count * width):
-        yield (
-            f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}: {head.layer_place}; "
-            f'set "num_aux_hidden_states": {count} there'
-        )
+        what = f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}"
+        yield f'{what}: {head.layer_place}; set "num_aux_hidden_states": {count} there'
         return
-    yield (
-        f"fc.weight is {list(fc.shape)}, needs {list(needed)} (hidden size, {head.num_aux} aux layers x target hidden "
-        f"size {width}): {head.file_of('fc.weight')}; correct the sizes in config.json, or use the head that was "
-        "trained for this target"
-    )
+    sizes = f"hidden size, {head.num_aux} aux layers x target hidden size {width}"
+    mend = "correct the sizes in config.json, or use the head that was trained for this target"
+    yield f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({sizes}): {head.file_of('fc.weight')}; {mend}"
 
 
 def check_mask_hidden(head: Head) -> Iterator[str]:
     file, info = head.file_of("mask_hidden"), head.tensors.get("mask_hidden")
     if info is None:
-        yield (
-            f'mask_hidden is missing: {file}; {AGAIN}, or remove "parallel_drafting": true from the speculative config'
-        )
+        mend = f'{AGAIN}, or remove "parallel_drafting": true from the speculative config'
+        yield f"mask_hidden is missing: {file}; {mend}"
         return
     width, count, hidden_size = info.num_elements, head.aux_needed, head.target_hidden_size
     if width != count * hidden_size:
-        yield (
-            f"mask_hidden is {width} wide, needs {count} x {hidden_size} = {count * hidden_size} (aux layers x target "
-            f"hidden size): {file}; use the head that was trained for this target, or correct the sizes in config.json"
-        )
+        needed = f"{count} x {hidden_size} = {count * hidden_size} (aux layers x target hidden size)"
+        mend = "use the head that was trained for this target, or correct the sizes in config.json"
+        yield f"mask_hidden is {width} wide, needs {needed}: {file}; {mend}"
     elif info.dtype not in FLOATS:
         yield f"mask_hidden is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
     else:
@@ -101,10 +93,8 @@ def value_fault(mask_hidden: "np.ndarray") -> str | None:
 
 def check_norms(head: Head) -> Iterator[str]:
     """The two norms before ``fc``: vLLM drops or invents them when the config and the weights disagree."""
-    for key, module, place in (
-        ("norm_before_fc", "input_norm", head.config_file),
-        ("fc_norm", "fc_norm", head.layer_place),
-    ):
+    norms = (("norm_before_fc", "input_norm", head.config_file), ("fc_norm", "fc_norm", head.layer_place))
+    for key, module, place in norms:
         if head.has(module) and not head.norms[key]:
             yield f'{module} is in the weights, but vLLM finds no "{key}": {place}; add "{key}": true there'
         if head.norms[key] and not head.has(module):
@@ -117,21 +107,15 @@ def check_vocabulary(head: Head) -> Iterator[str]:
     if draft > full:
         yield f"draft_vocab_size is {draft}, more than the {full} of vocab_size: {head.config_file}; correct them"
         return
-    for tensor, key, rows in (
-        ("lm_head.weight", "draft_vocab_size", draft),
-        ("embed_tokens.weight", "vocab_size", full),
-    ):
+    sizes = (("lm_head.weight", "draft_vocab_size", draft), ("embed_tokens.weight", "vocab_size", full))
+    for tensor, key, rows in sizes:
         info = head.tensors.get(tensor)
         if info is not None and info.shape[:1] != (rows,):
-            yield (
-                f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}: {head.file_of(tensor)}; "
-                f'correct "{key}" in config.json'
-            )
+            what = f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}"
+            yield f'{what}: {head.file_of(tensor)}; correct "{key}" in config.json'
     if head.is_reduced and not head.has("lm_head"):
-        yield (
-            f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}: "
-            f"{head.file_of('lm_head')}; {AGAIN}"
-        )
+        what = f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}"
+        yield f"{what}: {head.file_of('lm_head')}; {AGAIN}"
     if fault := read_map(head).fault:
         yield fault
 

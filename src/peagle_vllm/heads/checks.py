@@ -7,16 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from peagle_vllm.heads import check_weights as weights
 from peagle_vllm.heads.check_config import check_architecture, check_fields, check_mask_token
-from peagle_vllm.heads.check_weights import (
-    check_fc,
-    check_finite,
-    check_layers,
-    check_mask_hidden,
-    check_norms,
-    check_shapes,
-    check_vocabulary,
-)
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
@@ -57,15 +49,11 @@ def check(
     if not head.tensors and not _is_pickled(head):
         problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS}"))
     if numbers:
-        problems += [Problem(line) for line in check_finite(head)]
+        problems += [Problem(line) for line in weights.check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
-        problems.append(
-            Problem(
-                f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}; "
-                "right only if the head was trained with this mask token: check its training config",
-                "warning",
-            )
-        )
+        what = f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}"
+        right = "right only if the head was trained with this mask token: check its training config"
+        problems.append(Problem(f"{what}; {right}", "warning"))
     return problems
 
 
@@ -74,12 +62,9 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if head.kind == "target":
         return [Problem(f"{head.name} {NO_HEAD}")]
     if head.kind == "eagle3" and parallel:
-        return [
-            Problem(
-                f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps): it has neither mask_hidden nor a mask "
-                'token id; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
-            )
-        ]
+        what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps)"
+        mend = 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
+        return [Problem(f"{what}: it has neither mask_hidden nor a mask token id; {mend}")]
     if head.kind == "eagle3" and head.family is None:
         what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
@@ -88,21 +73,16 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if _is_pickled(head):  # vLLM would unpickle them
         lines.append(f"no *.safetensors: {head.name}; {SAVE_AS}")
     if head.tensors:
-        layers = list(check_layers(head))
+        layers = list(weights.check_layers(head))
         lines += layers
+        of_peagle = [weights.check_mask_hidden] if parallel else []
         try:
-            for part in (
-                check_fc,
-                *([check_mask_hidden] if parallel else []),
-                check_norms,
-                check_vocabulary,
-                selector_faults,
-            ):
+            for part in (weights.check_fc, *of_peagle, weights.check_norms, weights.check_vocabulary, selector_faults):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))
         if head.family and not head.is_quantized and not fields and not layers:  # else shapes cannot be known
-            lines += check_shapes(head)
+            lines += weights.check_shapes(head)
     return [Problem(line) for line in lines]
 
 
@@ -121,40 +101,29 @@ def check_pair(
         num_speculative_tokens: K; None where it is left to the head.
     """
     problems: list[Problem] = []
-    if head.kind == "peagle":
-        problems += _beyond_training(head, num_speculative_tokens)
+    depth, num_k = head.trained_depth, num_speculative_tokens
+    if head.kind == "peagle" and depth and num_k and num_k > depth:
+        what = f"num_speculative_tokens is {num_k}, and {head.name} was trained {depth} deep"
+        mend = f"drafts beyond that are rarely accepted; set it to {depth} or less"
+        problems.append(Problem(f"{what}: {mend}", "warning"))
     if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
         problems += [Problem(line) for line in _sizes(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
     return problems + check_head(head, parallel)
 
 
-def _beyond_training(head: Head, num_k: int | None) -> Iterator[Problem]:
-    if head.trained_depth and num_k and num_k > head.trained_depth:
-        yield Problem(
-            f"num_speculative_tokens is {num_k}, and {head.name} was trained {head.trained_depth} deep: drafts beyond "
-            f"that are rarely accepted; set it to {head.trained_depth} or less",
-            "warning",
-        )
-
-
 def _sizes(head: Head, target: Target) -> Iterator[str]:
     if head.target_hidden_size != target.hidden_size:
         key = "target_hidden_size" if head.served.get("target_hidden_size") else "hidden_size"
-        yield (
-            f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide: "
-            f"{head.config_file}; {THIS_TARGET}"
-        )
+        what = f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide"
+        yield f"{what}: {head.config_file}; {THIS_TARGET}"
     if head.vocab_size != target.vocab_size:
-        yield (
-            f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}: {head.config_file}; {THIS_TARGET}"
-        )
+        what = f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}"
+        yield f"{what}: {head.config_file}; {THIS_TARGET}"
     for module in ("embed_tokens", "lm_head") if head.tensors and head.hidden_size != target.hidden_size else ():
         if not head.has(module):
-            yield (
-                f"{module} is missing, and that of {target.name} is {target.hidden_size} wide where the head's "
-                f"hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
-            )
+            what = f"{module} is missing, and that of {target.name} is {target.hidden_size} wide"
+            yield f"{what} where the head's hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
 
 
 def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
@@ -168,10 +137,9 @@ def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
         fault = f"has {len(default)} where fc takes {needed}"
     else:
         return
-    yield Problem(
-        f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}, "
-        f'{list(default)}, {fault}: {head.config_file}; add "{AUX_KEY}" with the {needed} that the head was trained on'
-    )
+    what = f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}"
+    mend = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
+    yield Problem(f"{what}, {list(default)}, {fault}: {head.config_file}; {mend}")
 
 
 def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
@@ -180,31 +148,20 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     default = list(default_aux_layers(target.num_layers))
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
-        yield Problem(
-            f"{key} names layer {repeated} twice ({shown(ids)}), vLLM captures it once: {file}; name {needed} "
-            "different layers, those that the head was trained on"
-        )
+        what = f"{key} names layer {repeated} twice ({shown(ids)}), vLLM captures it once"
+        yield Problem(f"{what}: {file}; name {needed} different layers, those that the head was trained on")
     outside = [i for i in ids if not 0 <= i <= target.num_layers]
     if outside:
-        yield Problem(
-            f"{key} names layer {shown(outside[0])}, {target.name} has {target.num_layers} layers (0 to "
-            f"{target.num_layers} can be read): {file}; {THIS_TARGET}"
-        )
+        layers = f"{target.num_layers} layers (0 to {target.num_layers} can be read)"
+        yield Problem(f"{key} names layer {shown(outside[0])}, {target.name} has {layers}: {file}; {THIS_TARGET}")
     if len(ids) != needed:
-        yield Problem(
-            f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; name the layers that the "
-            "head was trained on"
-        )
+        what = f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states"
+        yield Problem(f"{what}: {file}; name the layers that the head was trained on")
     if ids == [i - 1 for i in default]:
-        yield Problem(
-            f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}; SpecForge and SGLang count the "
-            "layer whose output is read, vLLM the one whose input: add one to each if the head was trained so "
-            "(peagle-vllm diagnose tries it)",
-            "warning",
-        )
+        what = f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}"
+        counted = "SpecForge and SGLang count the layer whose output is read, vLLM the one whose input"
+        mend = "add one to each if the head was trained so (peagle-vllm diagnose tries it)"
+        yield Problem(f"{what}; {counted}: {mend}", "warning")
     if ids != sorted(ids):
-        yield Problem(
-            f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order: {file}; drafts are poor if the "
-            "head was trained on the order named",
-            "warning",
-        )
+        what = f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order"
+        yield Problem(f"{what}: {file}; drafts are poor if the head was trained on the order named", "warning")

@@ -6,19 +6,10 @@ wrong place, and then drafts badly with a default.
     speculators format   transformer_layer_config, plus a few named fields   (configs/speculators/algos.py)
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
 
-| dialect         | how it is recognised                               | what serving maps for vLLM                  |
-|-----------------|----------------------------------------------------|---------------------------------------------|
-| ``aws``         | ``ptd_token_id``, ``midlayer``                     | identity d2t left out                       |
-| ``flat``        | the same, architecture ``LlamaForCausalLM``        | nothing: vLLM puts ``Eagle3`` before the name |
-| ``speculators`` | ``speculators_model_type``, nested layer config    | ``fc_norm`` and the number of aux states    |
-| ``nemo``        | ``LlamaEagle3DraftModel``, names under ``model.``  | architecture, names without the prefix      |
-| ``specforge``   | ``PEagleDraftModel`` in a flat config              | architecture; the mask token id must be added |
-| ``vllm``        | an architecture of vLLM's registry                 | nothing                                     |
-
-A new dialect goes into ``Dialect``, ``dialect_of`` (before "nemo", which takes every ``model.`` prefix),
-``mapped_fields`` (which serving sets on vLLM's config, and ``convert`` writes) and ``vllm_name``; then, with its name,
-into ``DIALECTS`` of report.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in
-docs/heads.md.
+docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``Dialect``,
+``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``mapped_fields`` (which serving sets on vLLM's
+config, and ``convert`` writes) and ``vllm_name``; then, with its name, into ``DIALECTS`` of report.py,
+tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
 """
 
 from collections.abc import Iterable, Mapping

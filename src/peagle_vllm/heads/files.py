@@ -181,9 +181,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON:
-            raise HeadError(
-                f"{path} is not a regular file of at most {MAX_JSON >> 20} MB; take it from its source again"
-            )
+            limit = f"a regular file of at most {MAX_JSON >> 20} MB"
+            raise HeadError(f"{path} is not {limit}; take it from its source again")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise HeadError(f"{path} cannot be read ({error.strerror}); check the path, or download it again") from None

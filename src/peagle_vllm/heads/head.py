@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from peagle_vllm.heads import config as configs
-from peagle_vllm.heads.files import (
-    INTEGERS,
-    NUMPY,
-    HeadError,
-    RemoteHead,
-    TensorInfo,
-    as_numbers,
-    commit_of,
-    read_headers,
-    read_json,
-    read_pieces,
-)
+from peagle_vllm.heads import files
+from peagle_vllm.heads.files import INTEGERS, NUMPY, HeadError, RemoteHead, TensorInfo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,9 +108,10 @@ class Head:
 
     def file_of(self, tensor: str) -> str:
         """The file that holds a tensor, or would hold it."""
-        files = self.weight_files
-        file = self.tensors[tensor].file if tensor in self.tensors else files[0] if len(files) == 1 else "*.safetensors"
-        return f"{self.name}/{file}"
+        if tensor in self.tensors:
+            return f"{self.name}/{self.tensors[tensor].file}"
+        there = self.weight_files
+        return f"{self.name}/{there[0] if len(there) == 1 else '*.safetensors'}"
 
     def array(self, tensor: str) -> "np.ndarray | None":
         """A tensor's numbers (bf16 as float32); None when they are not on this machine, or scaled (fp8).
@@ -133,7 +124,7 @@ class Head:
         info = self.tensors.get(tensor)
         if self.folder is None or info is None or info.dtype not in NUMPY:
             return None
-        return as_numbers(b"".join(read_pieces(self.folder, info)), info.dtype).reshape(info.shape)
+        return files.as_numbers(b"".join(files.read_pieces(self.folder, info)), info.dtype).reshape(info.shape)
 
     def mask_hidden(self) -> "np.ndarray | None":
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""
@@ -157,8 +148,8 @@ def read_head(source: Path | RemoteHead) -> Head:
     if isinstance(source, RemoteHead):
         folder, commit, name, config, raw = None, source.commit, source.name, source.config, source.tensors
     else:
-        folder, commit, name = source, commit_of(source), str(source)
-        config, raw = read_json(source / "config.json"), read_headers(source)
+        folder, commit, name = source, files.commit_of(source), str(source)
+        config, raw = files.read_json(source / "config.json"), files.read_headers(source)
     if "hidden_size" not in config and isinstance(config.get("text_config"), dict):
         raise HeadError(f"{name} {NO_HEAD}")
     tensors: dict[str, TensorInfo] = {}

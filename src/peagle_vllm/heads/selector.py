@@ -8,19 +8,16 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peagle_vllm.heads.files import (
-    FLOATS,
-    SELECTOR,
-    SELECTOR_FOLDER,
-    HeadError,
-    TensorInfo,
-    read_headers,
-    read_pieces,
-    shown,
-)
+from peagle_vllm.heads import files
+from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, shown
 from peagle_vllm.heads.head import Head, read_map
+
+if TYPE_CHECKING:
+    import torch
+
+    from peagle_kernels import CandidateSelector
 
 PREDECESSORS = "candidate_selector.predecessor_codebook"  # [target vocabulary, rank]
 SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]
@@ -59,9 +56,8 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
         raise HeadError(f"{SELECTOR} is {shown(found)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
     for field in ("selector_rank", "selector_top_k"):
         if type(found.get(field)) is not int or not 1 <= found[field] <= 1024:
-            raise HeadError(
-                f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024: {file}; {SHARPEN_AGAIN}"
-            )
+            what = f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024"
+            raise HeadError(f"{what}: {file}; {SHARPEN_AGAIN}")
     return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
 
 
@@ -71,7 +67,7 @@ def read_selector_headers(folder: Path) -> dict[str, TensorInfo]:
     Raises:
         HeadError: a file is damaged.
     """
-    return read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
+    return files.read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
 
 
 def selector_shapes(
@@ -83,6 +79,12 @@ def selector_shapes(
         SUCCESSORS: (draft_vocab_size, selector_config.selector_rank),
         PROJECTION: (selector_config.selector_rank, hidden_size),
     }
+
+
+def named_tensors(selector: "CandidateSelector") -> "dict[str, torch.Tensor]":
+    """A served selector's tensors by their names in a file."""
+    names = PREDECESSORS, SUCCESSORS, PROJECTION, EDGE_SCALE, UNARY_SCALE
+    return {name: tensor for name, tensor in zip(names, selector[:5], strict=True) if tensor is not None}
 
 
 def head_hash(head: Head) -> str:
@@ -100,7 +102,7 @@ def head_hash(head: Head) -> str:
             continue
         digest.update(f"{name} {info.dtype} {[size for size in info.shape if size != 1]}\n".encode())
         if info.num_bytes <= HASHED_BYTES:
-            for piece in read_pieces(head.folder, info):
+            for piece in files.read_pieces(head.folder, info):
                 digest.update(piece)
     return digest.hexdigest()[:16]
 
@@ -129,12 +131,9 @@ def selector_faults(head: Head) -> Iterator[str]:
         found = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
         yield f"{found}, needs one number a position: {place}; {SHARPEN_AGAIN}"
     if selector_config.selector_top_k > head.draft_vocab_size:
-        yield (
-            f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}, the draft vocabulary has "
-            f"{head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
-        )
-    if selector_config.head_hash != head_hash(head):
-        yield (
-            f"the candidate selector was fitted to another head (hash {selector_config.head_hash}, this one's is "
-            f"{head_hash(head)}): {place}; sharpen this head, or remove {SELECTOR} from its config.json"
-        )
+        what = f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}"
+        yield f"{what}, the draft vocabulary has {head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
+    if selector_config.head_hash != (own := head_hash(head)):
+        which = f"another head (hash {selector_config.head_hash}, this one's is {own})"
+        mend = f"sharpen this head, or remove {SELECTOR} from its config.json"
+        yield f"the candidate selector was fitted to {which}: {place}; {mend}"

@@ -50,13 +50,8 @@ def read_target(model: str) -> Target:
         config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
         nested = config.get("text_config")
         text = nested if isinstance(nested, dict) else config
-        return Target(
-            name=model,
-            hidden_size=size(text, "hidden_size", file),
-            vocab_size=size(text, "vocab_size", file),
-            num_layers=size(text, "num_hidden_layers", file),
-            config=text,
-        )
+        hidden, vocab, layers = (size(text, key, file) for key in ("hidden_size", "vocab_size", "num_hidden_layers"))
+        return Target(model, hidden, vocab, layers, text)
     except HeadError as error:
         raise HeadError(f"target: {error}") from None
 

@@ -7,15 +7,8 @@ import torch
 import torch.nn.functional as F
 from vllm.config import VllmConfig
 
-from peagle_kernels import (
-    Candidates,
-    CandidateSelector,
-    DraftBuffers,
-    Drawing,
-    select_candidates,
-    select_candidates_torch,
-    select_candidates_triton,
-)
+import peagle_kernels
+from peagle_kernels import Candidates, CandidateSelector, DraftBuffers, Drawing
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
@@ -27,9 +20,8 @@ def selector_config_of(vllm_config: VllmConfig) -> files.SelectorConfig | None:
     """What the served head's config says of its selector; None where it has none."""
     spec = vllm_config.speculative_config
     assert spec is not None
-    return files.read_selector_config(
-        vars(spec.draft_model_config.hf_config), f"{spec.draft_model_config.model}/config.json"
-    )
+    draft = spec.draft_model_config
+    return files.read_selector_config(vars(draft.hf_config), f"{draft.model}/config.json")
 
 
 def num_candidates(vllm_config: VllmConfig) -> int:
@@ -69,9 +61,8 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
     positions = next((len(scale) for scale in scales if scale is not None), 1)
-    edge_scale, unary_scale = (
-        (torch.ones(positions) if scale is None else scale).to(device, torch.float32).contiguous() for scale in scales
-    )
+    given = (torch.ones(positions) if scale is None else scale for scale in scales)
+    edge_scale, unary_scale = (scale.to(device, torch.float32).contiguous() for scale in given)
     selector = CandidateSelector(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
@@ -86,12 +77,6 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     row = torch.zeros(1, draft.get_hidden_size(), dtype=draft.dtype, device=device)
     choose_top_k(model, row, selector.num_candidates)
     return selector
-
-
-def named_tensors(selector: CandidateSelector) -> dict[str, torch.Tensor]:
-    """A served selector's tensors by their names in a file."""
-    names = files.PREDECESSORS, files.SUCCESSORS, files.PROJECTION, files.EDGE_SCALE, files.UNARY_SCALE
-    return {name: tensor for name, tensor in zip(names, selector[:5], strict=True) if tensor is not None}
 
 
 def turn_off(selector: CandidateSelector) -> None:
@@ -129,9 +114,9 @@ def select(
     candidates = Candidates(ids, logits, gates, buffers.input_ids, buffers.sample_indices[: len(hidden_states)])
     choice = candidates, selector, model.draft_id_to_target_id, torch.empty_like(logits) if scores is None else scores
     if draw is None:
-        select_candidates(drafts, *choice)
+        peagle_kernels.select_candidates(drafts, *choice)
     elif isinstance(draw, Drawing):
-        select_candidates_triton(drafts, *choice, draw)
+        peagle_kernels.select_candidates_triton(drafts, *choice, draw)
     else:
-        select_candidates_torch(drafts, *choice, draw)
+        peagle_kernels.select_candidates_torch(drafts, *choice, draw)
     return candidates
