@@ -1,6 +1,6 @@
 """Acceptance of probabilistic drafts with and without the request's top-k and top-p, on the real target.
 
-``make real-target`` first. The engine is V1; the head is the one with a selector.
+``make real-target`` first. The engine is V1.
 """
 
 from typing import Any
@@ -9,12 +9,15 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import SETS, Engine, RealArm, al_of, gain_of, live, read_set
+from benchmarks.real import PLAIN, SETS, Engine, RealArm, al_of, gain_of, live, read_set
 from peagle_tools.shared.provenance import provenance
 
 CASES = [{"temperature": heat, **limit} for heat in (0.7, 1.0) for limit in ({}, {"top_p": 0.9}, {"top_k": 20})]
-PROMPTS, MAX_TOKENS = 80, 128
-ARM = RealArm("P-EAGLE", "peagle", 3, selector=True, probabilistic=True)
+PROMPTS, MAX_TOKENS, K = 80, 128, 3
+ARMS = {
+    "peagle": RealArm("P-EAGLE", "peagle", K, selector=True, probabilistic=True),
+    "peagle-plain": RealArm(PLAIN, "peagle-plain", K, probabilistic=True),
+}
 
 
 def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float], within: bool) -> list[list[int]]:
@@ -30,9 +33,10 @@ def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float],
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="of each set, spread over it")
+    parser.add_argument("--head", choices=ARMS, default="peagle")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with live(ARM) as call:
+    with live(ARMS[args.head]) as call:
         for sampling in CASES:
             for name in SETS:
                 within = np.asarray(call(sampled, name, args.prompts, sampling, True))
@@ -42,7 +46,7 @@ def main() -> None:
                     found = {"temperature_only": al_of(without)} | found | gain_of(within, without)
                 rows.append({"sampling": sampling, "set": name, **found})
                 print(rows[-1], flush=True)
-    how = {"head": ARM.head, "k": ARM.k, "prompts": args.prompts, "max_tokens": MAX_TOKENS}
+    how = {"head": args.head, "k": K, "prompts": args.prompts, "max_tokens": MAX_TOKENS}
     arms.write_result(args.out, __doc__, {**how, "cells": rows, **provenance()})
 
 
