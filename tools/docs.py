@@ -78,11 +78,10 @@ def drafters() -> str:
         other = compared_with(arm)
         for name in SETS:
             found = row["sets"][name]
-            low, high = found.get("gain_95", (0, 0))
-            gain = f"{found['gain']:+.1%} [{low:+.1%}, {high:+.1%}] {other.name}" if other and "gain" in found else ""
+            gained = f"{gain(found)} {other.name}" if other and "gain" in found else ""
             times = found.get("times_no_speculation", {})
             speeds = [f"{times[n]['median']:.2f}x" if times else "" for n in ("1", "4", "8")]
-            rows.append((arm.name, arm.k, name, f"{found['al']:.2f}", gain, *speeds))
+            rows.append((arm.name, arm.k, name, f"{found['al']:.2f}", gained, *speeds))
     columns = ("drafter", "K", "prompts", "AL", "AL against", "tokens/s, 1 in flight", "4", "8")
     return f"{table(columns, rows)}\n\nAs in README. {where(result, 'real')}"
 
@@ -177,6 +176,42 @@ def structured() -> str:
     return f"{table(columns, rows)}\n\n{note} {where(result, 'structured')}"
 
 
+def limits() -> str:
+    """Acceptance of probabilistic drafts within the request's limits on the real target, and beside them."""
+    rows = []
+    for name in ("limits", "limits_plain"):
+        result = read(name)
+        for cell in result["cells"]:
+            if "gain" in cell:
+                limit = ", ".join(f"{key} {value}" for key, value in cell["sampling"].items())
+                als = (f"{cell[when]['al']:.2f}" for when in ("temperature_only", "within_limits"))
+                rows.append((HEADS[result["head"]], limit, cell["set"], *als, gain(cell)))
+    columns = ("drafter", "requests", "prompts", "AL, drafts by temperature only", "within the limits", "gain [95%]")
+    note = f"SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
+    note += f"{result['max_tokens']} tokens an answer, no seeds: the two differ in their noise, too."
+    return f"{table(columns, rows)}\n\n{note} {where(result, 'limits*')}"
+
+
+def long_prompts() -> str:
+    """Acceptance by the prompt's length, with windows, look-up and n-gram."""
+    result = read("long_prompts")
+    lengths, rows = list(result["arms"][0]["by_prompt_tokens"]), []
+    for row in result["arms"]:
+        arm, found = row["arm"], row["by_prompt_tokens"].values()
+        name = f"{arm['name']}, window {arm['window']}" if arm["window"] else f"{arm['name']}, K = {arm['k']}"
+        rows.append((name, *(f"{of['al']:.2f}" + (f" ({gain(of)})" if "gain" in of else "") for of in found)))
+    note = f"AL (against the first row, 95% interval), {result['files']} files of Python's standard library, cut to "
+    note += f"so many tokens, and a question; greedy, {result['answer']} tokens an answer."
+    return f"{table(('drafter', *lengths), rows)}\n\n{note} {where(result, 'long_prompts')}"
+
+
+def gain(found: dict) -> str:
+    """A relative gain and its interval."""
+    low, high = found["gain_95"]
+    return f"{found['gain']:+.1%} [{low:+.1%}, {high:+.1%}]"
+
+
+HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
 # Page -> what stands between the markers of these names.
 GENERATED = {
     "README.md": [real],

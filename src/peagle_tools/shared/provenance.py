@@ -19,7 +19,10 @@ def provenance() -> dict[str, Any]:
         "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
         "hardware": found,
         "versions": versions(),
-        "commit": output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if is_here else None,
+        # A copy without git's own files, as on a GPU host, takes its commit from the environment.
+        "commit": output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD")
+        if is_here
+        else os.environ.get("PEAGLE_COMMIT"),
     }
 
 
