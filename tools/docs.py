@@ -218,7 +218,7 @@ GENERATED = {
     "docs/features.md": [targets],
     "docs/sharpen.md": [sharpen],
     "docs/performance.md": [host],
-    "docs/acceptance.md": [drafters, structured, calibration],
+    "docs/acceptance.md": [drafters, limits, long_prompts, structured, calibration],
 }
 
 
