@@ -3,7 +3,9 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors.torch import save
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 from peagle_kernels import CandidateSelector
 from peagle_vllm.heads import selector as files
@@ -28,3 +30,22 @@ def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> Non
     }
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(kept))  # raises OSError where a disk is full
+
+
+def read_selector(head: Head) -> CandidateSelector | None:
+    """The selector of a head whose files are checked; scales that are missing are one 1. None: it has none."""
+    found = files.read_selector_config(head.config, head.config_file)
+    if found is None or head.folder is None:
+        return None
+    tensors: dict[str, Tensor] = {}
+    for file in sorted((head.folder / SELECTOR_FOLDER).glob("*.safetensors")):
+        tensors |= load_file(file)
+    edge_scale, unary_scale = (tensors.get(name, torch.ones(1)) for name in (files.EDGE_SCALE, files.UNARY_SCALE))
+    return CandidateSelector(
+        tensors[files.PREDECESSORS],
+        tensors[files.SUCCESSORS],
+        tensors.get(files.PROJECTION),
+        edge_scale,
+        unary_scale,
+        found.selector_top_k,
+    )
