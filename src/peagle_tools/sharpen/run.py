@@ -99,7 +99,7 @@ def sharpen(
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
-        _write(sharpened, head, best.selector)
+        write_sharpened(sharpened, head, best.selector)
         measured = served(pair, sharpened, prompts, plan, progress)
         report = Sharpened({one.form: one.gain for one in fitted}, best.form, len(trace.ids), measured)
         if report.is_better:
@@ -213,7 +213,7 @@ def _offsets(head: Head) -> torch.Tensor | None:
     return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
 
 
-def _write(folder: Path, head: Head, selector: CandidateSelector) -> None:
+def write_sharpened(folder: Path, head: Head, selector: CandidateSelector) -> None:
     """The head as it is, its config with the selector_config, and the selector in a folder of its own."""
     assert head.folder is not None
     for file in head.folder.iterdir():
