@@ -52,16 +52,18 @@ def test_an_engine_records_where_it_is_asked_to(
     assert not folder.exists()
 
 
-def request(ids: list[int] | None, **changes: Any) -> Any:
+def request(ids: list[int], **changes: Any) -> Any:
     """A finished ``Request``, as far as recording reads it."""
     fields = {"prompt_token_ids": ids, "num_output_tokens": 4, "mm_features": [], "prompt_embeds": None}
     return SimpleNamespace(**{**fields, "lora_request": None, **changes})
 
 
-@pytest.mark.parametrize("change", [{"num_output_tokens": 0}, {"mm_features": [1]}, {"prompt_embeds": 1}])
+@pytest.mark.parametrize(
+    "change", [{"num_output_tokens": 0}, {"mm_features": [1]}, {"prompt_embeds": 1}, {"lora_request": 1}]
+)
 def test_what_is_not_all_text_of_the_target_is_left_out(change: dict[str, Any], tmp_path: Path):
     records = record.Records(tmp_path, 0)
-    for each in (request([1], **change), request(None), request([1], lora_request="adapter"), request([2, 3])):
+    for each in (request([1], **change), request([2, 3])):
         records.add(each)
     assert lines(tmp_path / "0.jsonl") == [[2, 3]]
 
@@ -95,6 +97,8 @@ def test_half_a_line_stays_the_last_one_until_the_next_start(tmp_path: Path, mon
 
 
 def test_records_are_read_once_each_and_of_a_chat_its_last_prompt(tmp_path: Path):
+    with pytest.raises(ToolError, match="holds no recorded prompt; serve with PEAGLE_VLLM_RECORD="):
+        prompts.read_records(tmp_path, 10, 6)
     of_files = {"0.older.jsonl": [[1, 2], [4]], "0.jsonl": [[1, 2, 3, 5], [4], [1, 2, 3]], "1.jsonl": [[9] * 7, [4, 0]]}
     for name, found in of_files.items():
         (tmp_path / name).write_text("".join(json.dumps({"prompt": ids}) + "\n" for ids in found))
@@ -108,9 +112,4 @@ def test_records_are_read_once_each_and_of_a_chat_its_last_prompt(tmp_path: Path
 def test_any_other_broken_line_is_named(line: str, tmp_path: Path):
     (tmp_path / "0.jsonl").write_text(f'{{"prompt": [1]}}\n{line}\n{{"prompt": [2]}}\n')
     with pytest.raises(ToolError, match=r"0\.jsonl:2 is no recorded prompt of this target; remove"):
-        prompts.read_records(tmp_path, 10, 100)
-
-
-def test_a_folder_without_records(tmp_path: Path):
-    with pytest.raises(ToolError, match="holds no recorded prompt; serve with PEAGLE_VLLM_RECORD="):
         prompts.read_records(tmp_path, 10, 100)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from peagle_kernels import CandidateSelector
 from peagle_vllm.heads import selector as files
@@ -37,15 +36,12 @@ def read_selector(head: Head) -> CandidateSelector | None:
     found = files.read_selector_config(head.config, head.config_file)
     if found is None or head.folder is None:
         return None
-    tensors: dict[str, Tensor] = {}
-    for file in sorted((head.folder / SELECTOR_FOLDER).glob("*.safetensors")):
+    tensors = {name: torch.ones(1) for name in (files.EDGE_SCALE, files.UNARY_SCALE)}
+    for file in (head.folder / SELECTOR_FOLDER).glob("*.safetensors"):
         tensors |= load_file(file)
-    edge_scale, unary_scale = (tensors.get(name, torch.ones(1)) for name in (files.EDGE_SCALE, files.UNARY_SCALE))
+    predecessors, successors, *scales = (
+        tensors[name] for name in (files.PREDECESSORS, files.SUCCESSORS, files.EDGE_SCALE, files.UNARY_SCALE)
+    )
     return CandidateSelector(
-        tensors[files.PREDECESSORS],
-        tensors[files.SUCCESSORS],
-        tensors.get(files.PROJECTION),
-        edge_scale,
-        unary_scale,
-        found.selector_top_k,
+        predecessors, successors, tensors.get(files.PROJECTION), scales[0], scales[1], found.selector_top_k
     )

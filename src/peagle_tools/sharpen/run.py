@@ -94,7 +94,10 @@ def sharpen(
     with work_folder(out, head, target, prompts, plan) as work:
         trace = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted = _fitted(trace, sizes, offsets, plan, progress, own_selector(head, plan))
+        own = read_selector(head)
+        if own and (own.predecessor_codebook.shape[1], own.num_candidates) != (plan.rank, plan.num_candidates):
+            own = None  # others were asked for
+        fitted = _fitted(trace, sizes, offsets, plan, progress, own)
         best = max(fitted, key=lambda one: one.gain.length)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
@@ -159,13 +162,6 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
                 continue
         running.result()
     return CandidateTrace.joined([CandidateTrace.load(file) for file in wanted])
-
-
-def own_selector(head: Head, plan: Plan) -> CandidateSelector | None:
-    """The selector that the head has, unless another rank or number of candidates is asked for."""
-    own = read_selector(head)
-    sizes = own and (own.predecessor_codebook.shape[1], own.num_candidates)
-    return own if sizes == (plan.rank, plan.num_candidates) else None
 
 
 def _fitted(

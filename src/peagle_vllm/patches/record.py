@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -57,10 +56,9 @@ def install(module: ModuleType) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             config = self.vllm_config
-            folder = is_peagle(config) and getattr(
-                config.speculative_config.draft_model_config.hf_config, "record_folder", None
-            )
-            if folder:
+            if not is_peagle(config):
+                return
+            if folder := getattr(config.speculative_config.draft_model_config.hf_config, "record_folder", None):
                 records, free = Records(Path(folder), config.parallel_config.data_parallel_index), self._free_request
 
                 def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +73,7 @@ def install(module: ModuleType) -> None:
 
 
 class Records:
-    """One engine's file in the folder, a line a request. A failure ends recording, and disturbs no request."""
+    """One engine's file, a line a request. A failure ends recording, and disturbs no request."""
 
     def __init__(self, folder: Path, rank: int):
         """``rank``: of data parallelism; no two engines write into one file."""
@@ -89,31 +87,24 @@ class Records:
         except OSError as error:
             self._stop(error)
             return
-        logger.warning(
-            "P-EAGLE records prompts as token ids, which are your users' text, in %s, up to %d MiB; unset %s to stop",
-            self._file,
-            2 * FILE_BYTES >> 20,
-            RECORD,
-        )
+        line = "P-EAGLE records prompts as token ids, which are your users' text, in %s, up to %d MiB; unset %s to stop"
+        logger.warning(line, self._file, 2 * FILE_BYTES >> 20, RECORD)
 
     def add(self, request: Any) -> None:
-        """The prompt of a finished ``Request``, if it was answered and all of it is tokens of the target's own."""
+        """The prompt of a finished ``Request``, if it was answered and all of it is the target's own tokens."""
         if self._file is None:
             return
         try:
-            if not request.num_output_tokens or request.prompt_token_ids is None:
-                return
-            if request.mm_features or request.prompt_embeds is not None or request.lora_request:
-                return
-            line = json.dumps({"prompt": list(request.prompt_token_ids)}, separators=(",", ":")) + "\n"
-            self._write(self._file, line.encode())
+            is_text = not (request.mm_features or request.prompt_embeds is not None or request.lora_request)
+            if is_text and request.num_output_tokens:
+                line = json.dumps({"prompt": request.prompt_token_ids}, separators=(",", ":")) + "\n"
+                self._write(self._file, line.encode())
         except Exception as error:
             self._stop(error)
 
     def _write(self, file: Path, line: bytes) -> None:
-        with suppress(FileNotFoundError):
-            if file.stat().st_size + len(line) > FILE_BYTES:
-                file.replace(self._older)
+        if file.exists() and file.stat().st_size + len(line) > FILE_BYTES:
+            file.replace(self._older)
         to = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             if os.write(to, line) < len(line):  # one call, so that a killed server leaves half a line at most
