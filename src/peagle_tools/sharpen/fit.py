@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from peagle_kernels import CandidateSelector
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 
-BATCH = 1024  # drafts
+BATCH, LEAST_STEPS = 1024, 40  # drafts; steps an epoch, in smaller batches where drafts are few
 LEARNING_RATE = 3e-3
 EPOCHS, CHECKS_AN_EPOCH = 2, 3
 FORMS = ("gated", "table")  # with and without a projection of the drafter's hidden state
@@ -101,7 +101,7 @@ def fit(
     draft_ids = to_draft_ids(sizes, offsets)
     start = own or _as_it_was(model.selector(), num_k)
     best = Fitted(form, start, Gain.of(held.accepted(start, offsets), held.prompt))
-    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(BATCH)]
+    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(_batch(len(trace.ids)))]
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
     for step, rows in enumerate(orders, start=1):
         batch = trace.rows(rows)
@@ -128,7 +128,11 @@ def fit(
 
 def num_batches(num_drafts: int) -> int:
     """Batches that ``fit`` takes."""
-    return EPOCHS * -(-num_drafts // BATCH)
+    return EPOCHS * -(-num_drafts // _batch(num_drafts))
+
+
+def _batch(num_drafts: int) -> int:
+    return min(BATCH, max(1, num_drafts // LEAST_STEPS))
 
 
 def _as_it_was(selector: CandidateSelector, num_positions: int) -> CandidateSelector:
