@@ -231,12 +231,13 @@ def test_records_are_learned_from_and_measured(tmp_path: Path, fakes: Engines, m
     (tmp_path / "0.jsonl").write_text("".join(f'{{"prompt": [{i}, 1]}}\n' for i in range(60)))
     monkeypatch.setattr(fit, "FORMS", ("table",))  # the fakes' hidden states are not as wide as the head's
     first, out = tmp_path / "first", tmp_path / "out"
-    for head, made, more in ((PEAGLE, first, ("--rank", 8, "--candidates", 5)), (first, out, ())):
+    anew = (first, tmp_path / "anew", ("--rank", 4))
+    for head, made, more in ((PEAGLE, first, ("--rank", 8, "--candidates", 5)), anew, (first, out, ())):
         options = ("--target", TARGET, "--from-records", tmp_path, "-k", 3, *more)
         ran = command(monkeypatch, "sharpen", head, made, *options)
         assert ran.code == 0, ran.err
         assert "60 of 60 different recorded prompts are used" in ran.err
-    assert "own (chosen)" in ran.out and "table" not in ran.out
+        assert ("table (chosen)" in ran.out, "own (chosen)" in ran.out) == (more != (), more == ())
     notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
     assert (notes["plan"]["rank"], notes["plan"]["num_candidates"]) == (8, 5)
     shapes = [
