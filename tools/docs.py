@@ -189,8 +189,8 @@ def traffic() -> str:
     columns = ("prompts", "number", "AL before [95%]", "AL after", "gain, paired")
     note = (
         f"SmolLM2-135M-Instruct, {result['engine']['dtype']}, greedy, K = {result['k']}, up to {result['max_tokens']} "
-        f"tokens an answer; traffic: HumanEval's first {result['traffic']} problems. {result['sharpen']['drafts']:,} "
-        f"drafts recorded; `sharpen` took {result['seconds'] / 60:.0f} minutes, {result['threads']} thread."
+        f"tokens an answer; traffic: HumanEval's first {result['traffic']} problems, "
+        f"whose answers gave {result['sharpen']['drafts']:,} drafts to learn from."
     )
     return f"{table(columns, rows)}\n\n{note} {where(result, 'traffic')}"
 
