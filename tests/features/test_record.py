@@ -36,6 +36,7 @@ def test_an_engine_records_where_it_is_asked_to(
     assert "_free_request" not in vars(engine(settings).scheduler)  # vLLM's own; this engine also sets the log up
     caplog.set_level(logging.WARNING, "vllm.peagle")
     monkeypatch.setattr(record.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(record.logger, "propagate", False)  # what vLLM's loggers propagate depends on earlier tests
     folder = tmp_path / "new" / "records"
     monkeypatch.setenv(record.RECORD, str(folder))
     live = engine(replace(settings, llm=POLICY))
