@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 RESULTS = ROOT / "benchmarks/results"
+WHEN = ("before", "after")
+HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -211,14 +213,29 @@ def gain(found: dict) -> str:
     return f"{found['gain']:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
-HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
+def traffic() -> str:
+    """A selector fitted to recorded traffic, on the real target."""
+    result, rows = read("traffic"), []
+    titles = {"humaneval": "HumanEval, the other problems", "mt-bench": "MT-Bench"}
+    for name, found in result["sets"].items():
+        cells = [f"{found[when]['al']:.3f} [{', '.join(f'{x:.3f}' for x in found[when]['al_95'])}]" for when in WHEN]
+        rows.append((titles[name], found["prompts"], *cells, gain(found)))
+    columns = ("prompts", "number", "AL before [95%]", "AL after", "gain, paired")
+    note = (
+        f"SmolLM2-135M-Instruct, {result['engine']['dtype']}, greedy, K = {result['k']}, up to {result['max_tokens']} "
+        f"tokens an answer; traffic: HumanEval's first {result['traffic']} problems, "
+        f"whose answers gave {result['sharpen']['drafts']:,} drafts to learn from."
+    )
+    return f"{table(columns, rows)}\n\n{note} {where(result, 'traffic')}"
+
+
 # Page -> what stands between the markers of these names.
 GENERATED = {
     "README.md": [real],
     "docs/features.md": [targets],
     "docs/sharpen.md": [sharpen],
     "docs/performance.md": [host],
-    "docs/acceptance.md": [drafters, limits, long_prompts, structured, calibration],
+    "docs/acceptance.md": [drafters, limits, long_prompts, traffic, structured, calibration],
 }
 
 

@@ -10,7 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_tools.shared.selector_file import read_selector
+from peagle_tools.sharpen.fit import SelectorModel
+from peagle_tools.sharpen.run import write_sharpened
 from peagle_vllm.heads.files import SELECTOR_FOLDER
+from peagle_vllm.heads.head import read_head
 from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM
 from tests.support.engines import Engine, Request, Settings, engine, prepare_process
@@ -132,6 +136,22 @@ def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Refer
     finalize_layerwise_reload(model, config)
     assert lines("ignores new weights of embed_tokens") == 1
     serve_exactly(live, REQUESTS, new)
+
+
+def test_what_sharpen_wrote_for_the_served_head(live: Engine, target: Path, heads: list[Path], tmp_path: Path):
+    """Its selector, fitted further, and nothing else."""
+    head = read_head(heads[0])
+    own = read_selector(head)
+    assert own is not None
+    fitted = SelectorModel(own)
+    torch.nn.init.normal_(fitted.successors, generator=torch.Generator().manual_seed(0))
+    for number, send in enumerate((update, lambda _, file: live.drafter.model.load_weights(load_file(file).items()))):
+        out = tmp_path / str(number)
+        out.mkdir()
+        write_sharpened(out, head, fitted.selector())
+        send(live, files(out)[0])
+        serve_exactly(live, REQUESTS, Reference(target, out))
+        update(live, *files(heads[0]))
 
 
 def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(

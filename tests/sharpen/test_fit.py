@@ -102,3 +102,16 @@ def test_a_reduced_vocabulary_and_tokens_it_lacks():
     selector = fit.fit("table", learned, held, (2 * VOCAB, VOCAB), 8, offsets, lambda: None).selector
     before, after = (Gain.of(held.accepted(which, offsets), held.prompt).length for which in (None, selector))
     assert after > before + 0.5
+
+
+def test_a_heads_own_selector_is_fitted_further_in_its_shapes():
+    """It knows half of what follows what; with nothing to learn it stays as it is."""
+    learned, held, fresh = trace(4_000, seed=1), trace(2_000, seed=2), trace(2_000, seed=3)
+    begun = fitted("gated", learned.rows(learned.tokens[:, 0] < VOCAB // 2), held).selector
+    own = begun._replace(edge_scale=begun.edge_scale[-1:], unary_scale=begun.unary_scale[-1:])
+    found = fit.fit(fit.OWN, learned, held, (VOCAB, VOCAB), 8, None, lambda: None, own).selector
+    before, after = (Gain.of(fresh.accepted(which, None), fresh.prompt).length for which in (own, found))
+    assert after > before + 0.1
+    assert [tensor.shape for tensor in found[:5]] == [tensor.shape for tensor in own[:5]]
+    unknown = learned._replace(tokens=torch.full_like(learned.tokens, VOCAB - 1))
+    assert fit.fit(fit.OWN, unknown, held, (VOCAB, VOCAB), 8, None, lambda: None, own).selector is own

@@ -29,7 +29,7 @@ from tests.inspect.running import run as command
 from tests.sharpen.traces import trace
 from tests.support.models import MODELS, PEAGLE, TARGET
 
-NUM_PROMPTS, VOCAB = 150, 512  # to learn from: four shards of 40
+NUM_PROMPTS, ASIDE, VOCAB = 150, 37, 512  # to learn from: four shards of 40; a fifth of all is kept aside
 SHARDS = [f"{i:05}.safetensors" for i in range(4)]
 
 
@@ -58,7 +58,7 @@ class Engines:
         self.fault("measure")
         assert read_head(Path(pair.head)).tensors  # a head that stands
         self.measured.append((Path(pair.head).name, num_k))
-        more = int(40 * self.gain) if pair.head != str(PEAGLE) else 0
+        more = int(40 * self.gain) if Path(pair.head).name == "sharpened" else 0
         counts = [(50 + more + i % 3, 30) for i in range(len(prompts) // engines.GROUP)]
         return [Acceptance(100, 100 * num_k, sum(count), (*count, *[0] * (num_k - 2))) for count in counts]
 
@@ -75,7 +75,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Engines:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.txt"
-    file.write_text("".join(f"question {i}\n" for i in range(NUM_PROMPTS + HELD_OUT)))
+    file.write_text("".join(f"question {i}\n" for i in range(NUM_PROMPTS + ASIDE)))
     return file
 
 
@@ -166,13 +166,16 @@ def test_what_was_begun_otherwise_is_not_mixed(change: dict[str, Any], tmp_path:
         run_sharpen(tmp_path / "out", **change)
 
 
-def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable):
+def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "out").mkdir()
     assert "out exists; name a folder that does not" in only_line(sharpen())
     (tmp_path / "out").rmdir()
     few = tmp_path / "few.txt"
-    few.write_text("".join(f"question {i}\n" for i in range(120)))
-    assert "56 prompts to learn from, at least 100 are needed" in only_line(sharpen("--prompts", few))
+    few.write_text("".join(f"question {i}\n" for i in range(45)))
+    assert "36 prompts to learn from, at least 40 are needed" in only_line(sharpen("--prompts", few))
+    for neither in ((), ("--prompts", few, "--from-records", tmp_path)):
+        ran = command(monkeypatch, "sharpen", PEAGLE, tmp_path / "out", "--target", TARGET, *neither)
+        assert "give one of --prompts FILE and --from-records FOLDER" in only_line(ran)
     few.write_text("one\ntwo\n")
     assert "2 prompts to measure with, at least 8 are needed" in only_line(sharpen("--held-out", few))
     bare = tmp_path / "bare"
@@ -212,14 +215,36 @@ def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: py
 
 
 def test_prompts_are_mixed_and_none_is_on_both_sides():
-    prompts = [[{"role": "user", "content": str(i % 150)}] for i in range(200)]
+    prompts = [[{"role": "user", "content": str(i % 350)}] for i in range(400)]
     learned, aside = divided(prompts, None)
     assert len(aside) == HELD_OUT
     assert not any(prompt in learned for prompt in aside)
     assert learned != sorted(learned, key=str)
     assert divided(prompts, None) == (learned, aside)
+    assert [len(part) for part in divided(prompts[:82], None)] == [66, 16]
     learned, aside = divided(prompts, prompts[:3])
     assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
+
+
+def test_records_are_learned_from_and_measured(tmp_path: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch):
+    """A fifth is kept aside. The result has the shapes of the head's own selector, with which it began."""
+    (tmp_path / "0.jsonl").write_text("".join(f'{{"prompt": [{i}, 1]}}\n' for i in range(60)))
+    monkeypatch.setattr(fit, "FORMS", ("table",))  # the fakes' hidden states are not as wide as the head's
+    first, out = tmp_path / "first", tmp_path / "out"
+    anew = (first, tmp_path / "anew", ("--rank", 4))
+    for head, made, more in ((PEAGLE, first, ("--rank", 8, "--candidates", 5)), anew, (first, out, ())):
+        options = ("--target", TARGET, "--from-records", tmp_path, "-k", 3, *more)
+        ran = command(monkeypatch, "sharpen", head, made, *options)
+        assert ran.code == 0, ran.err
+        assert "60 of 60 different recorded prompts are used" in ran.err
+        assert ("table (chosen)" in ran.out, "own (chosen)" in ran.out) == (more != (), more == ())
+    notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
+    assert (notes["plan"]["rank"], notes["plan"]["num_candidates"]) == (8, 5)
+    shapes = [
+        {name: tensor.shape for name, tensor in load_file(made / SELECTOR_FOLDER / "model.safetensors").items()}
+        for made in (first, out)
+    ]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.full

@@ -3,7 +3,8 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors.torch import save
+import torch
+from safetensors.torch import load_file, save
 
 from peagle_kernels import CandidateSelector
 from peagle_vllm.heads import selector as files
@@ -20,3 +21,19 @@ def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> Non
     (folder / SELECTOR_FOLDER).mkdir()
     tensors = {name: tensor.contiguous() for name, tensor in files.named_tensors(selector).items()}
     (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(tensors))  # raises OSError where a disk is full
+
+
+def read_selector(head: Head) -> CandidateSelector | None:
+    """The selector of a head whose files are checked; scales that are missing are one 1. None: it has none."""
+    found = files.read_selector_config(head.config, head.config_file)
+    if found is None or head.folder is None:
+        return None
+    tensors = {name: torch.ones(1) for name in (files.EDGE_SCALE, files.UNARY_SCALE)}
+    for file in (head.folder / SELECTOR_FOLDER).glob("*.safetensors"):
+        tensors |= load_file(file)
+    predecessors, successors, *scales = (
+        tensors[name] for name in (files.PREDECESSORS, files.SUCCESSORS, files.EDGE_SCALE, files.UNARY_SCALE)
+    )
+    return CandidateSelector(
+        predecessors, successors, tensors.get(files.PROJECTION), scales[0], scales[1], found.selector_top_k
+    )

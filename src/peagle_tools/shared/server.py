@@ -53,6 +53,7 @@ class Server:
         check_port(self.port)
         self._url, self._log, self.start_seconds = f"http://{HOST}:{self.port}", log, 0.0
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
+        env = {name: value for name, value in env.items() if name != RECORD}  # what tools ask is no traffic
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
 
     def __enter__(self) -> "Server":

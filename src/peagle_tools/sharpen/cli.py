@@ -20,16 +20,24 @@ def sharpen(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
     target: Annotated[str, typer.Option(metavar="TARGET", help="The model that the head drafts for.")],
     prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help='One a line: text, or JSON with "prompt" or "messages".')
-    ],
+        Path | None, typer.Option(metavar="FILE", help='One a line: text, or JSON with "prompt" or "messages".')
+    ] = None,
+    from_records: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="In place of FILE: what a server recorded there.")
+    ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: 64 kept aside of FILE.")
+        Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: a fifth, at most 64.")
     ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("-k", metavar="K", min=1, help="The largest K; default: the trained depth.")
     ] = None,
-    rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables.")] = 64,
-    candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
+    rank: Annotated[
+        int | None,
+        typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables; default: HEAD's, or 64."),
+    ] = None,
+    candidates: Annotated[
+        int | None, typer.Option(metavar="M", min=2, max=64, help="Candidates a position; default: HEAD's, or 16.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
     draft_vocab: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Draft only the N tokens that the target says most.")
@@ -53,22 +61,28 @@ def sharpen(
     from rich.progress import Progress
 
     from peagle_tools.sharpen import reduce, run
-    from peagle_tools.sharpen.prompts import Prompts, divided, read_tokens
+    from peagle_tools.sharpen.prompts import Prompts, divided, read_records, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
+    from peagle_vllm.heads.selector import read_selector_config
     from peagle_vllm.heads.target import read_target
 
     arguments, smaller = json_object(engine), draft_vocab is not None or quantize is not None
     if no_selector and not smaller:
         fail("--no-selector leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
-    learn, aside = divided(conversations(prompts), conversations(held_out) if held_out else None)
+    if (prompts is None) == (from_records is None):
+        fail("give one of --prompts FILE and --from-records FOLDER")
+    texts = conversations(prompts) if prompts else []
+    aside = conversations(held_out) if held_out else None
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         model, found = read_target(target), read_head(download(head))
         exit_if_unfit(check(found, model))
         depth = num_speculative_tokens or found.trained_depth or 5
-        plan = run.Plan(depth, rank, candidates, max_tokens, arguments)
+        own = read_selector_config(found.config, found.config_file)
+        sizes = (rank or (own.selector_rank if own else 64), candidates or (own.selector_top_k if own else 16))
+        plan = run.Plan(depth, *sizes, max_tokens, arguments)
         tasks: dict[str, Any] = {}
 
         def progress(what: str, done: int, of: int) -> None:
@@ -76,7 +90,13 @@ def sharpen(
                 tasks[what] = bars.add_task(what, total=of)
             bars.update(tasks[what], completed=done)
 
-        asked_of = Prompts(read_tokens(target, learn), read_tokens(target, aside))
+        if from_records:
+            longest = model.config.get("max_position_embeddings", sys.maxsize) - max_tokens - 2 * depth
+            recorded, num_read = read_records(from_records, model.vocab_size, longest)
+            print(f"{len(recorded):,} of {num_read:,} different recorded prompts are used", file=sys.stderr)
+            asked_of = Prompts(*divided(recorded, read_tokens(target, aside) if aside else None))
+        else:
+            asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts, aside)))
         reduction: Reduction | None = None
         report: Sharpened | None
         if smaller:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from peagle_kernels import CandidateSelector
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 
-BATCH = 1024  # drafts
+BATCH, LEAST_STEPS = 1024, 40  # drafts; steps an epoch, in smaller batches where drafts are few
 LEARNING_RATE = 3e-3
 EPOCHS, CHECKS_AN_EPOCH = 2, 3
 FORMS = ("gated", "table")  # with and without a projection of the drafter's hidden state
+OWN = "own"  # the form of a head that has a selector: that one is fitted further
 POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / POSITION_DECAY)
 
 
@@ -21,23 +22,32 @@ POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / P
 class Fitted:
     """A selector, and its acceptance length on the development share at the largest K."""
 
-    form: str  # of FORMS
+    form: str  # of FORMS, or OWN
     selector: CandidateSelector
     gain: Gain
 
 
-class SelectorModel(nn.Module):
-    """The tensors of an ``CandidateSelector`` while they are fitted."""
+def new_selector(form: str, trace: CandidateTrace, sizes: tuple[int, int], rank: int) -> CandidateSelector:
+    """Where fitting begins for one of FORMS."""
+    num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
+    tables = torch.randn(sizes[0], rank) / rank**0.5, 0.02 * torch.randn(sizes[1], rank)
+    projection = torch.randn(rank, hidden_size) / hidden_size**0.5 if form == "gated" else None
+    return CandidateSelector(*tables, projection, torch.ones(num_k), torch.ones(num_k), trace.ids.shape[2])
 
-    def __init__(self, trace: CandidateTrace, sizes: tuple[int, int], rank: int, form: str):
+
+class SelectorModel(nn.Module):
+    """The tensors of a ``CandidateSelector`` while they are fitted."""
+
+    def __init__(self, start: CandidateSelector):
         super().__init__()
-        num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
-        self.predecessors = nn.Parameter(torch.randn(sizes[0], rank) / rank**0.5)
-        self.successors = nn.Parameter(0.02 * torch.randn(sizes[1], rank))
-        is_gated = form == "gated"
-        self.projection = nn.Parameter(torch.randn(rank, hidden_size) / hidden_size**0.5) if is_gated else None
-        self.edge_scale, self.unary_scale = nn.Parameter(torch.ones(num_k)), nn.Parameter(torch.ones(num_k))
-        self.num_candidates = trace.ids.shape[2]
+
+        def parameter(tensor: Tensor) -> nn.Parameter:
+            return nn.Parameter(tensor.float().clone())
+
+        self.predecessors, self.successors = map(parameter, start[:2])
+        self.projection = None if start.hidden_projection is None else parameter(start.hidden_projection)
+        self.edge_scale, self.unary_scale = parameter(start.edge_scale), parameter(start.unary_scale)
+        self.num_candidates = start.num_candidates
 
     def scores(self, batch: CandidateTrace) -> Tensor:
         """[N, K, M] of every candidate after the token that the target said before it."""
@@ -45,7 +55,8 @@ class SelectorModel(nn.Module):
         if self.projection is not None:
             predecessors = predecessors * F.linear(batch.hidden.float(), self.projection)
         pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), self.successors))
-        return self.unary_scale[:, None] * batch.logits + self.edge_scale[:, None] * pair
+        position = torch.arange(batch.ids.shape[1]).clamp(max=len(self.edge_scale) - 1)  # the last: all later ones
+        return self.unary_scale[position, None] * batch.logits + self.edge_scale[position, None] * pair
 
     def selector(self) -> CandidateSelector:
         """As it is written, rounded to bfloat16."""
@@ -71,24 +82,26 @@ def fit(
     rank: int,
     offsets: Tensor | None,
     on_batch: Callable[[], object],
+    own: CandidateSelector | None = None,
 ) -> Fitted:
-    """One form's best selector on the development share; none at all counts, too, where nothing drafts longer.
+    """One form's best selector on the development share; none at all, or ``own``, where nothing drafts longer.
 
     Args:
-        form: of FORMS.
+        form: of FORMS, or OWN.
         held: the development share.
         sizes: target vocabulary, draft vocabulary.
         offsets: [draft vocabulary] target id minus draft id; None: the same ids.
+        own: what the form OWN begins with. Its shapes stay, so that a server that runs with it can be sent the new one.
     """
     torch.manual_seed(0)
     num_k = trace.ids.shape[1]
-    model = SelectorModel(trace, sizes, rank, form)
+    model = SelectorModel(own or new_selector(form, trace, sizes, rank))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
     draft_ids = to_draft_ids(sizes, offsets)
-    start = _as_it_was(model.selector(), num_k)
+    start = own or _as_it_was(model.selector(), num_k)
     best = Fitted(form, start, Gain.of(held.accepted(start, offsets), held.prompt))
-    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(BATCH)]
+    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(_batch(len(trace.ids)))]
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
     for step, rows in enumerate(orders, start=1):
         batch = trace.rows(rows)
@@ -106,7 +119,7 @@ def fit(
         optimizer.zero_grad()
         on_batch()
         if step % every == 0 or step == len(orders):
-            for selector in (model.selector(), _as_it_was(model.selector(), 1)):
+            for selector in (model.selector(), *(() if own else (_as_it_was(model.selector(), 1),))):
                 gain = Gain.of(held.accepted(selector, offsets), held.prompt)
                 if gain.length > best.gain.length:
                     best = Fitted(form, selector, gain)
@@ -115,7 +128,11 @@ def fit(
 
 def num_batches(num_drafts: int) -> int:
     """Batches that ``fit`` takes."""
-    return EPOCHS * -(-num_drafts // BATCH)
+    return EPOCHS * -(-num_drafts // _batch(num_drafts))
+
+
+def _batch(num_drafts: int) -> int:
+    return min(BATCH, max(1, num_drafts // LEAST_STEPS))
 
 
 def _as_it_was(selector: CandidateSelector, num_positions: int) -> CandidateSelector:

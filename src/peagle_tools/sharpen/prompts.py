@@ -1,13 +1,17 @@
 """Which prompts are learned from and which are measured, as token ids."""
 
+import json
 import random
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import Messages, token_ids
 from peagle_vllm.heads.files import one_line
 
-HELD_OUT = 64  # prompts
+HELD_OUT = 64  # prompts at most, and a fifth of few
+MOST_RECORDED, LONGEST_RECORDED = 2_000, 4_096  # prompts; tokens of one
+Prompt = TypeVar("Prompt", Messages, list[int])
 
 
 class Prompts(NamedTuple):
@@ -17,10 +21,10 @@ class Prompts(NamedTuple):
     held_out: list[list[int]]  # measured, and nothing else
 
 
-def divided(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
-    """Prompts to learn from, and to measure with: HELD_OUT of them, where no others are given. None is in both."""
+def divided(prompts: list[Prompt], held_out: list[Prompt] | None) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to learn from, and to measure with: some of them, where no others are given. None is in both."""
     mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
-    aside = mixed[:HELD_OUT] if held_out is None else held_out
+    aside = mixed[: min(HELD_OUT, len(mixed) // 5)] if held_out is None else held_out
     return [prompt for prompt in mixed if prompt not in aside], aside
 
 
@@ -34,3 +38,40 @@ def read_tokens(target: str, prompts: list[Messages]) -> list[list[int]]:
         raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
     has_template = bool(getattr(tokenizer, "chat_template", None))
     return [token_ids(tokenizer, prompt, has_template) for prompt in prompts]
+
+
+def read_records(folder: Path, vocab_size: int, longest: int) -> tuple[list[list[int]], int]:
+    """The prompts that a server recorded, each once, and how many there were; of a chat the last prompt only.
+
+    Args:
+        vocab_size: of the target.
+        longest: tokens that its engine takes; prompts beyond it or ``LONGEST_RECORDED`` are left out.
+
+    Raises:
+        ToolError: there are none, or a line is no record of this target. The last of a file may be a half one.
+    """
+    read = set()
+    for file in sorted(folder.glob("*.jsonl")):
+        *lines, _ = file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            ids = _recorded(line)
+            if not ids or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+                raise ToolError(f"{file}:{number} is no recorded prompt of this target; remove the line, or the file")
+            read.add(tuple(ids))
+    if not read:
+        raise ToolError(f"{folder} holds no recorded prompt; serve with PEAGLE_VLLM_RECORD={folder}")
+    ordered = sorted(read)  # what a chat goes on with comes right after it
+    kept = [
+        list(ids)
+        for ids, after in zip(ordered, [*ordered[1:], ()], strict=True)
+        if after[: len(ids)] != ids and len(ids) <= min(longest, LONGEST_RECORDED)
+    ]
+    return random.Random(0).sample(kept, min(len(kept), MOST_RECORDED)), len(read)
+
+
+def _recorded(line: bytes) -> list[int] | None:
+    try:
+        ids = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return ids if isinstance(ids, list) else None

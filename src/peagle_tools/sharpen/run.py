@@ -18,7 +18,7 @@ from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import new_folder, write_whole
-from peagle_tools.shared.selector_file import write_selector
+from peagle_tools.shared.selector_file import read_selector, write_selector
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.prompts import Prompts
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
@@ -27,7 +27,7 @@ from peagle_vllm.heads.convert import write_json
 from peagle_vllm.heads.files import SELECTOR_FOLDER, one_line, read_json
 from peagle_vllm.heads.head import Head, read_map
 
-LEAST_PROMPTS = 100
+LEAST_PROMPTS = 40  # below it less than a group of prompts chooses the form
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
 MEASURED = (3, 5, 7)
 
@@ -94,12 +94,15 @@ def sharpen(
     with work_folder(out, head, target, prompts, plan) as work:
         trace = recorded(pair, prompts, work, plan, progress)
         offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
-        fitted = _fitted(trace, sizes, offsets, plan, progress)
+        own = read_selector(head)
+        if own and (own.predecessor_codebook.shape[1], own.num_candidates) != (plan.rank, plan.num_candidates):
+            own = None  # others were asked for
+        fitted = _fitted(trace, sizes, offsets, plan, progress, own)
         best = max(fitted, key=lambda one: one.gain.length)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
-        _write(sharpened, head, best.selector)
+        write_sharpened(sharpened, head, best.selector)
         measured = served(pair, sharpened, prompts, plan, progress)
         report = Sharpened({one.form: one.gain for one in fitted}, best.form, len(trace.ids), measured)
         if report.is_better:
@@ -162,19 +165,24 @@ def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progr
 
 
 def _fitted(
-    trace: CandidateTrace, sizes: tuple[int, int], offsets: torch.Tensor | None, plan: Plan, progress: Progress
+    trace: CandidateTrace,
+    sizes: tuple[int, int],
+    offsets: torch.Tensor | None,
+    plan: Plan,
+    progress: Progress,
+    own: CandidateSelector | None,
 ) -> list[fit.Fitted]:
     """The best selector of each form."""
     learned, held = trace.divided()
     if not len(learned.ids) or not len(held.ids):
         raise ToolError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
-    batches = itertools.count(1)
-    total = len(fit.FORMS) * fit.num_batches(len(learned.ids))
+    batches, forms = itertools.count(1), (fit.OWN,) if own else fit.FORMS
+    total = len(forms) * fit.num_batches(len(learned.ids))
 
     def on_batch() -> None:
         progress("fit", next(batches), total)
 
-    return [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch) for form in fit.FORMS]
+    return [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch, own) for form in forms]
 
 
 def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[ServedGain]:
@@ -201,7 +209,7 @@ def _offsets(head: Head) -> torch.Tensor | None:
     return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
 
 
-def _write(folder: Path, head: Head, selector: CandidateSelector) -> None:
+def write_sharpened(folder: Path, head: Head, selector: CandidateSelector) -> None:
     """The head as it is, its config with the selector_config, and the selector in a folder of its own."""
     assert head.folder is not None
     for file in head.folder.iterdir():

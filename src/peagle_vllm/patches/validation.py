@@ -13,7 +13,7 @@ from peagle_vllm.heads.config import family_of
 from peagle_vllm.heads.files import HeadError, NotFoundError, find, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
-from peagle_vllm.patches import head_config
+from peagle_vllm.patches import head_config, record
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import LOOKUP, TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform, read_lookup
@@ -122,6 +122,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
     if read_lookup(spec) and spec.enable_adaptive_verification:
         raise refuse(f"{LOOKUP} beside enable_adaptive_verification, which judges the head's drafts; unset one")
+    record.read_folder(spec)
     parallel = vllm_config.parallel_config
     if (size := parallel.prefill_context_parallel_size) > 1:
         why = "splits a prompt over ranks and the drafter needs it whole"

@@ -124,6 +124,15 @@ def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
         validation._check_whole(config)
 
 
+def test_a_folder_for_records(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from peagle_vllm.patches.record import RECORD
+
+    monkeypatch.setenv(RECORD, f"{head}/config.json")
+    assert f"{RECORD}={head}/config.json cannot be written (File exists); name another" in refusal(target, head)
+    monkeypatch.setenv(RECORD, "/proc/self")  # nobody can write there, whoever runs this
+    assert "cannot be written (" in refusal(target, head)
+
+
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from vllm.config import VllmConfig
 

@@ -1,0 +1,109 @@
+"""Acceptance on the real target before and after a selector was fitted to recorded traffic.
+
+``make real-target`` first. With ``PEAGLE_VLLM_RECORD`` set, an engine answers the first 82 problems of HumanEval.
+``peagle-vllm sharpen --from-records`` fits the head's selector to what was recorded, and keeps a fifth of it aside.
+Then both heads answer the other 82 problems and MT-Bench, of which ``sharpen`` has seen nothing. What each step made is
+kept in .cache/real-bench/traffic, and a killed run goes on from there; remove that folder after a change.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks import arms, real
+from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, RealArm, al_of, gain_of, live, read_set
+from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.provenance import provenance
+from peagle_vllm.patches.record import RECORD
+
+TRAFFIC = 82  # of HumanEval's problems
+BEFORE = RealArm("P-EAGLE", "peagle", 3, selector=True)
+WORK = real.WORK / "traffic"
+RECORDS, OUT = WORK / "records", WORK / "sharpened"
+
+
+def serve(engine: Engine, folder: str) -> None:
+    """Answer the traffic, and set aside what was recorded: no other prompt, nor the one that warmed up."""
+    for file in Path(folder).glob("*.jsonl"):
+        file.unlink()
+    engine.answer([turns[:1] for turns in read_set("humaneval")[:TRAFFIC]], MAX_TOKENS)
+    shutil.copytree(folder, f"{folder}.traffic")
+
+
+def acceptance(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
+    """``Engine.acceptance`` on what is no traffic."""
+
+    def others(name: str, prompts: int | None = None) -> list[list[str]]:
+        return read_set(name, prompts)[TRAFFIC if name == "humaneval" else 0 :]
+
+    with patch.object(real, "read_set", others):
+        return engine.acceptance(first, None)
+
+
+def sharpen() -> tuple[dict[str, Any], int]:
+    """What the command reports, and the seconds that it took. It writes no ``OUT`` where it gains nothing."""
+    options = {
+        "target": TARGET,
+        "from-records": f"{RECORDS}.traffic",
+        "max-tokens": MAX_TOKENS,
+        "engine": json.dumps(ENGINE),
+    }
+    command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(HEADS / str(BEFORE.head)), str(OUT), "--json"]
+    command += ["-k", str(BEFORE.k), *(f"--{name}={value}" for name, value in options.items())]
+    began = time.perf_counter()
+    ran = subprocess.run(command, env=arms.environment(BEFORE.env), stdout=subprocess.PIPE, text=True)
+    if ran.returncode not in (0, 1):
+        raise SystemExit("sharpen failed")
+    return json.loads(ran.stdout[ran.stdout.index("{") :]), round(time.perf_counter() - began)
+
+
+def kept(name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returned, now or in an earlier run."""
+    file = WORK / f"{name}.json"
+    if not file.exists():
+        write_whole(file, json.dumps(make()))
+    return json.loads(file.read_text())
+
+
+def before() -> dict[str, Any]:
+    with patch.dict(os.environ, {RECORD: str(RECORDS)}), live(BEFORE) as call:
+        call(serve, str(RECORDS))
+        return call(acceptance, {})
+
+
+def main() -> None:
+    args = arms.parser(__doc__).parse_args()
+    found_by = provenance()
+    WORK.mkdir(parents=True, exist_ok=True)
+    old = new = kept("before", before)
+    report, seconds = kept("report", sharpen)
+    print(json.dumps(report), seconds, flush=True)
+    if OUT.exists():
+
+        def after() -> dict[str, Any]:
+            with live(RealArm("P-EAGLE sharpened", str(OUT), BEFORE.k, selector=True)) as call:
+                return call(acceptance, {name: old[name]["first"] for name in SETS})
+
+        new = kept("after", after)
+    sets = {}
+    for name in SETS:
+        both = [np.asarray(cell[name]["counts"]) for cell in (old, new)]
+        found = {"prompts": len(both[0]), "before": al_of(both[0]), "after": al_of(both[1])}
+        sets[name] = found | gain_of(both[1], both[0])
+        print(name, sets[name], flush=True)
+    how = {"head": BEFORE.head, "k": BEFORE.k, "traffic": TRAFFIC, "max_tokens": MAX_TOKENS, "engine": ENGINE}
+    how |= {"threads": BEFORE.env["OMP_NUM_THREADS"], "written": OUT.exists()}
+    arms.write_result(args.out, __doc__, how | {"sharpen": report, "seconds": seconds, "sets": sets} | found_by)
+
+
+if __name__ == "__main__":
+    main()
