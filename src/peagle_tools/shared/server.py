@@ -12,6 +12,7 @@ from random import SystemRandom
 import psutil
 
 from peagle_tools.shared import processes
+from peagle_vllm.patches.record import RECORD
 
 HOST = "127.0.0.1"
 # `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
