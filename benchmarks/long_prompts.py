@@ -37,7 +37,7 @@ def answers(engine: Engine, files: int) -> dict[int, list[list[int]]]:
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--files", type=int, default=FILES)
-    parser.add_argument("--windows", type=int, nargs="+", default=[128, 256, 512])
+    parser.add_argument("--windows", type=int, nargs="*", default=[128, 256, 512])
     parser.add_argument("--k", type=int, default=3)
     args = parser.parse_args()
     head = RealArm("P-EAGLE", "peagle", args.k, selector=True, max_model_len=8192, prefix_caching=True)
