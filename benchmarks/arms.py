@@ -112,6 +112,14 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def kept(file: Path, make: Callable[[], Any]) -> Any:
+    """What ``make`` returned, now or in an earlier run, as JSON."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(make()))
+    return json.loads(file.read_text())
+
+
 def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> None:
     """Write a result file, whole or not at all: what it is (the script's first line), and the report. None: no file."""
     if path is None:

@@ -1,7 +1,8 @@
 """Acceptance on prompts far longer than the documents that the head was trained on, with windows of several sizes.
 
 ``make real-target`` first. The prompts are source files of Python's standard library, cut to a number of tokens, and a
-question about them; the same files for every length and window.
+question about them; the same files for every length and window. What was measured is kept in .cache/real-bench: remove it
+after a change.
 """
 
 import sysconfig
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import Engine, RealArm, al_of, gain_of, live
+from benchmarks.arms import kept
+from benchmarks.real import WORK, Engine, RealArm, al_of, gain_of, live
 from peagle_tools.shared.provenance import provenance
 
 TOKENS, FILES, ANSWER = (512, 1024, 2048, 4096, 7168), 24, 64
@@ -34,6 +36,16 @@ def answers(engine: Engine, files: int) -> dict[int, list[list[int]]]:
     return found
 
 
+def measured_counts(arm: RealArm, files: int) -> dict[str, list[list[int]]]:
+    """``answers`` of an arm, now or in an earlier run."""
+
+    def measure() -> dict[int, list[list[int]]]:
+        with live(arm) as call:
+            return call(answers, files)
+
+    return kept(WORK / f"long-{arm.label}-{arm.window}-{files}.json", measure)
+
+
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--files", type=int, default=FILES)
@@ -44,12 +56,11 @@ def main() -> None:
     measured = [head, *(replace(head, window=window) for window in args.windows)]
     measured += [replace(head, name="P-EAGLE with look-up", lookup=2)]
     measured += [replace(head, name="n-gram", head="ngram", k=5, selector=False)]
-    plain: dict[int, np.ndarray] = {}
+    plain: dict[str, np.ndarray] = {}
     rows = []
     for arm in measured:
         row: dict[str, Any] = {"arm": asdict(arm), "by_prompt_tokens": {}}
-        with live(arm) as call:
-            answered = {tokens: np.asarray(counts) for tokens, counts in call(answers, args.files).items()}
+        answered = {tokens: np.asarray(counts) for tokens, counts in measured_counts(arm, args.files).items()}
         plain = plain or answered
         for tokens, counts in answered.items():
             row["by_prompt_tokens"][tokens] = al_of(counts) | (gain_of(counts, plain[tokens]) if arm != head else {})

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,8 +19,8 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks import arms, real
+from benchmarks.arms import kept
 from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, RealArm, al_of, gain_of, live, read_set
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_vllm.patches.record import RECORD
 
@@ -66,14 +65,6 @@ def sharpen() -> tuple[dict[str, Any], int]:
     return json.loads(ran.stdout[ran.stdout.index("{") :]), round(time.perf_counter() - began)
 
 
-def kept(name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returned, now or in an earlier run."""
-    file = WORK / f"{name}.json"
-    if not file.exists():
-        write_whole(file, json.dumps(make()))
-    return json.loads(file.read_text())
-
-
 def before() -> dict[str, Any]:
     with patch.dict(os.environ, {RECORD: str(RECORDS)}), live(BEFORE) as call:
         call(serve, str(RECORDS))
@@ -84,8 +75,8 @@ def main() -> None:
     args = arms.parser(__doc__).parse_args()
     found_by = provenance()
     WORK.mkdir(parents=True, exist_ok=True)
-    old = new = kept("before", before)
-    report, seconds = kept("report", sharpen)
+    old = new = kept(WORK / "before.json", before)
+    report, seconds = kept(WORK / "report.json", sharpen)
     print(json.dumps(report), seconds, flush=True)
     if OUT.exists():
 
@@ -93,7 +84,7 @@ def main() -> None:
             with live(RealArm("P-EAGLE sharpened", str(OUT), BEFORE.k, selector=True)) as call:
                 return call(acceptance, {name: old[name]["first"] for name in SETS})
 
-        new = kept("after", after)
+        new = kept(WORK / "after.json", after)
     sets = {}
     for name in SETS:
         both = [np.asarray(cell[name]["counts"]) for cell in (old, new)]
