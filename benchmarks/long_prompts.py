@@ -1,8 +1,8 @@
 """Acceptance on prompts far longer than the documents that the head was trained on, with windows of several sizes.
 
 ``make real-target`` first. The prompts are source files of Python's standard library, cut to a number of tokens, and a
-question about them; the same files for every length and window. What was measured is kept in .cache/real-bench: remove it
-after a change.
+question about them; the same files for every length and window. What was measured is kept in .cache/real-bench: remove
+it after a change.
 """
 
 import sysconfig
