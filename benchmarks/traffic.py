@@ -35,7 +35,7 @@ def serve(engine: Engine, folder: str) -> None:
     for file in Path(folder).glob("*.jsonl"):
         file.unlink()
     engine.answer([turns[:1] for turns in read_set("humaneval")[:TRAFFIC]], MAX_TOKENS)
-    shutil.copytree(folder, f"{folder}.traffic")
+    shutil.copytree(folder, f"{folder}.traffic", dirs_exist_ok=True)
 
 
 def acceptance(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def sharpen() -> tuple[dict[str, Any], int]:
     }
     command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(HEADS / str(BEFORE.head)), str(OUT), "--json"]
     command += ["-k", str(BEFORE.k), *(f"--{name}={value}" for name, value in options.items())]
+    shutil.rmtree(OUT, ignore_errors=True)
     began = time.perf_counter()
     ran = subprocess.run(command, env=arms.environment(BEFORE.env), stdout=subprocess.PIPE, text=True)
     if ran.returncode not in (0, 1):

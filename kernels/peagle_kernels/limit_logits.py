@@ -11,7 +11,7 @@ from torch import Tensor
 from peagle_kernels.prepare_inputs_kernel import INTERPRETED
 
 BLOCK = 1024  # logits that a row's program reads at once
-WAYS = tl.constexpr(16)  # bounds that it tries at once
+WAYS = tl.constexpr(8)  # bounds that it tries at once
 
 
 def limit_logits(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
@@ -40,7 +40,7 @@ def limit_logits_torch(logits: Tensor, idx_mapping: Tensor, temperature: Tensor,
     weight = torch.where(in_k, (ordered - ordered[:, :1]).exp(), 0.0)
     mass = torch.where(p < 1.0, p * weight.sum(-1, keepdim=True), torch.inf)  # at 1 rounding drops none
     kept = in_k & (weight.cumsum(-1) - weight < mass)
-    least = torch.where(kept, ordered, torch.inf).amin(-1, keepdim=True)
+    least = torch.where(kept, ordered, torch.inf).amin(-1, keepdim=True).minimum(ordered[:, :1])
     logits.masked_fill_((scaled < least) & (idx_mapping >= 0)[:, None], -torch.inf)
 
 
@@ -54,9 +54,9 @@ def limit_logits_triton(logits: Tensor, idx_mapping: Tensor, temperature: Tensor
 
 @triton.jit
 def _key(x):
-    """An int64 that grows with a float32."""
-    bits = x.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    """A uint32 that grows with a float32."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0.0 is 0.0
+    return tl.where(bits < 0, ~bits, bits ^ -(2**31)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -79,12 +79,12 @@ def _least(logits_ptr, low, best, heat, share, WEIGHTED: tl.constexpr, WIDTH: tl
     """
     high = _key(best)
     if WEIGHTED:
-        from_low = low - 1 + tl.zeros([WAYS], tl.int64)
+        from_low = low - 1 + tl.zeros([WAYS], tl.uint32)
         share *= tl.max(_above(logits_ptr, from_low, best, heat, True, WIDTH, BLOCK), axis=0)
     while low < high:
-        step = tl.cdiv(high - low, WAYS)
-        above = _above(logits_ptr, low + step * tl.arange(0, WAYS), best, heat, WEIGHTED, WIDTH, BLOCK)
-        too_low = tl.sum((above >= share).to(tl.int64), axis=0)  # the first so many bounds
+        step = (high - low) // WAYS + 1
+        above = _above(logits_ptr, low + step * tl.arange(0, WAYS).to(tl.uint32), best, heat, WEIGHTED, WIDTH, BLOCK)
+        too_low = tl.sum((above >= share).to(tl.uint32), axis=0)  # the first so many bounds
         high = tl.minimum(high, low + step * too_low)
         low = tl.where(too_low > 0, low + step * (too_low - 1) + 1, low)
     return low
@@ -121,6 +121,7 @@ def _limit_logits_kernel(
         least = _least(logits_ptr, least, best, heat, top_k.to(tl.float32), False, WIDTH, BLOCK)
     if top_p < 1.0:
         least = _least(logits_ptr, least, best, heat, top_p, True, WIDTH, BLOCK)
+    least = tl.minimum(least, _key(best))  # a top-p so small that a float32 has it as 0 leaves the best token, too
     for start in range(0, WIDTH, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(logits_ptr + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)

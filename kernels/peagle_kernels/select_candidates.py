@@ -162,7 +162,8 @@ def within_limits(scores, temperature, top_k, top_p):
     weight = tl.where(kept, tl.exp(scaled - tl.max(scaled, axis=0)), 0.0)
     before = tl.sum(tl.where(better, weight[None, :], 0.0), axis=1)
     mass = tl.where(top_p < 1.0, top_p * tl.sum(weight, axis=0), float("inf"))  # at 1 rounding drops none
-    return tl.where(kept & (before < mass), scores, float("-inf"))
+    is_best = before == 0.0  # stays where a top-p is so small that a float32 has it as 0
+    return tl.where(kept & (is_best | (before < mass)), scores, float("-inf"))
 
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.

@@ -98,7 +98,7 @@ HEADS = (
         "tl.load(cached, mask=kept, other=0)",
         DRAWN,
     ),
-    Mutation("selector: top-p keeps all", SELECT, "kept & (before < mass)", "kept", DRAWN),
+    Mutation("selector: top-p keeps all", SELECT, "kept & (is_best | (before < mass))", "kept", DRAWN),
     Mutation(
         "selector: top-p at another temperature",
         SELECT,

@@ -91,7 +91,8 @@ def sharpen(
             bars.update(tasks[what], completed=done)
 
         if from_records:
-            longest = model.config.get("max_position_embeddings", sys.maxsize) - max_tokens - 2 * depth
+            most = arguments.get("max_model_len") or model.config.get("max_position_embeddings", sys.maxsize)
+            longest = most - max_tokens - 2 * depth
             recorded, num_read = read_records(from_records, model.vocab_size, longest)
             print(f"{len(recorded):,} of {num_read:,} different recorded prompts are used", file=sys.stderr)
             asked_of = Prompts(*divided(recorded, read_tokens(target, aside) if aside else None))

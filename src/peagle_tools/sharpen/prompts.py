@@ -60,12 +60,9 @@ def read_records(folder: Path, vocab_size: int, longest: int) -> tuple[list[list
             read.add(tuple(ids))
     if not read:
         raise ToolError(f"{folder} holds no recorded prompt; serve with PEAGLE_VLLM_RECORD={folder}")
-    ordered = sorted(read)  # what a chat goes on with comes right after it
-    kept = [
-        list(ids)
-        for ids, after in zip(ordered, [*ordered[1:], ()], strict=True)
-        if after[: len(ids)] != ids and len(ids) <= min(longest, LONGEST_RECORDED)
-    ]
+    short = sorted(ids for ids in read if len(ids) <= min(longest, LONGEST_RECORDED))
+    following = [*short[1:], ()]  # what a chat goes on with comes right after it
+    kept = [list(ids) for ids, after in zip(short, following, strict=True) if after[: len(ids)] != ids]
     return random.Random(0).sample(kept, min(len(kept), MOST_RECORDED)), len(read)
 
 

@@ -136,7 +136,7 @@ def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan
         **asdict(plan),
     }
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds users' text where prompts are recorded ones
         note = work / "plan.json"
         if not note.exists():
             write_whole(note, json.dumps(asked, indent=2))

@@ -34,7 +34,7 @@ PATCH = Patch(
 
 
 def read_folder(spec: "SpeculativeConfig") -> None:
-    """Make the folder that ``RECORD`` names, if any, and put it on the draft config, which every process gets.
+    """Make the folder that ``RECORD`` names, if any. vLLM's processes inherit the environment.
 
     Raises:
         RefusedError: no file can be written there.
@@ -48,7 +48,6 @@ def read_folder(spec: "SpeculativeConfig") -> None:
     except OSError as error:
         line = f"{RECORD}={value} cannot be written ({error.strerror}); name another folder, or unset it"
         raise RefusedError(f"P-EAGLE refused: {line}") from None
-    spec.draft_model_config.hf_config.record_folder = str(folder)
 
 
 def install(module: ModuleType) -> None:
@@ -58,7 +57,7 @@ def install(module: ModuleType) -> None:
             config = self.vllm_config
             if not is_peagle(config):
                 return
-            if folder := getattr(config.speculative_config.draft_model_config.hf_config, "record_folder", None):
+            if folder := os.environ.get(RECORD):
                 records, free = Records(Path(folder), config.parallel_config.data_parallel_index), self._free_request
 
                 def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
