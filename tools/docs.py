@@ -235,7 +235,7 @@ GENERATED = {
     "docs/features.md": [targets],
     "docs/sharpen.md": [sharpen],
     "docs/performance.md": [host],
-    "docs/acceptance.md": [drafters, limits, traffic, structured, calibration],
+    "docs/acceptance.md": [drafters, limits, long_prompts, traffic, structured, calibration],
 }
 
 
