@@ -33,6 +33,10 @@ def read(name: str) -> dict:
 
 
 def where(result: dict, name: str) -> str:
+    """Machine, versions and file; of README's table only the file, where they are the same."""
+    known = read("real")
+    if name != "real" and all(result[key] == known[key] for key in ("device", "versions")):
+        return f"Machine and versions as in README; `benchmarks/results/{name}.json`."
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     return f"{result['device']}; {versions}; `benchmarks/results/{name}.json`."
 
@@ -85,7 +89,7 @@ def drafters() -> str:
             speeds = [f"{times[n]['median']:.2f}x" if times else "" for n in ("1", "4", "8")]
             rows.append((arm.name, arm.k, name, f"{found['al']:.2f}", gained, *speeds))
     columns = ("drafter", "K", "prompts", "AL", "AL against", "tokens/s, 1 in flight", "4", "8")
-    return f"{table(columns, rows)}\n\nAs in README. {where(result, 'real')}"
+    return f"{table(columns, rows)}\n\nAs in README; `benchmarks/results/real.json`."
 
 
 def targets() -> str:
@@ -103,7 +107,7 @@ def targets() -> str:
     arms = ("stock-v1", "plugin-v1", "plugin-v2")
     rows = [(name, *(cell(found, arm) for arm in arms)) for name, found in result["targets"].items()]
     shown = table(("target", "stock P-EAGLE V1, rows", "plugin V1, rows", "plugin V2, rows"), rows)
-    return f"{shown}\n\nErrors in full and versions: {where(result, 'targets')}"
+    return f"{shown}\n\nErrors in full in the file. {where(result, 'targets')}"
 
 
 def sharpen() -> str:
@@ -184,7 +188,7 @@ def limits() -> str:
     for name in ("limits", "limits_plain"):
         result = read(name)
         for cell in result["cells"]:
-            if "gain" in cell:
+            if "gain" in cell and not (name == "limits" and "top_k" in cell["sampling"]):
                 limit = ", ".join(f"{key} {value}" for key, value in cell["sampling"].items())
                 als = (f"{cell[when]['al']:.2f}" for when in ("temperature_only", "within_limits"))
                 rows.append((HEADS[result["head"]], limit, cell["set"], *als, gain(cell)))
