@@ -56,7 +56,7 @@ class Configuration:
 
 def draw(seed: int) -> Configuration:
     rng = random.Random(f"{ARM} {seed}")
-    own = {"window": 0, "drafts": "greedy"}  # below these have more choices
+    own = {"window": 0, "weights": "loaded", "drafts": "greedy"}  # below these have more choices
     cell = Cell(**{name: rng.choice(choices) for name, choices in FACTORS.items() if name not in own}, **own)
     # A rounded gate moves a selector's scores by more than rounding moves logits: exactness is not defined there.
     cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 and not cell.selector else "float32")

@@ -25,6 +25,7 @@ FACTORS: dict[str, tuple] = {
     "selector": (False, True),
     "lookup": (0, 0, 2),  # drafts of requests that repeat themselves are looked up
     "window": (0, 0, 24),
+    "weights": ("loaded", "loaded", "updated"),  # the head served first is another one of the same shape
     "drafts": ("greedy", "greedy", "top-k 1"),  # drawn, at a temperature, where nothing but the best is left
 }
 
@@ -46,19 +47,25 @@ class Cell:
     selector: bool
     lookup: int
     window: int
+    weights: str
     drafts: str
 
     def __str__(self) -> str:
         words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
         words += [self.prefill, self.kv, self.norms] + ["cache"] * self.prefix_caching + ["selector"] * self.selector
         words += [f"lookup{self.lookup}"] * bool(self.lookup) + [f"window{self.window}"] * bool(self.window)
-        words += ["top-k"] * self.is_drawn
+        words += ["top-k"] * self.is_drawn + ["updated"] * self.is_updated
         return "-".join(words)
 
     @property
     def is_drawn(self) -> bool:
         """Whether every other request is drawn. Not in bfloat16, where the best logits are often equal."""
         return self.drafts == "top-k 1" and self.dtype == "float32"
+
+    @property
+    def is_updated(self) -> bool:
+        """Not with AWS's names of tensors, which no trainer publishes."""
+        return self.weights == "updated" and self.fmt != "aws"
 
     def head_spec(self) -> tiny_heads.HeadSpec:
         aws, rich = self.fmt == "aws", self.norms == "rich"

@@ -19,6 +19,7 @@ from tests.support.engines import Finished, Request, Settings, count_preemptions
 from tests.support.graphs import emulate
 from tests.support.recorder import MAX_TIE_SHARE, Report, compare, planter, record
 from tests.support.reference import Reference
+from tests.support.updates import TRANSFER, files, updatable, update
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
 
@@ -94,7 +95,7 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
     totals.cells.add(str(cell))
     graphs = V2 and CELLS.index(cell) % 2 == 1
     if STOCK:
-        cell = replace(cell, prefill="whole", lookup=0, drafts="greedy")
+        cell = replace(cell, prefill="whole", lookup=0, drafts="greedy", weights="loaded")
     target, head = unspeculated.target(cell.family), unspeculated.folder / str(cell)
     tiny_heads.write_head(head, target, cell.head_spec())
     right = unspeculated(cell)
@@ -102,7 +103,13 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
     planted = planter({req: done.tokens for req, done in right.items()}, tiny_heads.VOCAB)
     # Drafts that are drawn stay: others would not be of the distribution that the sampler is told.
     plant = (lambda row: row.draft if is_drawn(row.req) else planted(row)) if cell.is_drawn else planted
-    live = engine(cell.settings(target, head))
+    if cell.is_updated:
+        spec = cell.head_spec()
+        other = tiny_heads.write_head(unspeculated.folder / f"{cell}-old", target, replace(spec, seed=spec.seed + 1))
+        live = updatable(replace(cell.settings(target, other), llm=(TRANSFER,)))
+        update(live, *files(head))
+    else:
+        live = engine(cell.settings(target, head))
     for seed in range(SEEDS):
         with (
             emulate(live, [1, 2, 4], sizes=(16, 48)) if graphs else nullcontext() as seen,

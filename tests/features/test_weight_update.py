@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from peagle_tools.shared.selector_file import read_selector
 from peagle_tools.sharpen.fit import SelectorModel
 from peagle_tools.sharpen.run import write_sharpened
-from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM
-from tests.support.engines import Engine, Request, Settings, engine, prepare_process
+from tests.support.engines import Engine, Request, Settings
 from tests.support.random_heads import HIDDEN, SELECTOR_CANDIDATES, VOCAB, HeadSpec, prompt, write_head, write_target
 from tests.support.recorder import Recording, compare, planter, record, serve_exactly
 from tests.support.reference import Reference
+from tests.support.updates import TRANSFER, files, send, updatable, update
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -48,14 +48,10 @@ def new(target: Path, heads: list[Path]) -> Reference:
 @pytest.fixture
 def live(target: Path, heads: list[Path]) -> Engine:
     """An engine that was started with the first head, and has that head's weights."""
-    prepare_process()
-    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-
-    if "folder" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine("folder", "tests.support.folder_engine", "FolderEngine")
     drawn = ("draft_sample_method", "probabilistic")
-    transfer = ("weight_transfer_config", {"backend": "folder"})
-    live = engine(Settings(target, heads[0], k=K, max_model_len=MAX_MODEL_LEN, speculative=(drawn,), llm=(transfer,)))
+    live = updatable(
+        Settings(target, heads[0], k=K, max_model_len=MAX_MODEL_LEN, speculative=(drawn,), llm=(TRANSFER,))
+    )
     update(live, *files(heads[0]))
     return live
 
@@ -65,22 +61,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], int]:
     """How many log lines contain a text."""
     caplog.set_level(logging.WARNING, "vllm.peagle")
     return lambda text: sum(text in line for line in caplog.messages)
-
-
-def files(head: Path) -> tuple[Path, Path]:
-    """The selector's, which comes first, and the head's."""
-    return head / SELECTOR_FOLDER / "model.safetensors", head / "model.safetensors"
-
-
-def send(live: Engine, *files: Path) -> None:
-    """An update without its end."""
-    live.llm.start_draft_weight_update()
-    live.llm.update_weights({"update_info": {"files": [str(file) for file in files]}})
-
-
-def update(live: Engine, *files: Path) -> None:
-    send(live, *files)
-    live.llm.finish_weight_update()
 
 
 def test_drafts_follow_an_update(live: Engine, heads: list[Path], new: Reference):
@@ -145,11 +125,11 @@ def test_what_sharpen_wrote_for_the_served_head(live: Engine, target: Path, head
     assert own is not None
     fitted = SelectorModel(own)
     torch.nn.init.normal_(fitted.successors, generator=torch.Generator().manual_seed(0))
-    for number, send in enumerate((update, lambda _, file: live.drafter.model.load_weights(load_file(file).items()))):
+    for number, way in enumerate((update, lambda _, file: live.drafter.model.load_weights(load_file(file).items()))):
         out = tmp_path / str(number)
         out.mkdir()
         write_sharpened(out, head, fitted.selector())
-        send(live, files(out)[0])
+        way(live, files(out)[0])
         serve_exactly(live, REQUESTS, Reference(target, out))
         update(live, *files(heads[0]))
 
