@@ -125,11 +125,11 @@ def draw_by_its_arguments(scores, tokens, is_candidate, seed, position, column, 
     return tl.where(temperature == 0.0, tl.argmax(scores, axis=0), named.to(tl.int32))
 
 
-def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int) -> tuple[torch.Tensor, ...]:
+def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int, top_p: float = 0.6) -> tuple[torch.Tensor, ...]:
     """Temperatures, seeds, limits, q and its candidates of every request that could be live, before any step."""
     temperature = torch.tensor([0.0, 0.7] * max_num_reqs)[:max_num_reqs]
     top_k, top_p = (
-        torch.tensor(numbers * max_num_reqs)[:max_num_reqs] for numbers in ([vocab, 3], [1.0, 1.0, 1.0, 0.6])
+        torch.tensor(numbers * max_num_reqs)[:max_num_reqs] for numbers in ([vocab, 3], [1.0, 1.0, 1.0, top_p])
     )
     q = torch.full((max_num_reqs, k, vocab), -float("inf"))
     return (
@@ -143,12 +143,12 @@ def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int) -> tuple[t
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-@pytest.mark.parametrize("num_candidates", [1, 5, 16])
-def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int, reduced: bool):
+@pytest.mark.parametrize(("num_candidates", "top_p"), [(1, 0.6), (5, 0.6), (16, 0.6), (5, 0.0)])
+def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int, top_p: float, reduced: bool):
     """Three steps: K, fewer, K again. Requests come in another order, two rows of the state stay idle."""
     max_num_reqs, max_k = 5, 4
-    tensors = moved(state(max_num_reqs, max_k, num_candidates, VOCAB), KERNEL_DEVICE)
-    temperature, seeds, top_k, top_p, q, _ = tensors
+    tensors = moved(state(max_num_reqs, max_k, num_candidates, VOCAB, top_p), KERNEL_DEVICE)
+    temperature, seeds, top_k, top_ps, q, _ = tensors
     wanted = q.clone()
     for step, (k, rows) in enumerate(((4, [3, 0, 1]), (2, [1, 3, -1]), (4, [3, -1, 0]))):
         parts = case(k, 3, num_candidates, 16, 4, reduced=reduced, seed=step, idle=rows.count(-1) and 1)
@@ -175,7 +175,7 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int,
             if row >= 0:
                 of_req = slice(req * k, (req + 1) * k)
                 wanted[row, :k] = -float("inf")
-                sampling = float(temperature[row]), int(top_k[row]), float(top_p[row])
+                sampling = float(temperature[row]), int(top_k[row]), max(float(top_ps[row]), 1e-9)
                 kept = limited(scores[of_req], *sampling) if sampling[0] else scores[of_req]  # greedy: no limits
                 wanted[row, :k] = wanted[row, :k].scatter(1, targets[of_req], kept)
         assert torch.equal(q, wanted), step
