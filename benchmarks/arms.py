@@ -35,7 +35,12 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not on every host, and no arm's advantage
 }
-ON_CPU = {"OMP_NUM_THREADS": "1"}  # one thread is fastest on models this small
+ON_CPU = {
+    "OMP_NUM_THREADS": "1",  # one thread is fastest on models this small
+    # What is compiled ahead of time cannot be loaded again on a CPU ("no attribute 'finalize_loading'", vLLM 0.33 too),
+    # so every start would compile anew; Inductor's own cache works.
+    "VLLM_USE_AOT_COMPILE": "0",
+}
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})

@@ -70,13 +70,19 @@ def tiny_pair(target: str, head: str | None, k: int, models: str | Path = ROOT /
     return arguments
 
 
-def tiny_llm(head: str, k: int, batch: int, token_budget: int) -> Any:
-    """A live ``LLM`` on tiny-llama in this process, for ``batch`` requests and steps of ``token_budget`` rows."""
+def tiny_llm(head: str, k: int, batch: int, token_budget: int, **config: Any) -> Any:
+    """A live ``LLM`` on tiny-llama in this process, for ``batch`` requests and steps of ``token_budget`` rows.
+
+    Args:
+        config: more of the speculative config.
+    """
     prepare_process()
     from vllm import LLM
 
+    pair = tiny_pair("tiny-llama", head, k)
+    pair["speculative_config"] |= config
     return LLM(
-        **tiny_pair("tiny-llama", head, k),
+        **pair,
         max_model_len=128,
         max_num_seqs=batch,
         max_num_batched_tokens=token_budget,

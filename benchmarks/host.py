@@ -50,6 +50,7 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "plugin V2": (FULL, INTERPRETED_V2),
     "plugin V2, reduced vocabulary": (REDUCED, INTERPRETED_V2),
     "plugin V2, sharpened": ("tiny-llama-peagle-sharp", INTERPRETED_V2),
+    "plugin V2, probabilistic": (FULL, INTERPRETED_V2),
     "EAGLE-3 V2": ("tiny-llama-eagle3", INTERPRETED_V2),
 }
 
@@ -126,7 +127,8 @@ def count_arms(names: list[str]) -> list[dict[str, Any]]:
     results = []
     for name in names:
         head, env = ARMS[name]
-        llm = tiny_llm(head, K, REQUESTS, 512)
+        how = {"draft_sample_method": "probabilistic"} if "probabilistic" in name else {}
+        llm = tiny_llm(head, K, REQUESTS, 512, **how)
         results.append({"arm": name, **count_steps(llm)})
         if env == INTERPRETED_V2:
             give_graphs(inside(llm)[1], range(1, REQUESTS + 1), K)
