@@ -1,8 +1,9 @@
 """Every drafter on a real target, SmolLM2-135M-Instruct: acceptance and speed on HumanEval and MT-Bench.
 
 ``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
-the engines of all arms live at once, and are timed in turn. Acceptance is kept in .cache/real-bench, and a killed run
-does not measure it again, unless commit or head have changed; tokens/s are measured anew.
+the engines of all arms live at once, and are timed in turn. Acceptance is kept in .cache/real-bench and not measured
+again, unless arm or head have changed (remove it after a change of the drafting): a row names its commit. Tokens/s are
+measured anew.
 """
 
 import hashlib
@@ -136,7 +137,7 @@ DRAFTERS = [
     RealArm("n-gram", "ngram", 5),
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
     RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
-    RealArm(PLAIN, "peagle-plain", 3),
+    *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
     RealArm(OFF, "peagle", 3),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 7)),
     RealArm("P-EAGLE with look-up", "peagle", 3, selector=True, lookup=2),
@@ -326,26 +327,36 @@ def compared_with(arm: RealArm) -> RealArm | None:
     return RealArm(PLAIN, "peagle-plain", arm.k) if arm.selector else None
 
 
+def acceptance(
+    arm: RealArm, live_call: Callable[..., Any] | None, first: dict[str, list[str]], commit: str
+) -> dict[str, Any]:
+    """``sets``, ``drafter`` and ``commit``, measured now or in an earlier run.
+
+    Args:
+        live_call: of the arm's engine, if it has one.
+        first: see ``Engine.acceptance``.
+    """
+    file, of = WORK / f"{arm.label}.json", {"arm": asdict(arm), "head": arm.digest()}
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    if kept.get("of") != of:
+        with nullcontext(live_call) if live_call else live(arm) as call:
+            sets = call("acceptance", first, None)
+            kept = {"of": of, "commit": commit, "sets": sets, "drafter": call("__getattribute__", "drafter")}
+        write_whole(file, json.dumps(kept))
+    return kept
+
+
 def measure_all() -> dict[str, Any]:
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
     found_by = provenance()
     cells: dict[RealArm, dict[str, Any]] = {}
-    drafters: dict[RealArm, str] = {}
     samples: dict[RealArm, list[dict[str, dict[int, float]]]] = {arm: [] for arm in ARMS}
     with ExitStack() as stack:
         calls = {arm: stack.enter_context(live(arm)) for arm in ARMS if arm.is_timed}
         for arm in ARMS:
-            file = WORK / f"{arm.label}.json"
-            of = {"commit": found_by["commit"], "arm": asdict(arm), "head": arm.digest()}
-            kept = json.loads(file.read_text()) if file.exists() else {}
-            if kept.get("of") != of:
-                first = {name: cells[NONE][name]["first"] for name in SETS} if NONE in cells else {}
-                with nullcontext(calls[arm]) if arm in calls else live(arm) as call:
-                    sets = call("acceptance", first, None)
-                    kept = {"of": of, "sets": sets, "drafter": call("__getattribute__", "drafter")}
-                write_whole(file, json.dumps(kept))
-            cells[arm], drafters[arm] = kept["sets"], kept["drafter"]
-            print(arm.label, *(summarize(cells[arm][name], None)["al"] for name in SETS), flush=True)
+            first = {name: cells[NONE]["sets"][name]["first"] for name in SETS} if NONE in cells else {}
+            cells[arm] = acceptance(arm, calls.get(arm), first, found_by["commit"])
+            print(arm.label, *(summarize(cells[arm]["sets"][name], None)["al"] for name in SETS), flush=True)
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
         for _, (arm, call) in product(range(REPEATS), calls.items()):
@@ -354,9 +365,9 @@ def measure_all() -> dict[str, Any]:
     rows = []
     for arm in ARMS:
         base = compared_with(arm)
-        row: dict[str, Any] = {"arm": asdict(arm), "drafter": drafters[arm], "sets": {}}
+        row: dict[str, Any] = {"arm": asdict(arm), "sets": {}} | {key: cells[arm][key] for key in ("drafter", "commit")}
         for name in SETS:
-            found = summarize(cells[arm][name], cells[base][name] if base in cells else None)
+            found = summarize(cells[arm]["sets"][name], cells[base]["sets"][name] if base in cells else None)
             row["sets"][name] = found
             if not arm.is_timed:
                 continue
