@@ -6,6 +6,10 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -211,6 +215,48 @@ def long_prompts() -> str:
     return f"{table(('drafter', *lengths), rows)}\n\n{note} {where(result, 'long_prompts')}"
 
 
+def trained(head: str) -> dict:
+    """How a head of the real target was trained."""
+    return json.loads((ROOT / "models/real" / head / "training.json").read_text())
+
+
+def learning() -> dict[str, list[tuple[int, float]]]:
+    """Of each head of the real target that was trained with acceptance by replay: (tokens seen, AL at K = 3)."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for head, name in HEADS.items():
+        report = trained(head)
+        for line in report["al"]:
+            if line["K"] == 3 and line["how"].startswith("replay"):
+                series = name if line["how"] == "replay" else f"{name}, selector off"
+                found.setdefault(series, []).append((line["step"] * report["settings"][1]["tokens"], line["al"]))
+    return found
+
+
+def recipe() -> str:
+    """What the heads of the real target learned, by tokens."""
+    series, rows = learning(), []
+    for tokens, _ in next(iter(series.values())):
+        rows.append((f"{tokens / 1e6:.2f} million", *(f"{dict(points)[tokens]:.3f}" for points in series.values())))
+    note = (
+        "AL by replay of held-out answers, K = 3; `models/real/*/training.json`. Held-out accuracy by depth at the end:"
+    )
+    for head, name in HEADS.items():
+        shares = trained(head)["held_out"][-1]["held_out"]["accuracy"][:4]
+        note += f" {name} {', '.join(f'{share:.0%}' for share in shares)};"
+    return f"{table(('tokens seen', *series), rows)}\n\n{note[:-1]}."
+
+
+def recipe_plot() -> str:
+    """``recipe`` as SVG."""
+    from peagle_tools.bench.plots import chart
+
+    def paint(axes: "Axes") -> None:
+        for name, points in learning().items():
+            axes.plot([tokens / 1e6 for tokens, _ in points], [al for _, al in points], marker="o", label=name)
+
+    return chart("AL over tokens seen", "million tokens seen", "acceptance length, K = 3", paint).svg
+
+
 def gain(found: dict) -> str:
     """A relative gain and its interval."""
     low, high = found["gain_95"]
@@ -238,9 +284,13 @@ GENERATED = {
     "README.md": [real],
     "docs/features.md": [targets],
     "docs/sharpen.md": [sharpen],
+    "docs/recipe.md": [recipe],
     "docs/performance.md": [host],
     "docs/acceptance.md": [drafters, limits, long_prompts, traffic, structured, calibration],
 }
+
+
+PLOT = "docs/images/recipe.svg"
 
 
 def outdated() -> dict[str, str]:
@@ -250,6 +300,7 @@ def outdated() -> dict[str, str]:
         pages[name] = (ROOT / name).read_text()
         for make in makers:
             pages[name] = between(pages[name], make.__name__, make())
+    pages[PLOT] = recipe_plot()
     return {name: text for name, text in pages.items() if (ROOT / name).read_text() != text}
 
 
