@@ -1,8 +1,8 @@
 """What one draft step must move and compute: ``python -m benchmarks.roofline [--out FILE]``. No measurement.
 
 For the published P-EAGLE heads (benchmarks/shapes.py), a decode batch of B requests, K drafts each, as V2's graph
-computes it: the head as it is, trimmed to fewer draft tokens, quantised, and sharpened; beside it EAGLE-3's K
-forwards of its one layer. A bound is the larger of bytes over bandwidth and operations over the FLOP rate.
+computes it; beside it EAGLE-3's K forwards of its one layer, and both trimmed to fewer draft tokens. A bound is the
+larger of bytes over bandwidth and operations over the FLOP rate.
 ``draft_step_roofline`` answers for any head, such as one whose draft vocabulary is still to be chosen.
 """
 
@@ -15,11 +15,9 @@ from benchmarks import arms
 from benchmarks.shapes import PUBLISHED, HeadShape
 from peagle_tools.shared.provenance import provenance
 
-DEPTHS, BATCHES, RANKS = (3, 5, 7), (1, 64), (64, 256)
-DRAFT_VOCABS, CONTEXT = (32_000, 64_000), 2048
+DEPTHS, BATCHES = (3, 5, 7), (1, 64)
+TRIMMED, CONTEXT = 32_000, 2048  # draft tokens; tokens of a request
 BF16 = 2  # bytes
-CANDIDATES = 16  # of each draft of a sharpened head (M)
-CANDIDATE = 28  # bytes: int64 id and float32 logit, written and read once, and a float32 score, written
 
 ASSUMPTIONS = {
     "floor": "the larger of bytes / bandwidth and operations / FLOP rate, both as vendors publish them; launches, "
@@ -29,11 +27,7 @@ ASSUMPTIONS = {
     "the lm_head",
     "attention": f"each layer reads the keys and values of every request's context of {CONTEXT:,} tokens, in bfloat16, "
     "once a forward, and each row attends over all of it; writes are left out",
-    "logits": "of sampled rows, in the draft vocabulary: written once and read once in bfloat16, by argmax or by top-M",
-    "fp8": "one byte a weight in layers and lm_head, scales left out (0.2% at most); fc and the rest in bfloat16. "
-    "Weights of 8 bits or fewer are multiplied at twice the 16-bit FLOP rate",
-    "selector": "M = 16, tables and projection in bfloat16: the projection once, one predecessor row and M successor "
-    "rows for each draft, gates and candidates written and read once; no table row serves two drafts",
+    "logits": "of sampled rows, in the draft vocabulary: written once and read once in bfloat16",
     "EAGLE-3": "K forwards of one layer, each of one row a request, the least (vLLM's first has K+1), with "
     "the width, hidden states and vocabulary of the P-EAGLE head; of the published EAGLE-3 heads many are narrower and "
     "have 32,000 draft tokens, and move less",
@@ -45,7 +39,6 @@ class Cost(NamedTuple):
 
     bytes: float  # to and from the device's memory
     flops: float = 0  # a multiply and an add are two
-    speed: int = 1  # of its operations, in multiples of the 16-bit FLOP rate
 
 
 class Device(NamedTuple):
@@ -71,7 +64,7 @@ class Roofline:
 
     def seconds(self, device: Device) -> tuple[float, float]:
         """Moving and computing, each on its own; the roofline is the larger."""
-        computing = sum(part.flops / part.speed for part in self.parts.values()) / device.flops
+        computing = sum(part.flops for part in self.parts.values()) / device.flops
         return self.bytes / device.bandwidth, computing
 
 
@@ -82,8 +75,6 @@ def draft_step_roofline(
     *,
     parallel: bool = True,
     draft_vocab: int | None = None,
-    weight_bytes: int = BF16,
-    rank: int = 0,
     context: int = CONTEXT,
 ) -> Roofline:
     """One draft step of a decode batch, under ASSUMPTIONS.
@@ -93,45 +84,29 @@ def draft_step_roofline(
         batch: requests.
         parallel: one forward of the P-EAGLE head; False: K forwards of an EAGLE-3 head of the same width.
         draft_vocab: tokens that the head is trimmed to; None: its own.
-        weight_bytes: of a weight in the layers and the lm_head.
-        rank: width of a sharpened head's two tables; 0: a head as it was trained.
         context: tokens that each request attends over.
     """
-    model, weights = head.target, replace(head, draft_vocab=draft_vocab or head.draft_vocab).weights(parallel)
-    drafts, forwards, speed = batch * k, 1 if parallel else k, 1 if weight_bytes >= BF16 else 2
+    head = replace(head, draft_vocab=draft_vocab or head.draft_vocab)
+    model, weights, drafts, forwards = head.target, head.weights(parallel), batch * k, 1 if parallel else k
     captured, rows = (batch * (k + 1), 2 * drafts) if parallel else (batch, drafts)
     parts = {"fc": Cost(BF16 * weights["fc"], 2 * captured * weights["fc"])}
     for name, computed in (("layers", rows), ("lm_head", drafts)):
-        parts[name] = Cost(weight_bytes * forwards * weights[name], 2 * computed * weights[name], speed)
+        parts[name] = Cost(BF16 * forwards * weights[name], 2 * computed * weights[name])
     parts["hidden states"] = Cost(BF16 * (head.num_aux * captured + rows) * model.hidden)
     attended = head.layers(parallel) * context * model.head_dim  # keys or values of one head, of a request or a row
     read = BF16 * forwards * batch * attended * 2 * model.kv_heads
     parts["attention"] = Cost(read, rows * attended * 4 * model.heads)
-    parts["logits"] = Cost(2 * BF16 * drafts * (draft_vocab or head.draft_vocab))
-    if rank:
-        projection = rank * model.hidden
-        moved = BF16 * (projection + drafts * rank * (1 + CANDIDATES)) + drafts * 2 * BF16 * rank
-        moved += drafts * CANDIDATE * CANDIDATES
-        parts["selector"] = Cost(moved, drafts * (2 * projection + rank * (1 + 2 * CANDIDATES)))
+    parts["logits"] = Cost(2 * BF16 * drafts * head.draft_vocab)
     return Roofline(parts)
 
 
-def variants(head: HeadShape) -> dict[str, dict[str, Any]]:
-    """Name of a step -> what ``draft_step_roofline`` takes for it, without vocabularies not below the head's own."""
-    trimmed = {f"{size:,} tokens": {"draft_vocab": size} for size in DRAFT_VOCABS if size < head.draft_vocab}
-    fp8, selectors = {"weight_bytes": 1}, {f"selector of rank {rank}": {"rank": rank} for rank in RANKS}
-    steps = {"as published": {}, **trimmed, "fp8": fp8, **selectors, "EAGLE-3": {"parallel": False}}
-    for fewest, size in list(trimmed.items())[:1]:
-        selector, of_rank = next(iter(selectors.items()))
-        steps |= {f"{fewest}, fp8, {selector}": size | fp8 | of_rank, f"EAGLE-3, {fewest}": size | {"parallel": False}}
-    return steps
-
-
 def compute() -> Iterator[dict[str, Any]]:
-    """Every head, K, B and step."""
+    """Every head, K, B and step; a head whose vocabulary is as small as the trimmed one is not trimmed."""
     for (name, (head, _)), k, batch in product(PUBLISHED.items(), DEPTHS, BATCHES):
-        for step, more in variants(head).items():
-            bound = draft_step_roofline(head, k, batch, **more)
+        vocabularies = {"": None} | ({f"{TRIMMED:,} tokens": TRIMMED} if head.draft_vocab > TRIMMED else {})
+        for (trimmed, size), parallel in product(vocabularies.items(), (True, False)):
+            step = ", ".join(filter(None, ("" if parallel else "EAGLE-3", trimmed))) or "as published"
+            bound = draft_step_roofline(head, k, batch, parallel=parallel, draft_vocab=size)
             us = {of: [round(1e6 * seconds, 1) for seconds in bound.seconds(device)] for of, device in DEVICES.items()}
             yield {
                 "head": name,
