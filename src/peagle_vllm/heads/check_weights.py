@@ -4,7 +4,7 @@ Stock vLLM loads most of these heads all the same: a missing tensor keeps its ra
 place may be dropped, and nothing but a low acceptance shows it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from peagle_vllm.heads.files import FLOATS, is_finite, read_pieces
@@ -13,7 +13,6 @@ from peagle_vllm.heads.head import AGAIN, Head, read_map
 if TYPE_CHECKING:
     import numpy as np
 
-SIZES_OR_AGAIN = f"correct the sizes in config.json, or {AGAIN}"
 # The shape of each module's weight in a decoder layer, in the sizes of ``expected_shapes``.
 LAYER: dict[str, tuple[str, ...]] = {
     "hidden_norm": ("hidden",),
@@ -40,11 +39,9 @@ def check_layers(head: Head) -> Iterator[str]:
         yield f"{what}: {head.config_file}; correct it, or {AGAIN}"
         return
     optional = {"hidden_norm", *(() if head.family == "qwen3" else QWEN3_ONLY)}
-    missing = [module for module in ("fc", "norm", "layers.0.hidden_norm") if not head.has(module)]
-    for layer in (f"layers.{i}" for i in range(head.num_layers)):
-        modules = (f"{layer}.{module}" for module in LAYER if module not in optional)
-        missing += [module for module in modules if not head.has(module)]
-    yield from _first_of(head, missing, lambda name: "is missing", AGAIN)
+    needed = ["fc", "norm", "layers.0.hidden_norm"]
+    needed += [f"layers.{i}.{module}" for i in range(head.num_layers) for module in LAYER if module not in optional]
+    yield from _first_of(head, {module: "is missing" for module in needed if not head.has(module)}, AGAIN)
 
 
 def check_fc(head: Head) -> Iterator[str]:
@@ -160,49 +157,44 @@ def check_shapes(head: Head) -> Iterator[str]:
     """One line for each kind of fault."""
     expected, tensors = expected_shapes(head), dict(sorted(head.tensors.items()))
     elsewhere = ("d2t", "t2d", "mask_hidden")  # have checks of their own
-    odd = [name for name in tensors if name not in expected and name not in elsewhere]
-    odd = [name for name in odd if not name.endswith("rotary_emb.inv_freq")]
-    what = f"is no tensor that vLLM's {head.family} P-EAGLE class has"
-    yield from _first_of(head, odd, lambda name: what, "remove it, or correct config.json")
-    known = {name: info for name, info in tensors.items() if name in expected}
-    wrong = [name for name, info in known.items() if info.shape != expected[name] and name != "fc.weight"]
-    # ``check_vocabulary`` names the field behind a wrong number of these rows.
-    vocabularies = ("lm_head.weight", "embed_tokens.weight")
-    wrong = [n for n in wrong if n not in vocabularies or known[n].shape[:1] == expected[n][:1]]
-    yield from _first_of(
-        head, wrong, lambda name: f"is {list(known[name].shape)}, needs {list(expected[name])}", SIZES_OR_AGAIN
-    )
-    no_float = [name for name, info in known.items() if info.dtype not in FLOATS]
-    floats = ", ".join(FLOATS)
-    yield from _first_of(
-        head, no_float, lambda name: f"is stored as {known[name].dtype}, needs one of {floats}", "save it as BF16"
-    )
+    odd, wrong, no_float = {}, {}, {}
+    for name, info in tensors.items():
+        if name in expected:
+            # ``check_fc`` names the fault of ``fc``, ``check_vocabulary`` the field behind a wrong number of rows.
+            rows_are_named = name in ("lm_head.weight", "embed_tokens.weight") and info.shape[:1] != expected[name][:1]
+            if info.shape != expected[name] and name != "fc.weight" and not rows_are_named:
+                wrong[name] = f"is {list(info.shape)}, needs {list(expected[name])}"
+            if info.dtype not in FLOATS:
+                no_float[name] = f"is stored as {info.dtype}, needs one of {', '.join(FLOATS)}"
+        elif name not in elsewhere and not name.endswith("rotary_emb.inv_freq"):
+            odd[name] = f"is no tensor that vLLM's {head.family} P-EAGLE class has"
+    yield from _first_of(head, odd, "remove it, or correct config.json")
+    yield from _first_of(head, wrong, f"correct the sizes in config.json, or {AGAIN}")
+    yield from _first_of(head, no_float, "save it as BF16")
     biases = sorted(name for name in expected if name.endswith(".bias") and name not in tensors)
     lost = [name for name in biases if f"{name[:-4]}weight" in tensors]
-    what_lost = "is missing, and config.json promises biases"
-    yield from _first_of(head, lost, lambda name: what_lost, f"correct attention_bias and mlp_bias, or {AGAIN}")
+    promised = dict.fromkeys(lost, "is missing, and config.json promises biases")
+    yield from _first_of(head, promised, f"correct attention_bias and mlp_bias, or {AGAIN}")
 
 
 def check_finite(head: Head) -> Iterator[str]:
     """Read every number once, and look for NaN and Inf. Not ``mask_hidden``, which ``check_mask_hidden`` reads."""
-    broken = [name for name in sorted(head.tensors) if name != "mask_hidden" and not _is_finite(head, name)]
-    return not_finite(head, broken)
+    return not_finite(head, [name for name in sorted(head.tensors) if name != "mask_hidden" and _has_nan(head, name)])
 
 
-def not_finite(head: Head, names: Sequence[str]) -> Iterator[str]:
+def not_finite(head: Head, names: Iterable[str]) -> Iterator[str]:
     """The line for tensors with NaN or Inf."""
-    return _first_of(head, names, lambda name: "holds NaN or Inf", AGAIN)
+    return _first_of(head, dict.fromkeys(names, "holds NaN or Inf"), AGAIN)
 
 
-def _is_finite(head: Head, name: str) -> bool:
+def _has_nan(head: Head, name: str) -> bool:
     info = head.tensors[name]
-    return head.folder is None or all(is_finite(raw, info.dtype) for raw in read_pieces(head.folder, info))
+    return head.folder is not None and not all(is_finite(raw, info.dtype) for raw in read_pieces(head.folder, info))
 
 
-def _first_of(head: Head, names: Sequence[str], what: Callable[[str], str], mend: str) -> Iterator[str]:
-    """A line that names the first tensor or module with a fault and counts the others; none without names."""
-    if names:
-        name = names[0]
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+def _first_of(head: Head, faults: Mapping[str, str], mend: str) -> Iterator[str]:
+    """A line with the fault of the first tensor or module, which counts the others; none without faults."""
+    for name, what in list(faults.items())[:1]:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         in_file = head.tensors[name].name if name in head.tensors else name
-        yield f"{in_file} {what(name)}{more}: {head.file_of(name)}; {mend}"
+        yield f"{in_file} {what}{more}: {head.file_of(name)}; {mend}"
