@@ -16,52 +16,25 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from plan import ASKED_FOR, SEED, STAGES
-
 from benchmarks import arms
-
-HERE = Path(__file__).resolve().parent
-
-
-def run_stage(name: str, work: Path) -> dict:
-    """Run one stage in this process; its output goes to ``work / name``, its figures are returned."""
-    stage, place = STAGES[name], work / name
-    if stage.does == "tokenizer":
-        from tokens import train_tokenizer
-
-        train_tokenizer(work / "tokenizer-files", SEED)
-        return {"seed": SEED}
-    import torch
-
-    torch.set_num_threads(1)
-    options = dict(stage.options)
-    if stage.does == "target":
-        from target import train_target
-
-        return train_target(options["kind"], work / "tokenizer-files", place, options["steps"], SEED)
-    from heads import answers, train_head
-
-    target = work / options.pop("target")
-    data = work / f"{target.name}-answers-run"
-    if stage.does == "answers":
-        return {**answers(target, data, **options), "seed": SEED}
-    if "init" in options:
-        options["init"] = str(work / options["init"])
-    return {**stage.options, **train_head(target, data, place, **options), "seed": SEED}
+from models.recipe.corpus import SEED
+from models.recipe.plan import ASKED_FOR, STAGES
 
 
 def run(name: str, out: Path) -> None:
     """One stage in a process of its own; publishes the model that it made."""
-    work = out / ".build"
-    began, log, figures = time.time(), work / f"{name}.log", work / f"{name}.json"
+    stage, work, began = STAGES[name], out / ".build", time.time()
+    log, figures = work / f"{name}.log", work / f"{name}.json"
     print(f"start   {name}, which writes {log}", flush=True)
-    command = [sys.executable, str(HERE / "build.py"), "--out", str(out), "--stage", name]
+    options = {"work": str(work), "name": name, **stage.options}
+    command = [sys.executable, "-m", *arms.call(stage.function, figures, **options)]
     with log.open("w") as written:
-        done = subprocess.run(command, stdout=written, stderr=written, env=arms.environment({}), check=False)
+        done = subprocess.run(command, cwd=arms.ROOT, stdout=written, stderr=written, env=arms.environment({}))
     if done.returncode:
         raise SystemExit(f"stage {name} failed, its log ends:\n{log.read_text()[-3000:]}")
     minutes = round((time.time() - began) / 60, 1)
-    figures.write_text(json.dumps({**json.loads(figures.read_text()), "minutes": minutes}, indent=2))
+    found = {**stage.options, **json.loads(figures.read_text()), "seed": SEED, "minutes": minutes}
+    figures.write_text(json.dumps(found, indent=2))
     if (work / name).is_dir():
         publish(work / name, out / name)
     print(f"done    {name} in {minutes} min", flush=True)
@@ -95,19 +68,15 @@ def build(names: list[str], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=HERE.parent, help="folder that receives the models")
+    parser.add_argument("--out", type=Path, default=arms.ROOT / "models", help="folder that receives the models")
     parser.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"of: {', '.join(STAGES)}")
-    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     out = args.out.resolve()
-    work = out / ".build"
-    work.mkdir(parents=True, exist_ok=True)
-    if args.stage:
-        (work / f"{args.stage}.json").write_text(json.dumps(run_stage(args.stage, work)))
-        return
+    (out / ".build").mkdir(parents=True, exist_ok=True)
     build(args.only or [name for name in STAGES if name not in ASKED_FOR], out)
     if not args.only:
-        subprocess.run([sys.executable, str(HERE / "evaluate.py"), "--models", str(out)], check=True)
+        evaluate = Path(__file__).with_name("evaluate.py")
+        subprocess.run([sys.executable, str(evaluate), "--models", str(out)], check=True)
 
 
 if __name__ == "__main__":

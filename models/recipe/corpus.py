@@ -10,6 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+SEED = 0  # of everything that is built
 HELD_OUT_BUCKETS = 16  # one file in 16 is held out
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "lib2to3", "encodings", "turtledemo", "ensurepip"}
 PIECE_MIN, PIECE_MAX = 300, 1000  # characters
@@ -62,7 +63,7 @@ def as_prompt(piece: str, rng: random.Random) -> Piece | None:
     return None
 
 
-def pieces(held_out: bool, seed: int) -> list[Piece]:
+def pieces(held_out: bool, seed: int = SEED) -> list[Piece]:
     """Every piece of the training (or held-out) files, shuffled with ``seed``."""
     rng = random.Random(seed)
     found = []

@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from corpus import fingerprint, pieces
-from plan import MAX_TOKENS, PROMPTS, SEED, STAGES
-from tokens import load_tokenizer
 from tqdm import tqdm
 
 from benchmarks import arms
 from benchmarks.engines import measure_pair
+from models.recipe.corpus import fingerprint, pieces
+from models.recipe.plan import MAX_TOKENS, PROMPTS, STAGES
+from models.recipe.tokens import load_tokenizer
 
 BATCH = 16
 HELD_OUT, MAX_PROMPT_TOKENS = 96, 100
@@ -37,8 +37,8 @@ ARMS = [
 def write_prompts(tokenizer_folder: Path, file: Path) -> None:
     """HELD_OUT lines ``{"prompt": ...}``: openings of pieces from files that no model was trained on."""
     tokenizer = load_tokenizer(tokenizer_folder)
-    trained_on = {piece.prompt for piece in pieces(held_out=False, seed=SEED)}
-    openings = dict.fromkeys(piece.prompt for piece in pieces(held_out=True, seed=SEED))
+    trained_on = {piece.prompt for piece in pieces(held_out=False)}
+    openings = dict.fromkeys(piece.prompt for piece in pieces(held_out=True))
     fresh = (text for text in openings if text not in trained_on)
     short = (text for text in fresh if len(tokenizer.encode(text)) <= MAX_PROMPT_TOKENS)
     file.parent.mkdir(parents=True, exist_ok=True)

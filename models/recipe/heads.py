@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from corpus import pieces
-from plan import SEED
-
+from models.recipe.corpus import pieces
 from peagle_tools.shared.server import HOST, free_port
 from peagle_tools.train.config import Config, read_config
 
@@ -55,11 +53,12 @@ def config_of(target: Path, folder: Path, arm: dict[str, Any], steps: int) -> Co
     )
 
 
-def answers(target: Path, folder: Path, prompts: int) -> dict[str, Any]:
+def answers(work: str, name: str, target: str, prompts: int) -> dict[str, Any]:
     """Let ``target`` answer ``prompts`` prompts and keep their hidden states, from which all its heads learn."""
     from peagle_tools.train.pipeline import do
 
-    config, found = config_of(target, folder, ARM, 1), pieces(held_out=False, seed=SEED)[:prompts]
+    folder = Path(work, f"{name}-run")
+    config, found = config_of(Path(work, target), folder, ARM, 1), pieces(held_out=False)[:prompts]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": piece.prompt}) + "\n" for piece in found))
     for step in ("prompts", "answers", "data", "states"):
@@ -68,8 +67,8 @@ def answers(target: Path, folder: Path, prompts: int) -> dict[str, Any]:
     return {"prompts": len(rows), "answer_tokens": sum(sum(json.loads(row)["loss_mask"]) for row in rows)}
 
 
-def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) -> dict[str, Any]:
-    """Train a head on ``data`` in ``place``-run, and put what vLLM reads of it into ``place``.
+def train_head(work: str, name: str, target: str, steps: int, **how: Any) -> dict[str, Any]:
+    """Train a head on the answers of ``target``, and put what vLLM reads of it into ``work / name``.
 
     Args:
         how: keys in place of those of ``ARM``.
@@ -83,18 +82,20 @@ def train_head(target: Path, data: Path, place: Path, steps: int, **how: Any) ->
     from peagle_tools.train.run import train
 
     torch.set_num_threads(1)
-    arm, folder = ARM | how, place.with_name(f"{place.name}-run")
+    arm, place, folder = ARM | how, Path(work, name), Path(work, f"{name}-run")
+    if "init" in how:
+        arm["init"] = str(Path(work, how["init"]))
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "run").mkdir(parents=True)
-    (folder / "run/data").symlink_to(data / "run/data")
-    config, began = config_of(target, folder, arm, steps), time.process_time()
+    (folder / "run/data").symlink_to(Path(work, f"{target}-answers-run/run/data"))
+    config, began = config_of(Path(work, target), folder, arm, steps), time.process_time()
     with counted(steps) as found:
         head = train(config).checkpointer.path / "best" if arm["kind"] == "peagle" else train_eagle3(config)
     found["seconds"] = round(time.process_time() - began)
     place.mkdir(exist_ok=True)
     shutil.copy(head / "model.safetensors", place)
     settings = json.loads((head / "config.json").read_text())
-    settings["speculators_config"]["verifier"]["name_or_path"] = f"models/{target.name}"  # not its place here
+    settings["speculators_config"]["verifier"]["name_or_path"] = f"models/{target}"  # not its place here
     (place / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if arm["kind"] == "peagle":
         held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]

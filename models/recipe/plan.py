@@ -1,32 +1,40 @@
 """What is built, from what, for how long: the one table of the recipe."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-SEED = 0
+from models.recipe.heads import answers, train_head
+from models.recipe.target import train_target
+from models.recipe.tokens import train_tokenizer
+
 PROMPTS, MAX_TOKENS = 48, 96  # held-out prompts that acceptance is measured on, and the longest answer
 
 
 @dataclass(frozen=True)
 class Stage:
-    """``does`` names the kind of work, ``options`` are its settings, ``needs`` the stages it reads from."""
+    """A call of ``function``, which is also given the folder of all stages and this one's name.
 
-    does: str
+    Attributes:
+        needs: the stages that it reads from.
+    """
+
+    function: Callable[..., dict[str, Any]]
     options: dict[str, Any]
     needs: tuple[str, ...] = ()
 
 
 def _head(target: str, steps: int, *needs: str, **how: Any) -> Stage:
-    return Stage("head", {"target": target, "steps": steps, **how}, (f"{target}-answers", *needs))
+    return Stage(train_head, {"target": target, "steps": steps, **how}, (f"{target}-answers", *needs))
 
 
 # Of two stages that can begin, the first in this order does: the longest way to the end comes first.
 STAGES = {
-    "tokenizer": Stage("tokenizer", {}),
-    "tiny-llama": Stage("target", {"kind": "llama", "steps": 1000}, ("tokenizer",)),
-    "tiny-qwen3": Stage("target", {"kind": "qwen3", "steps": 700}, ("tokenizer",)),
-    "tiny-llama-answers": Stage("answers", {"target": "tiny-llama", "prompts": 4000}, ("tiny-llama",)),
-    "tiny-qwen3-answers": Stage("answers", {"target": "tiny-qwen3", "prompts": 4000}, ("tiny-qwen3",)),
+    "tokenizer": Stage(train_tokenizer, {}),
+    "tiny-llama": Stage(train_target, {"kind": "llama", "steps": 1000}, ("tokenizer",)),
+    "tiny-qwen3": Stage(train_target, {"kind": "qwen3", "steps": 700}, ("tokenizer",)),
+    "tiny-llama-answers": Stage(answers, {"target": "tiny-llama", "prompts": 4000}, ("tiny-llama",)),
+    "tiny-qwen3-answers": Stage(answers, {"target": "tiny-qwen3", "prompts": 4000}, ("tiny-qwen3",)),
     # EAGLE-3 sees as many tokens as P-EAGLE; RESULTS.json counts the operations. The learning rates are the best after
     # 200 steps: of 0.01, 0.02 and 0.04 with one layer, 0.02 and 0.04 with four.
     "tiny-llama-eagle3": _head("tiny-llama", 800, kind="eagle3", layers=1, muon_lr=0.04),

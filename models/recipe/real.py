@@ -16,13 +16,13 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import torch
-from build import publish
-from heads import changed, train_eagle3
 from safetensors.torch import load_file, save_file
 
 from benchmarks.real import HEADS as REAL
 from benchmarks.real import TARGET, greedy_drafts
-from peagle_tools.shared.files import new_folder, write_whole
+from models.recipe.build import publish
+from models.recipe.heads import changed, train_eagle3
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import Config, read_config
 from peagle_tools.train.lines import read_lines
@@ -96,8 +96,8 @@ def main() -> None:
         best, made = train(head, of), of.run / head
         seconds = round(time.monotonic() - began)
         shutil.rmtree(made, ignore_errors=True)
-        with new_folder(made) as folder:
-            small(best, folder)
+        made.mkdir()
+        small(best, made)
         publish(made, args.out / head)
         drafts = greedy_drafts((args.out / head).absolute())
         log, al = (list(read_lines(of.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))

@@ -15,11 +15,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from build import publish
-from corpus import pieces
-from plan import MAX_TOKENS, PROMPTS, SEED
-
 from benchmarks import arms
+from models.recipe.build import publish
+from models.recipe.corpus import pieces
+from models.recipe.plan import MAX_TOKENS, PROMPTS
 from peagle_tools.shared.provenance import provenance
 
 MODELS = arms.ROOT / "models"
@@ -36,7 +35,7 @@ def sharpen(target: str) -> tuple[str, dict[str, Any]]:
     head, work = f"{target}-peagle", MODELS / ".build/sharpen"
     place, learn, held_out = (work / f"{head}-sharp{end}" for end in ("", ".learn.jsonl", ".held-out.jsonl"))
     work.mkdir(parents=True, exist_ok=True)
-    texts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False, seed=SEED)[:LEARN]]
+    texts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False)[:LEARN]]
     learn.write_text("\n".join(texts))
     held_out.write_text("\n".join((MODELS / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]))
     shutil.rmtree(place, ignore_errors=True)

@@ -5,10 +5,11 @@ import time
 from pathlib import Path
 
 import torch
-from corpus import pieces
-from tokens import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, USER_ID, VOCAB_SIZE, load_tokenizer
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from models.recipe.corpus import SEED, pieces
+from models.recipe.tokens import ASSISTANT_ID, BOS_ID, END_ID, FOLDER, PAD_ID, USER_ID, VOCAB_SIZE, load_tokenizer
 
 CHAT_SHARE = 0.75
 ROWS = ((0.6, 16, 256), (0.3, 8, 512), (0.1, 4, 1024))  # (share of the steps, rows, tokens a row): 4,096 tokens a step
@@ -43,14 +44,14 @@ def token_stream(tokenizer, seed: int) -> torch.Tensor:
     return torch.tensor(ids)
 
 
-def batches(tokenizer, steps: int, seed: int):
+def batches(tokenizer, steps: int):
     """Yield [rows, tokens + 1] batches, ``steps`` of them; a new epoch is shuffled and divided anew."""
     epoch, stream, at = 0, torch.empty(0, dtype=torch.long), 0
     for share, rows, length in ROWS:
         for _ in range(round(steps * share)):
             need = rows * length + 1
             if at + need > len(stream):
-                stream, at, epoch = token_stream(tokenizer, seed + epoch), 0, epoch + 1
+                stream, at, epoch = token_stream(tokenizer, SEED + epoch), 0, epoch + 1
             window = stream[at : at + need]
             at += need - 1
             yield torch.stack([window[r * length : (r + 1) * length + 1] for r in range(rows)])
@@ -69,9 +70,11 @@ def make_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train_target(kind: str, tokenizer_folder: Path, folder: Path, steps: int, seed: int) -> dict:
+def train_target(work: str, name: str, kind: str, steps: int) -> dict:
     """Train a ``kind`` target for ``steps`` steps of 4,096 tokens and save it in bf16; returns figures of the run."""
-    torch.manual_seed(seed)
+    folder, tokenizer_folder = Path(work, name), Path(work, FOLDER)
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
     tokenizer = load_tokenizer(tokenizer_folder)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHARED, **SHAPES[kind]))
     optimizers = make_optimizers(model)
@@ -84,7 +87,7 @@ def train_target(kind: str, tokenizer_folder: Path, folder: Path, steps: int, se
     ]
     began, smooth = time.time(), None
     progress = tqdm(total=steps, desc=f"target {kind}", unit="step", mininterval=5)
-    for batch in batches(tokenizer, steps, seed):
+    for batch in batches(tokenizer, steps):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -103,11 +106,8 @@ def train_target(kind: str, tokenizer_folder: Path, folder: Path, steps: int, se
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((tokenizer_folder / name).read_bytes())
     return {
-        "kind": kind,
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "steps": steps,
         "tokens": steps * 4096,
         "loss": round(smooth, 4),
         "seconds": round(time.time() - began),
-        "seed": seed,
     }

@@ -6,10 +6,12 @@
 import json
 from pathlib import Path
 
-from corpus import pieces
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from models.recipe.corpus import pieces
+
+FOLDER = "tokenizer-files"
 VOCAB_SIZE = 512
 SPECIAL = [f"<|{name}|>" for name in ("pad", "bos", "end", "system", "user", "assistant", "mask")]
 PAD, BOS, END, SYSTEM, USER, ASSISTANT, MASK = SPECIAL
@@ -22,8 +24,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(folder: Path, seed: int) -> None:
-    """Train the tokenizer on the training pieces and write it to ``folder`` in Hugging Face format."""
+def train_tokenizer(work: str, name: str) -> dict:
+    """Train the tokenizer on the training pieces and write it to ``work / FOLDER`` in Hugging Face format."""
+    folder = Path(work, FOLDER)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +36,7 @@ def train_tokenizer(folder: Path, seed: int) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((piece.prompt + piece.answer for piece in pieces(held_out=False, seed=seed)), trainer)
+    tokenizer.train_from_iterator((piece.prompt + piece.answer for piece in pieces(held_out=False)), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -49,6 +52,7 @@ def train_tokenizer(folder: Path, seed: int) -> None:
     # transformers 5 writes a class name that transformers 4 does not know; both know this one.
     config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(json.dumps(config, indent=2) + "\n")
+    return {}
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
