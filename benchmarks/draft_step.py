@@ -80,13 +80,14 @@ def row(cell: dict[str, Any]) -> tuple[object, ...]:
     return (cell["k"], cell["batch"], cell["arm"], f"{device:.1f}", f"{host:.1f}", launches, over)
 
 
-def with_roofline(cells: list[dict[str, Any]], copied: float | None) -> list[dict[str, Any]]:
-    """The cells with "roofline_us", where ``copied`` says how many bytes a second a copy moves on this device."""
-    return [cell | ({"roofline_us": cell["bytes"] / copied * 1e6} if copied else {}) for cell in cells]
+def page(cells: list[dict[str, Any]], copied: float | None) -> str:
+    """The table and the ratios; docs/performance.md says what they are to be.
 
-
-def page(cells: list[dict[str, Any]]) -> str:
-    """The table and the ratios; docs/performance.md says what they are to be."""
+    Args:
+        copied: bytes a second that a copy moves on this device; None: nothing is compared with the roofline.
+    """
+    if copied:
+        cells = [cell | {"roofline_us": cell["bytes"] / copied * 1e6} for cell in cells]
     columns = ("K", "B", "arm", "device us", "host us", "launches", "/ roofline")
     lines = [arms.table(columns, map(row, cells), NOT_A_GPU)]
     for ratio in ratios(cells):

@@ -4,13 +4,16 @@ import gc
 import hashlib
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import HAS_GPU, ROOT
+from benchmarks.arms import HAS_GPU, ROOT, environment
 from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
 from peagle_tools.shared.acceptance import read_engine
 
@@ -170,6 +173,21 @@ def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
     began = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - began
+
+
+def sharpen(head: Path, out: Path, env: dict[str, str], *more: str, **options: Any) -> dict[str, Any]:
+    """What ``peagle-vllm sharpen`` reports of a head; without a gain it writes no ``out``.
+
+    Args:
+        more, options: of the command.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(head), str(out), "--json", *more, *given]
+    done = subprocess.run(command, env=environment(env), stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 1):  # 1: no better
+        raise SystemExit(f"sharpen {head} ended with exit status {done.returncode}")
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def measure_pair(

@@ -163,7 +163,7 @@ def page(parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) 
             lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
     copied = next((cell["bandwidth"] for cell in cells("copy")), None)
     lines.append(kernels.page(cells("kernels")))
-    lines.append(draft_step.page(draft_step.with_roofline(cells("draft step"), copied if HAS_GPU else None)))
+    lines.append(draft_step.page(cells("draft step"), copied if HAS_GPU else None))
     lines.append(engine.page(cells("engine")))
     lines += [f"partition: {json.dumps(cell)}" for cell in cells("partition")]
     unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}

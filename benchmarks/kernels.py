@@ -5,7 +5,7 @@ neither. benchmarks.draft_step compares the whole step with stock vLLM's. Withou
 wall clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,45 +93,41 @@ def moved_bytes(case: Case) -> dict[str, int]:
     return dict(zip(KERNELS, (prepare_bytes, gather_bytes, prepare_bytes + gather_bytes), strict=True))
 
 
-class Calls:
-    """Both kernels on one batch of this device, with buffers that exist already."""
+def calls(shape: Shape, case: Case) -> dict[str, Callable[[], None]]:
+    """By KERNELS a call on this device, with buffers that exist already."""
+    out, (target, aux, groups) = moved((case.buffers(), (case.target, case.aux, case.groups)), DEVICE)
+    target = target._replace(idx_mapping=target.idx_mapping.int())
+    sizes = case.batch.num_staging_rows, case.batch.num_rows, 1  # the values matter to no kernel
+    made = (torch.randn(rows, shape.width, device=DEVICE, dtype=DTYPE) for rows in sizes)
+    after_fc, draft_hidden, (mask_hidden,) = made
 
-    def __init__(self, shape: Shape, case: Case):
-        self.case, self.out = case, moved(case.buffers(), DEVICE)
-        self.target, self.aux, self.groups = moved((case.target, case.aux, case.groups), DEVICE)
-        self.target = self.target._replace(idx_mapping=self.target.idx_mapping.int())
-        sizes = case.batch.num_staging_rows, case.batch.num_rows, 1  # the values matter to no kernel
-        made = (torch.randn(rows, shape.width, device=DEVICE, dtype=DTYPE) for rows in sizes)
-        self.after_fc, self.draft_hidden, (self.mask_hidden,) = made
+    def prepare() -> None:
+        prepare_inputs(target, aux, groups, case.batch, out, **case.constants)
 
-    def prepare_inputs(self) -> None:
-        prepare_inputs(self.target, self.aux, self.groups, self.case.batch, self.out, **self.case.constants)
+    def gather() -> None:
+        gather_hidden(draft_hidden, after_fc, mask_hidden, out.row_map[: case.batch.num_rows])
 
-    def gather_hidden(self) -> None:
-        row_map = self.out.row_map[: self.case.batch.num_rows]
-        gather_hidden(self.draft_hidden, self.after_fc, self.mask_hidden, row_map)
+    def both() -> None:
+        prepare()
+        gather()
 
-    def both(self) -> None:
-        self.prepare_inputs()
-        self.gather_hidden()
+    prepare()  # gather_hidden alone needs a row map
+    return dict(zip(KERNELS, (prepare, gather, both), strict=True))
 
 
 @torch.inference_mode()
 def measure(shape: Shape, timer: Timer, bandwidth: float) -> dict[str, Any]:
     """One entry of the result: both kernels at this shape."""
-    case = shape.case(DTYPE)
-    calls = Calls(shape, case)
-    calls.prepare_inputs()  # gather_hidden alone needs a row map
-    found = {}
-    for name, num_bytes in moved_bytes(case).items():
-        call = getattr(calls, name)
+    case, found = shape.case(DTYPE), {}
+    num_bytes = moved_bytes(case)
+    for name, call in calls(shape, case).items():
         times = timer.measure(call, REPEATS)
         device = arms.summary(times.device)
         found[name] = {
             "device_us": device,
             "host_us": arms.summary(times.host),
-            "bytes": num_bytes,
-            "of_copy_bandwidth": num_bytes / (device["median"] * 1e-6) / bandwidth,
+            "bytes": num_bytes[name],
+            "of_copy_bandwidth": num_bytes[name] / (device["median"] * 1e-6) / bandwidth,
         }
     return {**vars(shape), "arms": found}
 

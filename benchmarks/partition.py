@@ -96,7 +96,6 @@ def prefix_reruns(head: torch.nn.Module, batch: dict[str, torch.Tensor], options
 
 
 STEPS = {"partition": whole, "sdpa": whole, "prefix reruns": prefix_reruns}
-ARMS = tuple(STEPS)
 
 
 def options_of(depths: int, sampling: str) -> dict[str, Any]:
@@ -155,14 +154,14 @@ def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     args = parser.parse_args()
-    grid = product(args.tokens, DEPTHS, RATIOS, ARMS)
-    named = (dict(zip(("tokens", "depths", "sampling", "arm"), cell, strict=True)) for cell in grid)
-    jobs = [cell for cell in named if masked_rows(**cell) <= MOST_ROWS]
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
     report = {"head": shape, "chunk_rows": CHUNK_ROWS, "rows_limit": MOST_ROWS, **provenance()}
     cells, failed = [], []
-    for job in jobs:
+    for tokens, depths, sampling, arm in product(args.tokens, DEPTHS, RATIOS, STEPS):
+        if masked_rows(arm, tokens, depths, sampling) > MOST_ROWS:
+            continue
+        job = {"tokens": tokens, "depths": depths, "sampling": sampling, "arm": arm}
         print(*job.values(), "...", flush=True)
         try:
             cells.append(arms.run(measure, {}, TIMEOUT, **job, chunk_rows=CHUNK_ROWS))

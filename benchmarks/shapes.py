@@ -49,7 +49,6 @@ class HeadShape:
         num_aux: captured hidden states it reads; ``config`` is for the default.
     """
 
-    name: str
     target: Model
     intermediate: int
     draft_vocab: int
@@ -94,9 +93,8 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
 # Eight layers: the fewest with room for the default aux layers. The target's own speed plays no part in a draft step.
 GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
 # With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
-GPT_OSS_HEAD = HeadShape("gpt-oss-20b", GPT_OSS, 14336, GPT_OSS.vocab)
-TINY_HEAD = HeadShape("tiny", Model(64, 96, 2, 1, 32, 8, 512), 96, 512)
-_QWEN3_8B = Model(4096, 12288, 32, 8, 128, 36, 151936)
+GPT_OSS_HEAD = HeadShape(GPT_OSS, 14336, GPT_OSS.vocab)
+TINY_HEAD = HeadShape(Model(64, 96, 2, 1, 32, 8, 512), 96, 512)
 # name -> published P-EAGLE head, and where its sizes come from
 PUBLISHED = {
     "gpt-oss-20b": (
@@ -105,17 +103,17 @@ PUBLISHED = {
         "attention; intermediate size 14336, which makes its 1.8e9 parameters (3.6 GB)",
     ),
     "gpt-oss-120b": (
-        HeadShape("gpt-oss-120b", GPT_OSS, 11520, GPT_OSS.vocab),
+        HeadShape(GPT_OSS, 11520, GPT_OSS.vocab),
         "amazon/gpt-oss-120b-p-eagle: 4 layers, 1.7e9 parameters (its card), else as the 20b's; intermediate size "
         "11520 assumed (10,100 to 12,900 agree with 1.7e9)",
     ),
     "qwen3-coder-30b": (
-        HeadShape("qwen3-coder-30b", Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
+        HeadShape(Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
         "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE: 4 layers, 3 hidden states (its card); the target's attention, "
         "the whole vocabulary and intermediate size 6144 assumed",
     ),
     "qwen3-8b": (
-        HeadShape("qwen3-8b", _QWEN3_8B, 12288, 32000, num_aux=5),
+        HeadShape(Model(4096, 12288, 32, 8, 128, 36, 151936), 12288, 32000, num_aux=5),
         "RedHatAI/Qwen3-8B-speculator.peagle: 5 hidden states (its card); 4 layers, the target's widths and 32,000 "
         "draft tokens assumed, as in the speculators library's examples",
     ),

@@ -9,8 +9,6 @@ kept in .cache/real-bench/traffic, and a killed run goes on from there; remove t
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 
 from benchmarks import arms, real
 from benchmarks.arms import kept
+from benchmarks.engines import sharpen
 from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, RealArm, al_of, gain_of, live, read_set
 from peagle_tools.shared.provenance import provenance
 from peagle_vllm.patches.record import RECORD
@@ -48,22 +47,12 @@ def acceptance(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
         return engine.acceptance(first, None)
 
 
-def sharpen() -> tuple[dict[str, Any], int]:
-    """What the command reports, and the seconds that it took. It writes no ``OUT`` where it gains nothing."""
-    options = {
-        "target": TARGET,
-        "from-records": f"{RECORDS}.traffic",
-        "max-tokens": MAX_TOKENS,
-        "engine": json.dumps(ENGINE),
-    }
-    command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(HEADS / str(BEFORE.head)), str(OUT), "--json"]
-    command += ["-k", str(BEFORE.k), *(f"--{name}={value}" for name, value in options.items())]
-    shutil.rmtree(OUT, ignore_errors=True)
-    began = time.perf_counter()
-    ran = subprocess.run(command, env=arms.environment(BEFORE.env), stdout=subprocess.PIPE, text=True)
-    if ran.returncode not in (0, 1):
-        raise SystemExit("sharpen failed")
-    return json.loads(ran.stdout[ran.stdout.index("{") :]), round(time.perf_counter() - began)
+def fitted() -> tuple[dict[str, Any], int]:
+    """What ``sharpen`` reports, and the seconds that it took."""
+    began, options = time.perf_counter(), {"max_tokens": MAX_TOKENS, "engine": json.dumps(ENGINE)}
+    options |= {"target": TARGET, "from_records": f"{RECORDS}.traffic"}
+    report = sharpen(HEADS / str(BEFORE.head), OUT, BEFORE.env, "-k", str(BEFORE.k), **options)
+    return report, round(time.perf_counter() - began)
 
 
 def before() -> dict[str, Any]:
@@ -77,7 +66,7 @@ def main() -> None:
     found_by = provenance()
     WORK.mkdir(parents=True, exist_ok=True)
     old = new = kept(WORK / "before.json", before)
-    report, seconds = kept(WORK / "report.json", sharpen)
+    report, seconds = kept(WORK / "report.json", fitted)
     print(json.dumps(report), seconds, flush=True)
     if OUT.exists():
 

@@ -6,7 +6,6 @@ held-out ones of RESULTS.json. A sharpened head goes beside the head that it was
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import arms
+from benchmarks.engines import sharpen
 from models.recipe.build import publish
 from models.recipe.corpus import pieces
 from models.recipe.plan import MAX_TOKENS, PROMPTS
@@ -27,7 +27,7 @@ LEARN = 6000  # prompts
 ENGINE = {"dtype": "float32", "max_num_seqs": 128, "kv_cache_memory_bytes": 512 << 20}
 
 
-def sharpen(target: str) -> tuple[str, dict[str, Any]]:
+def sharpen_head(target: str) -> tuple[str, dict[str, Any]]:
     """The head of a target and its figures; it is sharpened, unless the selector is no better.
 
     It goes on from where it was stopped.
@@ -35,32 +35,25 @@ def sharpen(target: str) -> tuple[str, dict[str, Any]]:
     head, work = f"{target}-peagle", MODELS / ".build/sharpen"
     place, learn, held_out = (work / f"{head}-sharp{end}" for end in ("", ".learn.jsonl", ".held-out.jsonl"))
     work.mkdir(parents=True, exist_ok=True)
-    texts = [json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False)[:LEARN]]
-    learn.write_text("\n".join(texts))
+    learn.write_text("\n".join(json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False)[:LEARN]))
     held_out.write_text("\n".join((MODELS / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]))
-    shutil.rmtree(place, ignore_errors=True)
-    options = ["--target", str(MODELS / target), "--prompts", str(learn), "--held-out", str(held_out)]
-    options += ["--max-tokens", str(MAX_TOKENS), "--engine", json.dumps(ENGINE), "--json"]
-    command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(MODELS / head), str(place), *options]
-    done = subprocess.run(command, env=arms.environment({}), stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 1):  # 1: no better
-        raise SystemExit(f"sharpen {head} ended with exit status {done.returncode}")
+    texts = {"target": MODELS / target, "prompts": learn, "held_out": held_out}
+    figures = sharpen(MODELS / head, place, {}, **texts, max_tokens=MAX_TOKENS, engine=json.dumps(ENGINE))
     if place.is_dir():
         publish(place, MODELS / place.name)
     else:  # the old one is of another head
         shutil.rmtree(MODELS / place.name, ignore_errors=True)
-    return head, json.loads(done.stdout)
+    return head, figures
 
 
-def main() -> int:
+def main() -> None:
     args, began = arms.parser(__doc__).parse_args(), time.time()
     with ThreadPoolExecutor() as pool:
-        heads = dict(pool.map(sharpen, TARGETS))
+        heads = dict(pool.map(sharpen_head, TARGETS))
     counts = {"prompts": LEARN, "held_out": PROMPTS, "max_tokens": MAX_TOKENS, "dtype": ENGINE["dtype"]}
     report = {**counts, "minutes": round((time.time() - began) / 60, 1), "heads": heads}
     arms.write_result(args.out, __doc__, report | provenance())
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -9,7 +9,7 @@ from benchmarks.shapes import PUBLISHED, HeadShape, Model
 from tests.benchmarks.running import ROOT, run_script
 
 # Hidden 4, two query heads and one KV head of 2, MLP 8 wide, 10 of 20 tokens, 3 hidden states.
-SMALL = HeadShape("x", Model(4, 4, 2, 1, 2, 8, 20), intermediate=8, draft_vocab=10)
+SMALL = HeadShape(Model(4, 4, 2, 1, 2, 8, 20), intermediate=8, draft_vocab=10)
 
 
 def test_small_head_by_hand():

@@ -1,1 +1,0 @@
-"""``make demo``: every drafter at its best K on the real target."""
