@@ -5,7 +5,6 @@ tokens/s are of fewer and shorter answers, one after the other.
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -20,7 +19,7 @@ SHOWN = ("none", "n-gram", "EAGLE-3", PLAIN, "P-EAGLE")
 FIRST = ("none", "EAGLE-3")  # these compile the target, without and with hidden states; the others find it compiled
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="of each set")
     args = parser.parse_args()
@@ -55,8 +54,7 @@ def main() -> int:
                 table.add_row(arm.label, name, f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", of_all, f"{rate:.0f}")
             table.add_section()
     console.print(table)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

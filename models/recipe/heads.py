@@ -100,9 +100,8 @@ def train_head(work: str, name: str, target: str, steps: int, **how: Any) -> dic
     if arm["kind"] == "peagle":
         held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
         found["accuracy"] = held_out["accuracy"]
-    shape = {"kind": arm["kind"], "layers": arm["layers"], "trained_depth": arm["depths"], "muon_lr": arm["muon_lr"]}
-    shape |= {"draft_vocab": arm["draft_vocab"], "seen": f"{steps:,} steps of {config.step.tokens:,} tokens"}
-    return shape | found
+    shape = {key: arm[key] for key in ("kind", "layers", "muon_lr", "draft_vocab")} | {"trained_depth": arm["depths"]}
+    return shape | {"seen": f"{steps:,} steps of {config.step.tokens:,} tokens"} | found
 
 
 @contextmanager

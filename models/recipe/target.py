@@ -1,6 +1,7 @@
 """Train a tiny target (Llama or Qwen3) on the standard library, three quarters of it in the chat template."""
 
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -102,9 +103,7 @@ def train_target(work: str, name: str, kind: str, steps: int) -> dict:
     progress.close()
     model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID)
     model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder, save_jinja_files=False)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((tokenizer_folder / name).read_bytes())
+    shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "tokens": steps * 4096,

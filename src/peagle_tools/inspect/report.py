@@ -17,9 +17,9 @@ from rich.text import Text
 
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
-from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError
+from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError, read_headers
 from peagle_vllm.heads.head import Head, read_map
-from peagle_vllm.heads.selector import PROJECTION, read_selector_config, read_selector_headers
+from peagle_vllm.heads.selector import PROJECTION, read_selector_config
 from peagle_vllm.heads.target import Target, Token
 
 SCHEMA = 1
@@ -147,7 +147,7 @@ def _selector(head: Head) -> dict[str, Any] | None:
     """Of a sharpened head on this machine; what cannot be read is a problem of its own."""
     try:
         selector_config = read_selector_config(head.config, head.config_file)
-        tensors = read_selector_headers(head.folder) if head.folder else {}
+        tensors = read_headers(head.folder / SELECTOR_FOLDER) if head.folder else {}
     except HeadError:
         return None
     if selector_config is None:

@@ -198,8 +198,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """Every tensor's header by its name in the file, from the safetensors files that vLLM would load.
 
-    Those are the index's where there is one, else every ``*.safetensors`` of the folder; where two hold the same
-    tensor, the later file counts.
+    Those are the index's where there is one, else every ``*.safetensors`` of the folder, which need not exist; where
+    two hold the same tensor, the later file counts.
 
     Raises:
         HeadError: a file is missing, damaged, or outside the folder.

@@ -7,11 +7,10 @@ folder on to the model, does not look; so a sharpened head still drafts without 
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm.heads import files
-from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, shown
+from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, shown
 from peagle_vllm.heads.head import Head, read_map
 
 if TYPE_CHECKING:
@@ -61,15 +60,6 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
     return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
 
 
-def read_selector_headers(folder: Path) -> dict[str, TensorInfo]:
-    """The headers of the selector's tensors in a head's folder, by the names above.
-
-    Raises:
-        HeadError: a file is damaged.
-    """
-    return files.read_headers(folder / SELECTOR_FOLDER) if (folder / SELECTOR_FOLDER).is_dir() else {}
-
-
 def selector_shapes(
     selector_config: SelectorConfig, vocab_size: int, draft_vocab_size: int, hidden_size: int
 ) -> dict[str, tuple[int, int]]:
@@ -117,7 +107,7 @@ def selector_faults(head: Head) -> Iterator[str]:
     if selector_config is None or head.folder is None:
         return
     place = f"{head.name}/{SELECTOR_FOLDER}"
-    tensors = read_selector_headers(head.folder)
+    tensors = files.read_headers(head.folder / SELECTOR_FOLDER)
     needed = selector_shapes(selector_config, head.vocab_size, head.draft_vocab_size, head.hidden_size)
     for name, shape in needed.items():
         info = tensors.get(name)
