@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared.selector_file import read_selector
-from peagle_tools.sharpen.fit import SelectorModel
 from peagle_tools.sharpen.run import write_sharpened
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.serving import RefusedError
@@ -123,12 +122,12 @@ def test_what_sharpen_wrote_for_the_served_head(live: Engine, target: Path, head
     head = read_head(heads[0])
     own = read_selector(head)
     assert own is not None
-    fitted = SelectorModel(own)
-    torch.nn.init.normal_(fitted.successors, generator=torch.Generator().manual_seed(0))
+    successors = torch.randn(own.successor_codebook.shape, generator=torch.Generator().manual_seed(0))
+    fitted = own._replace(successor_codebook=successors.bfloat16())
     for number, way in enumerate((update, lambda _, file: live.drafter.model.load_weights(load_file(file).items()))):
         out = tmp_path / str(number)
         out.mkdir()
-        write_sharpened(out, head, fitted.selector())
+        write_sharpened(out, head, fitted)
         way(live, files(out)[0])
         serve_exactly(live, REQUESTS, Reference(target, out))
         update(live, *files(heads[0]))

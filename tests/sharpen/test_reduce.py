@@ -26,16 +26,16 @@ def served(monkeypatch):
     """Nothing is served. What was measured and sharpened is kept."""
     calls = {"recorded": 0, "measured": [], "sharpened": []}
 
-    def recorded(pair, prompts, work, plan, progress):
+    def recorded(head, job, work):
         calls["recorded"] += 1
         tokens = TOKENS.flatten().view(-1, 4)
         return trace(tokens[:, 1:, None].repeat(1, 1, 2), tokens, torch.arange(len(tokens)) // 10)
 
-    def measured(pair, folder, prompts, plan, progress):
-        calls["measured"].append(pair.head)
+    def measured(head, folder, job):
+        calls["measured"].append(head.name)
         return [run.ServedGain(3, Gain(3.0, 0.1), Gain(2.9, 0.1), Gain(-0.1, 0.1))]
 
-    def sharpen(head, target, vocab_size, prompts, out, plan, progress):
+    def sharpen(head, job, out):
         calls["sharpened"].append(target_ids(head).tolist())
         gain = 0.5 if calls.get("better") else -0.1
         if gain > 0:

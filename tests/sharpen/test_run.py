@@ -18,7 +18,6 @@ from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import fit, record, run
 from peagle_tools.sharpen.prompts import HELD_OUT, Prompts, divided
-from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
@@ -29,7 +28,7 @@ from tests.inspect.running import run as command
 from tests.sharpen.traces import trace
 from tests.support.models import MODELS, PEAGLE, TARGET
 
-NUM_PROMPTS, ASIDE, VOCAB = 150, 37, 512  # to learn from: four shards of 40; a fifth of all is kept aside
+NUM_PROMPTS, ASIDE = 150, 37  # to learn from: four shards of 40; a fifth of all is kept aside
 SHARDS = [f"{i:05}.safetensors" for i in range(4)]
 
 
@@ -49,7 +48,7 @@ class Engines:
         made = trace(4_000, num_k, candidates)
         made = made._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
         for file, group in record.shards(prompts, folder):
-            if not CandidateTrace.is_whole(file):
+            if not file.exists():
                 self.fault("record")
                 made.rows((made.prompt >= group[0][0]) & (made.prompt <= group[-1][0])).save(file)
                 self.recorded.append(file.name)
@@ -154,7 +153,7 @@ def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> run.Sharpened:
     asked = [[seed, i] for i in range(NUM_PROMPTS)]
     prompts = Prompts(asked, asked[:16])
     plan = replace(run.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
-    return run.sharpen(read_head(PEAGLE), str(TARGET), VOCAB, prompts, out, plan, lambda *_: None)
+    return run.sharpen(read_head(PEAGLE), run.Job(read_target(str(TARGET)), prompts, plan, lambda *_: None), out)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"rank": 16}, {"arguments": {"seed": 1}}])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle_tools.shared.errors import ToolError
+from peagle_vllm.heads.files import one_line
 
 Messages = list[dict[str, str]]
 
@@ -32,6 +33,16 @@ def read_prompts(path: Path) -> list[Messages]:
     if not conversations:
         raise ToolError(f"{path} holds no prompt; write one a line")
     return conversations
+
+
+def read_tokenizer(target: str) -> Any:
+    """The target's tokenizer. Raises ToolError where it has none that can be read."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
 
 
 def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[int]:

@@ -98,22 +98,13 @@ def sharpen(
             asked_of = Prompts(*divided(recorded, read_tokens(target, aside) if aside else None))
         else:
             asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts, aside)))
+        job = run.Job(model, asked_of, plan, progress)
         reduction: Reduction | None = None
         report: Sharpened | None
         if smaller:
-            reduction, report = reduce.reduce(
-                found,
-                model,
-                asked_of,
-                out,
-                plan,
-                progress,
-                draft_vocab=draft_vocab,
-                quantize=quantize,
-                fits_selector=not no_selector,
-            )
+            reduction, report = reduce.reduce(found, job, out, draft_vocab, quantize, not no_selector)
         else:
-            report = run.sharpen(found, target, model.vocab_size, asked_of, out, plan, progress)
+            report = run.sharpen(found, job, out)
     if as_json:
         selector = run.as_dict(report, plan) if report else {}
         print(json.dumps(selector | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from peagle_kernels import CandidateSelector
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
@@ -28,60 +28,38 @@ class Fitted:
 
 
 def new_selector(form: str, trace: CandidateTrace, sizes: tuple[int, int], rank: int) -> CandidateSelector:
-    """Where fitting begins for one of FORMS."""
+    """Where fitting begins for one of FORMS; ``sizes``: target vocabulary, draft vocabulary."""
     num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
     tables = torch.randn(sizes[0], rank) / rank**0.5, 0.02 * torch.randn(sizes[1], rank)
     projection = torch.randn(rank, hidden_size) / hidden_size**0.5 if form == "gated" else None
     return CandidateSelector(*tables, projection, torch.ones(num_k), torch.ones(num_k), trace.ids.shape[2])
 
 
-class SelectorModel(nn.Module):
-    """The tensors of a ``CandidateSelector`` while they are fitted."""
-
-    def __init__(self, start: CandidateSelector):
-        super().__init__()
-
-        def parameter(tensor: Tensor) -> nn.Parameter:
-            return nn.Parameter(tensor.float().clone())
-
-        self.predecessors, self.successors = map(parameter, start[:2])
-        self.projection = None if start.hidden_projection is None else parameter(start.hidden_projection)
-        self.edge_scale, self.unary_scale = parameter(start.edge_scale), parameter(start.unary_scale)
-        self.num_candidates = start.num_candidates
-
-    def scores(self, batch: CandidateTrace) -> Tensor:
-        """[N, K, M] of every candidate after the token that the target said before it."""
-        predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), self.predecessors)
-        if self.projection is not None:
-            predecessors = predecessors * F.linear(batch.hidden.float(), self.projection)
-        pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), self.successors))
-        position = torch.arange(batch.ids.shape[1]).clamp(max=len(self.edge_scale) - 1)  # the last: all later ones
-        return self.unary_scale[position, None] * batch.logits + self.edge_scale[position, None] * pair
-
-    def selector(self) -> CandidateSelector:
-        """As it is written, rounded to bfloat16."""
-        projection = None if self.projection is None else self.projection.detach().bfloat16()
-        tables = self.predecessors.detach().bfloat16(), self.successors.detach().bfloat16()
-        scales = self.edge_scale.detach().clone(), self.unary_scale.detach().clone()
-        return CandidateSelector(*tables, projection, *scales, self.num_candidates)
+def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
+    """[N, K, M] of every candidate after the token that the target said before it."""
+    predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), selector.predecessor_codebook)
+    if selector.hidden_projection is not None:
+        predecessors = predecessors * F.linear(batch.hidden.float(), selector.hidden_projection)
+    pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), selector.successor_codebook))
+    position = torch.arange(batch.ids.shape[1]).clamp(max=len(selector.edge_scale) - 1)  # the last: all later ones
+    return selector.unary_scale[position, None] * batch.logits + selector.edge_scale[position, None] * pair
 
 
-def to_draft_ids(sizes: tuple[int, int], offsets: Tensor | None) -> Tensor:
-    """[target vocabulary] the draft id of each target token; -1 where the head cannot draft it."""
-    draft = torch.arange(sizes[1])
-    found = torch.full((sizes[0],), -1, dtype=torch.int64)
-    found[draft if offsets is None else draft + offsets] = draft
-    return found
+def as_written(selector: CandidateSelector) -> CandidateSelector:
+    """A copy with its tables rounded to bfloat16."""
+    tables = [None if table is None else table.detach().bfloat16() for table in selector[:3]]
+    scales = selector.edge_scale.detach().clone(), selector.unary_scale.detach().clone()
+    return CandidateSelector(*tables, *scales, selector.num_candidates)
 
 
 def fit(
     form: str,
     trace: CandidateTrace,
     held: CandidateTrace,
-    sizes: tuple[int, int],
+    vocab_size: int,
+    target_ids: Tensor,
     rank: int,
-    offsets: Tensor | None,
-    on_batch: Callable[[], object],
+    progress: Callable[[int, int], object],
     own: CandidateSelector | None = None,
 ) -> Fitted:
     """One form's best selector on the development share; none at all, or ``own``, where nothing drafts longer.
@@ -89,50 +67,45 @@ def fit(
     Args:
         form: of FORMS, or OWN.
         held: the development share.
-        sizes: target vocabulary, draft vocabulary.
-        offsets: [draft vocabulary] target id minus draft id; None: the same ids.
+        vocab_size: of the target.
+        target_ids: [draft vocabulary] target id of each draft id.
+        progress: is told steps done, and of how many.
         own: what the form OWN begins with. Its shapes stay, so that a server that runs with it can be sent the new one.
     """
     torch.manual_seed(0)
     num_k = trace.ids.shape[1]
-    model = SelectorModel(own or new_selector(form, trace, sizes, rank))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
-    draft_ids = to_draft_ids(sizes, offsets)
-    start = own or _as_it_was(model.selector(), num_k)
-    best = Fitted(form, start, Gain.of(held.accepted(start, offsets), held.prompt))
-    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(_batch(len(trace.ids)))]
+    begin = own or new_selector(form, trace, (vocab_size, len(target_ids)), rank)
+    weights = [None if each is None else each.float().clone().requires_grad_() for each in begin[:5]]
+    model = CandidateSelector(*weights, begin.num_candidates)
+    optimizer = torch.optim.AdamW([each for each in weights if each is not None], lr=LEARNING_RATE, weight_decay=0.0)
+    position_weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
+    draft_ids = torch.full((vocab_size,), -1).index_copy(0, target_ids, torch.arange(len(target_ids)))
+    start = own or _as_it_was(as_written(model), num_k)
+    best = Fitted(form, start, Gain.of(held.accepted(start, target_ids), held.prompt))
+    batch_size = min(BATCH, max(1, len(trace.ids) // LEAST_STEPS))
+    orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(trace.ids)).split(batch_size)]
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
     for step, rows in enumerate(orders, start=1):
         batch = trace.rows(rows)
         truth = draft_ids[batch.tokens[:, 1:].long().clamp(min=0)].where(batch.tokens[:, 1:] >= 0, -1)
         matches = batch.ids == truth[..., None]
-        known = matches.any(-1)
         losses = F.cross_entropy(
-            model.scores(batch).flatten(0, 1), matches.int().argmax(-1).flatten(), reduction="none"
+            scores_of(model, batch).flatten(0, 1), matches.int().argmax(-1).flatten(), reduction="none"
         )
-        weights = weight * known
-        (losses.view_as(weights) * weights).sum().div(weights.sum().clamp(min=1)).backward()
+        weight = position_weight * matches.any(-1)
+        (losses.view_as(weight) * weight).sum().div(weight.sum().clamp(min=1)).backward()
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * max(0.05, 1 - step / len(orders))
         optimizer.step()
         optimizer.zero_grad()
-        on_batch()
+        progress(step, len(orders))
         if step % every == 0 or step == len(orders):
-            for selector in (model.selector(), *(() if own else (_as_it_was(model.selector(), 1),))):
-                gain = Gain.of(held.accepted(selector, offsets), held.prompt)
+            found = as_written(model)
+            for selector in (found,) if own else (found, _as_it_was(found, 1)):
+                gain = Gain.of(held.accepted(selector, target_ids), held.prompt)
                 if gain.length > best.gain.length:
                     best = Fitted(form, selector, gain)
     return best
-
-
-def num_batches(num_drafts: int) -> int:
-    """Batches that ``fit`` takes."""
-    return EPOCHS * -(-num_drafts // _batch(num_drafts))
-
-
-def _batch(num_drafts: int) -> int:
-    return min(BATCH, max(1, num_drafts // LEAST_STEPS))
 
 
 def _as_it_was(selector: CandidateSelector, num_positions: int) -> CandidateSelector:

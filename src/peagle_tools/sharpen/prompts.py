@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.prompts import Messages, token_ids
-from peagle_vllm.heads.files import one_line
+from peagle_tools.shared.prompts import Messages, read_tokenizer, token_ids
 
 HELD_OUT = 64  # prompts at most, and a fifth of few
 MOST_RECORDED, LONGEST_RECORDED = 2_000, 4_096  # prompts; tokens of one
@@ -30,12 +29,7 @@ def divided(prompts: list[Prompt], held_out: list[Prompt] | None) -> tuple[list[
 
 def read_tokens(target: str, prompts: list[Messages]) -> list[list[int]]:
     """Token ids of each prompt, in the target's chat template where it has one. ToolError without a tokenizer."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target)
-    except (OSError, ValueError) as error:
-        raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
+    tokenizer = read_tokenizer(target)
     has_template = bool(getattr(tokenizer, "chat_template", None))
     return [token_ids(tokenizer, prompt, has_template) for prompt in prompts]
 

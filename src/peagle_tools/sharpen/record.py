@@ -106,7 +106,7 @@ def record_all(
     """
     from vllm import SamplingParams
 
-    wanted = [(file, group) for file, group in shards(prompts, folder) if not CandidateTrace.is_whole(file)]
+    wanted = [(file, group) for file, group in shards(prompts, folder) if not file.exists()]
     if not wanted:
         return
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)

@@ -1,22 +1,19 @@
 """``--draft-vocab`` and ``--quantize``: choose, write and measure a smaller head, then sharpen that one."""
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from peagle_tools.shared.engines import Pair
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.prompts import read_tokenizer
 from peagle_tools.sharpen import run
-from peagle_tools.sharpen.prompts import Prompts
 from peagle_tools.sharpen.rewrite import Quantization, faults, rewrite
 from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.head import Head, target_ids
-from peagle_vllm.heads.target import Target
 
 NOT_READ = ("embed_tokens.weight", "d2t", "t2d", "mask_hidden")  # by a draft step: single rows of it at most
 
@@ -40,16 +37,7 @@ class Reduction:
 
 
 def reduce(
-    head: Head,
-    target: Target,
-    prompts: Prompts,
-    out: Path,
-    plan: run.Plan,
-    progress: run.Progress,
-    *,
-    draft_vocab: int | None,
-    quantize: Quantization | None,
-    fits_selector: bool,
+    head: Head, job: run.Job, out: Path, draft_vocab: int | None, quantize: Quantization | None, fits_selector: bool
 ) -> tuple[Reduction, run.Sharpened | None]:
     """Write a smaller head to ``out``, with a selector where one is asked for and drafts better.
 
@@ -63,47 +51,43 @@ def reduce(
     for fault in faults(head, draft_vocab, quantize):
         raise ToolError(fault)
     if draft_vocab is not None:
-        run.refuse_too_few(prompts)
+        run.refuse_too_few(job.prompts)
     if out.exists():
         raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
-    pair = Pair(target.name, str(head.folder), plan.arguments)
-    with run.work_folder(out.with_name(f"{out.name}.reduced"), head, target.name, prompts, plan) as work:
+    with run.work_folder(head, job, out.with_name(f"{out.name}.reduced")) as work:
         kept, covered = None, None
         if draft_vocab is not None:
-            kept, covered = _kept(
-                head, target, draft_vocab, plan, lambda: run.recorded(pair, prompts, work, plan, progress)
-            )
+            kept, covered = _kept(head, job, draft_vocab, work)
         folder = work / "head"
         shutil.rmtree(folder, ignore_errors=True)
-        smaller = rewrite(head, target, folder, kept, quantize)
-        measured = run.served(pair, folder, prompts, plan, progress)
+        smaller = rewrite(head, job.target, folder, kept, quantize)
+        measured = run.served(head, folder, job)
         before, after = step_bytes(head), step_bytes(smaller)
         reduction = Reduction(smaller.draft_vocab_size, covered, before, after, measured)
         report = None
         if fits_selector:
 
             def again(what: str, done: int, of: int) -> object:
-                return progress(f"{what} the smaller head", done, of)
+                return job.progress(f"{what} the smaller head", done, of)
 
-            report = run.sharpen(smaller, target.name, target.vocab_size, prompts, out, plan, again)
+            report = run.sharpen(smaller, replace(job, progress=again), out)
         if report is None or not report.is_better:
             with new_folder(out) as made:
                 shutil.copytree(folder, made, dirs_exist_ok=True)
     return reduction, report
 
 
-def _kept(
-    head: Head, target: Target, size: int, plan: run.Plan, record: Callable[[], CandidateTrace]
-) -> tuple[Tensor, float]:
+def _kept(head: Head, job: run.Job, size: int, work: Path) -> tuple[Tensor, float]:
     """Draft ids to keep, ascending, and ``Reduction.covered``."""
-    ids, specials = torch.from_numpy(target_ids(head)), special_ids(target.name)
-    least = int(torch.isin(ids, torch.tensor(sorted(specials))).sum())
-    if size < max(least, plan.num_candidates):
+    ids, specials = torch.from_numpy(target_ids(head)), special_ids(job.target.name)
+    num_specials, num_candidates = int(torch.isin(ids, torch.tensor(sorted(specials))).sum()), job.plan.num_candidates
+    if size < (least := max(num_specials, num_candidates)):
         raise ToolError(
-            f"--draft-vocab is {size}, but {least} special tokens are always kept, and a position has "
-            f"{plan.num_candidates} candidates; give at least {max(least, plan.num_candidates)}"
+            f"--draft-vocab is {size}, but {num_specials} special tokens are always kept, and a position has "
+            f"{num_candidates} candidates; give at least {least}"
         )
-    learned, held = (count_tokens(part, ids, target.vocab_size) for part in record().divided())
+    parts = run.recorded(head, job, work).divided()
+    learned, held = (count_tokens(part, ids, job.target.vocab_size) for part in parts)
     covered = float(held[ids[ranked(learned, ids, specials)[:size]]].sum() / held.sum())
     return ranked(learned + held, ids, specials)[:size].sort().values, covered
 
@@ -115,9 +99,7 @@ def step_bytes(head: Head) -> int:
 
 def special_ids(target: str) -> set[int]:
     """The tokens that the target's tokenizer adds to those that text is made of, ends of text among them."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = read_tokenizer(target)
     return {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
 
 
@@ -129,7 +111,7 @@ def count_tokens(trace: CandidateTrace, target_ids: Tensor, vocab_size: int) -> 
     Args:
         target_ids: [draft vocabulary] target id of each draft id.
     """
-    accepted = trace.accepted(None, target_ids - torch.arange(len(target_ids)))
+    accepted = trace.accepted(None, target_ids)
     said = torch.arange(trace.tokens.shape[1]) <= accepted[:, None]
     return torch.bincount(trace.tokens[said & (trace.tokens >= 0)].long(), minlength=vocab_size)
 

@@ -1,13 +1,13 @@
 """The whole of ``peagle-vllm sharpen``: record, fit, measure, write. Every step that is finished stays."""
 
 import hashlib
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from peagle_tools.shared.selector_file import read_selector, write_selector
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.prompts import Prompts
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
-from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.convert import write_json
 from peagle_vllm.heads.files import SELECTOR_FOLDER, one_line, read_json
-from peagle_vllm.heads.head import Head, read_map
+from peagle_vllm.heads.head import Head, target_ids
+from peagle_vllm.heads.selector import head_hash
+from peagle_vllm.heads.target import Target
 
 LEAST_PROMPTS = 40  # below it less than a group of prompts chooses the form
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
@@ -43,6 +44,19 @@ class Plan:
     num_candidates: int
     max_tokens: int
     arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every step is done with."""
+
+    target: Target
+    prompts: Prompts
+    plan: Plan
+    progress: Progress
+
+    def pair(self, head: Path | None) -> engines.Pair:
+        return engines.Pair(self.target.name, str(head), self.plan.arguments)
 
 
 @dataclass(frozen=True)
@@ -71,39 +85,26 @@ class Sharpened:
         return gained.length > gained.error
 
 
-def sharpen(
-    head: Head,
-    target: str,
-    vocab_size: int,
-    prompts: Prompts,
-    out: Path,
-    plan: Plan,
-    progress: Progress,
-) -> Sharpened:
+def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
     """Fit a selector to ``head`` and write the sharpened head to ``out`` when it drafts better.
-
-    Args:
-        vocab_size: of the target.
 
     Raises:
         ToolError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
     """
-    refuse_too_few(prompts)
-    assert head.folder is not None
-    pair = engines.Pair(target, str(head.folder), plan.arguments)
-    with work_folder(out, head, target, prompts, plan) as work:
-        trace = recorded(pair, prompts, work, plan, progress)
-        offsets, sizes = _offsets(head), (vocab_size, head.draft_vocab_size)
+    refuse_too_few(job.prompts)
+    plan = job.plan
+    with work_folder(head, job, out) as work:
+        trace = recorded(head, job, work)
         own = read_selector(head)
         if own and (own.predecessor_codebook.shape[1], own.num_candidates) != (plan.rank, plan.num_candidates):
             own = None  # others were asked for
-        fitted = _fitted(trace, sizes, offsets, plan, progress, own)
+        fitted = _fitted(trace, head, job, own)
         best = max(fitted, key=lambda one: one.gain.length)
         sharpened = work / "sharpened"
         shutil.rmtree(sharpened, ignore_errors=True)
         sharpened.mkdir()
         write_sharpened(sharpened, head, best.selector)
-        measured = served(pair, sharpened, prompts, plan, progress)
+        measured = served(head, sharpened, job)
         report = Sharpened({one.form: one.gain for one in fitted}, best.form, len(trace.ids), measured)
         if report.is_better:
             with new_folder(out) as folder:
@@ -124,16 +125,16 @@ def refuse_too_few(prompts: Prompts) -> None:
 
 
 @contextmanager
-def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan) -> Iterator[Path]:
+def work_folder(head: Head, job: Job, out: Path) -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
         raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
     work = out.parent / f".{out.name}.sharpen"
     asked = {
-        "head": files.head_hash(head),
-        "target": target,
-        "prompts": hashlib.sha256(json.dumps(prompts.learn).encode()).hexdigest(),
-        **asdict(plan),
+        "head": head_hash(head),
+        "target": job.target.name,
+        "prompts": hashlib.sha256(json.dumps(job.prompts.learn).encode()).hexdigest(),
+        **asdict(job.plan),
     }
     try:
         work.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds users' text where prompts are recorded ones
@@ -148,53 +149,42 @@ def work_folder(out: Path, head: Head, target: str, prompts: Prompts, plan: Plan
     shutil.rmtree(work, ignore_errors=True)
 
 
-def recorded(pair: engines.Pair, prompts: Prompts, work: Path, plan: Plan, progress: Progress) -> CandidateTrace:
+def recorded(head: Head, job: Job, work: Path) -> CandidateTrace:
     """The target's answers beside what the head proposed; those in ``work`` already are not asked for again."""
-    wanted = [file for file, _ in record.shards(prompts.learn, work)]
+    plan, prompts = job.plan, job.prompts.learn
+    wanted = [file for file, _ in record.shards(prompts, work)]
     with ThreadPoolExecutor(1) as thread:
         numbers = plan.num_speculative_tokens, plan.num_candidates, plan.max_tokens
-        running = thread.submit(engines.in_process, record.record_all, pair, prompts.learn, work, *numbers)
+        running = thread.submit(engines.in_process, record.record_all, job.pair(head.folder), prompts, work, *numbers)
         while not running.done():
-            progress("record", sum(file.exists() for file in wanted), len(wanted))
-            try:
-                running.result(timeout=1)
-            except TimeoutError:
-                continue
+            job.progress("record", sum(file.exists() for file in wanted), len(wanted))
+            wait([running], timeout=1)
         running.result()
     return CandidateTrace.joined([CandidateTrace.load(file) for file in wanted])
 
 
-def _fitted(
-    trace: CandidateTrace,
-    sizes: tuple[int, int],
-    offsets: torch.Tensor | None,
-    plan: Plan,
-    progress: Progress,
-    own: CandidateSelector | None,
-) -> list[fit.Fitted]:
+def _fitted(trace: CandidateTrace, head: Head, job: Job, own: CandidateSelector | None) -> list[fit.Fitted]:
     """The best selector of each form."""
     learned, held = trace.divided()
     if not len(learned.ids) or not len(held.ids):
         raise ToolError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
-    batches, forms = itertools.count(1), (fit.OWN,) if own else fit.FORMS
-    total = len(forms) * fit.num_batches(len(learned.ids))
-
-    def on_batch() -> None:
-        progress("fit", next(batches), total)
-
-    return [fit.fit(form, learned, held, sizes, plan.rank, offsets, on_batch, own) for form in forms]
+    sizes = job.target.vocab_size, torch.from_numpy(target_ids(head)), job.plan.rank
+    return [
+        fit.fit(form, learned, held, *sizes, partial(job.progress, f"fit {form}"), own)
+        for form in ((fit.OWN,) if own else fit.FORMS)
+    ]
 
 
-def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, progress: Progress) -> list[ServedGain]:
-    """What ``sharpened`` gains over the pair's own head, by K."""
-    found = []
+def served(head: Head, changed: Path, job: Job) -> list[ServedGain]:
+    """What the head in ``changed`` gains over ``head``, by K."""
+    found, plan = [], job.plan
     depths = sorted({k for k in MEASURED if k < plan.num_speculative_tokens} | {plan.num_speculative_tokens})
     for number, k in enumerate(depths):
         seen: list[list[Acceptance]] = []
-        for at, head in enumerate((pair.head, str(sharpened))):
-            progress("measure", 2 * number + at, 2 * len(depths))
-            measured = engines.Pair(pair.target, head, pair.arguments)
-            seen.append(engines.in_process(engines.measure, measured, prompts.held_out, k, plan.max_tokens))
+        for at, folder in enumerate((head.folder, changed)):
+            job.progress("measure", 2 * number + at, 2 * len(depths))
+            asked = job.prompts.held_out, k, plan.max_tokens
+            seen.append(engines.in_process(engines.measure, job.pair(folder), *asked))
         before, after = (
             Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
         )
@@ -202,11 +192,6 @@ def served(pair: engines.Pair, sharpened: Path, prompts: Prompts, plan: Plan, pr
         error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
         found.append(ServedGain(k, before, after, Gain(after.length - before.length, error)))
     return found
-
-
-def _offsets(head: Head) -> torch.Tensor | None:
-    targets = read_map(head).target_ids
-    return None if targets is None else torch.from_numpy(targets) - torch.arange(len(targets))
 
 
 def write_sharpened(folder: Path, head: Head, selector: CandidateSelector) -> None:

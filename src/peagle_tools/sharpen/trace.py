@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -45,30 +44,23 @@ class CandidateTrace(NamedTuple):
     def load(cls, file: Path) -> Self:
         return cls(**load_file(file))
 
-    @staticmethod
-    def is_whole(file: Path) -> bool:
-        """Whether ``file`` is a trace that can be read."""
-        try:
-            with safe_open(file, "pt") as opened:
-                return set(opened.keys()) == set(CandidateTrace._fields)
-        except Exception:
-            return False
+    def accepted(self, selector: CandidateSelector | None, target_ids: Tensor) -> Tensor:
+        """[N] draft tokens that a greedy target accepts. No selector: each position's best.
 
-    def accepted(self, selector: CandidateSelector | None, offsets: Tensor | None) -> Tensor:
-        """[N] draft tokens that a greedy target accepts. No selector: each position's best."""
+        Args:
+            target_ids: [draft vocabulary] target id of each draft id.
+        """
         if selector is None:
-            best = self.ids[:, :, 0].long()
-            drafts = best if offsets is None else best + offsets[best]
+            drafts = target_ids[self.ids[:, :, 0].long()]
         else:
             gates = None
             if selector.hidden_projection is not None:
                 gates = self.hidden.flatten(0, 1).float() @ selector.hidden_projection.float().T
             drafts = torch.empty(self.ids.shape[:2], dtype=torch.int64)
             ids, logits = self.ids.flatten(0, 1).long(), self.logits.flatten(0, 1)
-            first = torch.arange(len(drafts)).repeat_interleave(
-                drafts.shape[1]
-            )  # a draft's bonus token, as input_ids holds it
-            candidates = Candidates(ids, logits, gates, self.tokens[:, 0], first)
+            bonus = torch.arange(len(drafts)).repeat_interleave(drafts.shape[1])  # where tokens[:, 0] has a draft's
+            candidates = Candidates(ids, logits, gates, self.tokens[:, 0], bonus)
+            offsets = target_ids - torch.arange(len(target_ids))
             select_candidates_torch(drafts, candidates, selector, offsets, torch.empty_like(logits))
         return (drafts == self.tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
 
