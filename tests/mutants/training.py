@@ -22,8 +22,8 @@ TRAINING = (
     Mutation(
         "selector: the predecessor is one token off",
         SELECTOR,
-        "self.input_ids[rows.position], ids",
-        "self.input_ids[rows.position - 1], ids",
+        "tokens[rows.position], ids",
+        "tokens[rows.position - 1], ids",
         SELECTED,
     ),
     Mutation(

@@ -87,8 +87,8 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
     return file
 
 
-def train(file: Path, **options: Any) -> Any:
-    return run.train(read_config(file), **options)
+def train(file: Path) -> Any:
+    return run.train(read_config(file))
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object], rank: int = 0) -> None:

@@ -18,6 +18,7 @@ from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu
+from peagle_tools.train import trainer as trainer_module
 from peagle_tools.train.config import STAMP, read_config
 from peagle_tools.train.run import make_trainer, to_options
 from tests.train.runs import MASK, at_step, exit_code, in_child, result, stop, toy_run, train
@@ -63,20 +64,22 @@ def test_embeddings_are_trained_unless_told_otherwise(undisturbed: tuple[Path, d
         assert json.loads((folder / "config.json").read_text())["embed_requires_grad"] == is_trained
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
-    """By AL where it is measured, also after a stop."""
+def test_the_best_is_kept_beside_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By AL, also after a stop."""
     file, measured = toy_run(tmp_path / "run", every={"checkpoint": 2, "replay": 2}), []
 
-    def measure(_: object, held_out: Any) -> Any:
+    def measure(_: object, __: object, held_out: Any, step: int) -> float:
         assert len(held_out) == 4
-        return lambda _, step: measured.append(step) or {2: 2.5, 4: 2.75}.get(step, 2.0)
+        measured.append(step)
+        return {2: 2.5, 4: 2.75}.get(step, 2.0)
 
+    monkeypatch.setattr(trainer_module, "measure", measure)
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 7, stop)
         with pytest.raises(TryAgain):
-            train(file, measure=measure)
+            train(file)
     assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-6", "step-7"}
-    train(file, measure=measure)
+    train(file)
     assert measured == [2, 4, 6, 8, 10, 12]
     assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-8", "step-10", "step-12"}
     assert (checkpoints(file) / "best").readlink() == Path("step-4")

@@ -19,7 +19,6 @@ from peagle_tools.train import selector as module
 from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.config import read_config
 from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.replay import by_replay
 from peagle_tools.train.run import make_trainer, to_options
 from peagle_tools.train.selector import new_selector
 from tests.conftest import ARM
@@ -115,12 +114,12 @@ def test_a_step_without_a_token_to_choose_has_no_selector_loss() -> None:
 def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same head and selector, bit for bit; its checkpoint has each where it belongs."""
     whole, stopped = (toy_run(tmp_path / name, selector={"rank": RANK}) for name in ("whole", "stopped"))
-    train(whole, measure=by_replay)
+    train(whole)
     with monkeypatch.context() as patch:
         at_step(patch, 5, stop)
         with pytest.raises(TryAgain, match="after step 5"):
-            train(stopped, measure=by_replay)
-    train(stopped, measure=by_replay)
+            train(stopped)
+    train(stopped)
     assert result(stopped) == result(whole)
     folder, other = (read_config(file).run / "checkpoints/step-12" for file in (whole, stopped))
     names = ("edge/model.safetensors", "../../al.jsonl")

@@ -21,7 +21,6 @@ from peagle_tools.shared.server import Server
 from peagle_tools.train import serve, steps
 from peagle_tools.train.config import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.replay import by_replay
 from peagle_tools.train.run import train
 from tests.support.models import MODELS, TARGET
 from tests.support.serving import NOT_FOR_SERVERS, free_port
@@ -218,7 +217,7 @@ def test_online_it_trains_the_same_head(config: Config, tmp_path: Path, caplog: 
     shutil.copytree(config.data_folder, online.data_folder, ignore=shutil.ignore_patterns("hidden_states"))
     found = []
     for each in (from_files, online):
-        train(each, by_replay)
+        train(each)
         log = list(read_lines(each.run / "log.jsonl"))
         losses = [(line["loss"], line["accuracy"]) for line in log if "loss" in line]
         weights = (each.run / "checkpoints/step-4/master.safetensors").read_bytes()

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -83,12 +83,10 @@ def sharpen(
         own = read_selector_config(found.config, found.config_file)
         sizes = (rank or (own.selector_rank if own else 64), candidates or (own.selector_top_k if own else 16))
         plan = run.Plan(depth, *sizes, max_tokens, arguments)
-        tasks: dict[str, Any] = {}
+        bar = bars.add_task("")
 
         def progress(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=of)
-            bars.update(tasks[what], completed=done)
+            bars.update(bar, description=what, completed=done, total=of)
 
         if from_records:
             most = arguments.get("max_model_len") or model.config.get("max_position_embeddings", sys.maxsize)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,9 +48,15 @@ def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
 
 def as_written(selector: CandidateSelector) -> CandidateSelector:
     """A copy with its tables rounded to bfloat16."""
-    tables = [None if table is None else table.detach().bfloat16() for table in selector[:3]]
-    scales = selector.edge_scale.detach().clone(), selector.unary_scale.detach().clone()
-    return CandidateSelector(*tables, *scales, selector.num_candidates)
+    projection = selector.hidden_projection
+    return CandidateSelector(
+        selector.predecessor_codebook.detach().bfloat16(),
+        selector.successor_codebook.detach().bfloat16(),
+        None if projection is None else projection.detach().bfloat16(),
+        selector.edge_scale.detach().clone(),
+        selector.unary_scale.detach().clone(),
+        selector.num_candidates,
+    )
 
 
 def fit(
@@ -75,9 +82,10 @@ def fit(
     torch.manual_seed(0)
     num_k = trace.ids.shape[1]
     begin = own or new_selector(form, trace, (vocab_size, len(target_ids)), rank)
-    weights = [None if each is None else each.float().clone().requires_grad_() for each in begin[:5]]
-    model = CandidateSelector(*weights, begin.num_candidates)
-    optimizer = torch.optim.AdamW([each for each in weights if each is not None], lr=LEARNING_RATE, weight_decay=0.0)
+    tensors = {name: each for name, each in begin._asdict().items() if isinstance(each, Tensor)}
+    weights: dict[str, Any] = {name: each.float().clone().requires_grad_() for name, each in tensors.items()}
+    model = begin._replace(**weights)
+    optimizer = torch.optim.AdamW(weights.values(), lr=LEARNING_RATE, weight_decay=0.0)
     position_weight = torch.exp(-torch.arange(num_k) / POSITION_DECAY)
     draft_ids = torch.full((vocab_size,), -1).index_copy(0, target_ids, torch.arange(len(target_ids)))
     start = own or _as_it_was(as_written(model), num_k)

@@ -48,8 +48,12 @@ def read_records(folder: Path, vocab_size: int, longest: int) -> tuple[list[list
     for file in sorted(folder.glob("*.jsonl")):
         *lines, _ = file.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
-            ids = _recorded(line)
-            if not ids or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            try:
+                ids = json.loads(line)["prompt"]
+                is_prompt = ids and all(type(token) is int and 0 <= token < vocab_size for token in ids)
+            except (ValueError, KeyError, TypeError):
+                is_prompt = False
+            if not is_prompt:
                 raise ToolError(f"{file}:{number} is no recorded prompt of this target; remove the line, or the file")
             read.add(tuple(ids))
     if not read:
@@ -58,11 +62,3 @@ def read_records(folder: Path, vocab_size: int, longest: int) -> tuple[list[list
     following = [*short[1:], ()]  # what a chat goes on with comes right after it
     kept = [list(ids) for ids, after in zip(short, following, strict=True) if after[: len(ids)] != ids]
     return random.Random(0).sample(kept, min(len(kept), MOST_RECORDED)), len(read)
-
-
-def _recorded(line: bytes) -> list[int] | None:
-    try:
-        ids = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return ids if isinstance(ids, list) else None

@@ -52,9 +52,7 @@ def reduce(
         raise ToolError(fault)
     if draft_vocab is not None:
         run.refuse_too_few(job.prompts)
-    if out.exists():
-        raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
-    with run.work_folder(head, job, out.with_name(f"{out.name}.reduced")) as work:
+    with run.work_folder(head, job, out, ".reduced.sharpen") as work:
         kept, covered = None, None
         if draft_vocab is not None:
             kept, covered = _kept(head, job, draft_vocab, work)

@@ -125,11 +125,11 @@ def refuse_too_few(prompts: Prompts) -> None:
 
 
 @contextmanager
-def work_folder(head: Head, job: Job, out: Path) -> Iterator[Path]:
+def work_folder(head: Head, job: Job, out: Path, end: str = ".sharpen") -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
         raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
-    work = out.parent / f".{out.name}.sharpen"
+    work = out.parent / f".{out.name}{end}"
     asked = {
         "head": head_hash(head),
         "target": job.target.name,

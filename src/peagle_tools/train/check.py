@@ -4,6 +4,7 @@ from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.config import LOOP, Config
+from peagle_tools.train.documents import read_rows
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.replay import note_al
 from peagle_vllm.heads.checks import check as problems_of
@@ -21,8 +22,6 @@ def check(config: Config) -> str:
     Raises:
         ToolError: the head is not sound, the two differ by more than APART, or vLLM cannot run the pair.
     """
-    from datasets import load_from_disk
-
     head, al = config.run / "checkpoints/best", config.run / "al.jsonl"
     if not head.exists():
         raise ToolError(f"{head}: no head is there; `peagle-vllm train run` trains one")
@@ -34,7 +33,7 @@ def check(config: Config) -> str:
     replayed = {line["K"]: line["al"] for line in lines if line["step"] == step and line["how"] == "replay"}
     if missing := [k for k in config.ks if k not in replayed]:
         raise ToolError(f"{al}: no AL of step {step} at K = {missing[0]} by replay; train again (--from run)")
-    rows = load_from_disk(str(config.data_folder)).with_format(None)
+    rows = read_rows(config).with_format(None)
     held = rows.select(range(len(rows) - config.data.held_out, len(rows)))
     prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in held]
     pair = engines.Pair(config.target, str(head.resolve()), {"dtype": config.target_dtype, **config.engine})

@@ -122,8 +122,8 @@ class Checkpoints(SingleGPUCheckpointer):
         self._point_at_best()
 
     def _point_at_best(self) -> None:
-        """``best`` is a link to the best step, or to the newest; of the others the newest are kept."""
-        steps, best = self.steps(), self.best
+        """``best`` is a link to the step with the highest score, or the newest; of the others the newest are kept."""
+        steps, best = self.steps(), max(self.scores, key=lambda step: (self.scores[step], step), default=None)
         for old in steps[:-KEPT]:
             if old != best:
                 shutil.rmtree(self.folder(old))
@@ -131,11 +131,6 @@ class Checkpoints(SingleGPUCheckpointer):
         link.unlink(missing_ok=True)
         link.symlink_to(self.folder(steps[-1] if best is None else best).name)
         link.replace(self.path / "best")
-
-    @property
-    def best(self) -> int | None:
-        """The step with the highest score."""
-        return max(self.scores, key=lambda step: (self.scores[step], step), default=None)
 
 
 def _open(folder: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from speculators.train import checkpointer, distributed, trainer
 
 
-def setup() -> bool:
-    """Set up torchrun's processes, on a CPU too; whether this is one of several."""
+def setup() -> None:
+    """Set up torchrun's processes, on a CPU too."""
     if not torch.accelerator.is_available():
         # Its step timer waits for the accelerator, and torch raises where there is none.
         trainer.torch.accelerator.synchronize = lambda *_: None
@@ -24,4 +24,3 @@ def setup() -> bool:
             distributed._init_sp_process_groups(dist.get_rank(), dist.get_world_size(), 1)
     elif not dist.is_initialized():
         distributed.maybe_setup_distributed()
-    return distributed.is_distributed()

@@ -5,6 +5,7 @@ from argparse import Namespace
 from inspect import signature
 from typing import Any
 
+import torch
 from datasets import Dataset, load_from_disk
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 from safetensors import SafetensorError, safe_open
@@ -52,9 +53,7 @@ class Pieces(ArrowDataset):
         return data
 
 
-def loaders(
-    config: Config, args: Namespace, num_aux: int, hidden_size: int, dtype: Any
-) -> tuple[DataLoader, DataLoader]:
+def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, DataLoader]:
     """Batches of packed documents, and those of the held-out ones.
 
     Raises:
@@ -65,8 +64,9 @@ def loaders(
     if not config.data.online:
         check_states(config, transfer, rows)
     dataloader.ArrowDataset = Pieces  # which speculators makes of ``args``
-    given = vars(args) | {"transfer": transfer, "hidden_states_dtype": dtype, "preprocess": shift_batch}
-    given |= {"hidden_size": hidden_size, "num_target_layers": num_aux}
+    given = vars(args) | {"transfer": transfer, "preprocess": shift_batch}
+    given |= {"hidden_size": head.hidden_size, "num_target_layers": len(head.target_layer_ids)}
+    given["hidden_states_dtype"] = getattr(torch, config.step.dtype)
     given["train_data_ratio"] = (len(rows) - config.data.held_out + 0.5) / len(rows)  # which it rounds down
     names = signature(dataloader.create_train_val_loaders).parameters
     return dataloader.create_train_val_loaders(**{name: given[name] for name in names if name in given})

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from peagle_tools.shared.errors import ToolError, TryAgain
+from peagle_tools.shared.prompts import read_tokenizer
 from peagle_tools.train import serve
 from peagle_tools.train.config import Config
-from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_vllm.heads.files import one_line
 
 SENTINEL = "whattheusersays"
@@ -74,13 +75,8 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
         ToolError: ``file`` is of another target, or of other system prompts.
         TryAgain: the server is gone; what was sampled is kept.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.target)
-    except (OSError, ValueError) as error:
-        raise ToolError(f"target: {config.target} has no tokenizer that can be read ({one_line(error)})") from None
-    number, kinds = config.data.from_target, openings(tokenizer, config.data.systems, config.data.languages)
+    tokenizer, number = read_tokenizer(config.target), config.data.from_target
+    kinds = openings(tokenizer, config.data.systems, config.data.languages)
     rows = {row["number"]: row for row in read_lines(file, must_exist=False)}
     if any(row["after"] != kinds[each % len(kinds)].text for each, row in rows.items()):
         raise ToolError(f"{file}: was sampled after other system prompts, or from another target; remove it")
@@ -114,21 +110,17 @@ def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[
         return {"number": number, "after": kind.text, "text": choice["text"], "end": end}
 
     with (
-        serve.running(config, config.run / "logs/prompts-server.log") as server,
-        file.open("a", encoding="utf-8") as out,
+        serve.running(config, config.run / "logs/prompts-server.log"),
         tqdm(total=len(numbers), desc="prompts", unit="prompt", mininterval=10) as progress,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         asked = [pool.submit(ask, number) for number in numbers]
         try:
             for done in as_completed(asked):
-                out.write(json.dumps(done.result(), ensure_ascii=False) + "\n")
-                out.flush()
+                add_line(file, done.result())
                 progress.update()
         except OSError as error:
             reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
-            if server:
-                server.check_well()
             kind = ToolError if isinstance(error, urllib.error.HTTPError) else TryAgain
             raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
         finally:

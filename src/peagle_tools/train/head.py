@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, StepRows, anchor_chunks, chunked_sum
-from peagle_tools.train.selector import SelectorLoss
+from peagle_tools.train.selector import selector_loss
 
 
 class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.json, where vLLM reads it
@@ -35,7 +35,6 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         document_ids: Tensor,
         loss_mask: Tensor,
         verifier_last_hidden_states: Tensor,
-        position_ids: Tensor | None = None,
         loss_config: LossConfig | None = None,
         max_anchors: int | None = None,
         num_depths: int = 8,
@@ -43,9 +42,12 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         down_sample_ratio_min: float = 0.2,
         chunk_rows: int = 1024,
         selector_alpha: float = 1.0,
-        **options: Any,
+        **_: Any,
     ) -> tuple[None, Tensor, dict[str, Tensor]]:
         """Loss and metrics of one step, as speculators computes them from the same state of torch's generator.
+
+        What else its trainer passes is not used, nor is ``position_ids`` there: positions count from the start of the
+        sequence.
 
         Args:
             hidden_states: of the target, [1, N, n_aux * hidden].
@@ -54,12 +56,10 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             loss_mask: 1 where a position is supervised, [1, N]; 0 where a document begins, whose anchor would be of
                 the document before, and in padding.
             verifier_last_hidden_states: of the target before its last norm, [1, N, hidden].
-            position_ids: not used, as in speculators: positions count from the start of the sequence.
             num_depths: K, the real row's depth included.
             down_sample_ratio, down_sample_ratio_min: r and m; of depth d the share max(r^d, m) is kept, 1 keeps all.
             chunk_rows: rows computed at once, beside which an anchor is finished; memory grows with it.
             selector_alpha: weight of the loss of ``candidate_selector``, which is a metric of its own.
-            options: passed to the layers.
         """
         num_tokens, supervised = input_ids.shape[1], loss_mask[0].nonzero()[:, 0]
         documents = Documents(document_ids[0].to(hidden_states.device))
@@ -72,7 +72,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         of_selector = None
         if self.candidate_selector is not None:
             all_rows = StepRows(anchor, depth)
-            of_selector = SelectorLoss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
+            of_selector = selector_loss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
 
         def loss_of(states: Tensor, rows: StepRows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
@@ -90,11 +90,11 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                     metrics[name] = value  # 1: a step
                 else:
                     metrics[name] = metrics.get(name, 0) + value * (share if name.endswith("loss_sum") else 1)
-            selector_loss = selector_alpha * of_selector(hidden[0], logits[0], rows) if of_selector else 0
-            return loss * share + selector_loss
+            loss = loss * share
+            return loss + selector_alpha * of_selector(hidden[0], logits[0], rows) if of_selector else loss
 
-        batch = input_ids, hidden_states, documents
-        return None, self.sum_over(loss_of, *batch, supervised, mask_rows, chunk_rows, **options), metrics
+        total_loss = self.sum_over(loss_of, input_ids, hidden_states, documents, supervised, mask_rows, chunk_rows)
+        return None, total_loss, metrics
 
     def sum_over(
         self,
@@ -105,14 +105,12 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         supervised: Tensor,
         mask_rows: StepRows,
         chunk_rows: int,
-        **options: Any,
     ) -> Tensor:
         """The sum of ``part(states, rows)`` over chunks of rows, whose states [1, n, hidden] are before the last norm.
 
         Args:
             input_ids, hidden_states: [1, N] and [1, N, n_aux * hidden], as in ``forward``.
             supervised: positions of the real rows that ``part`` gets; all of them are attended to.
-            options: passed to the layers.
         """
         num_tokens = input_ids.shape[1]
         mask_id = input_ids.new_full((1, 1), self.mask_token_id)
@@ -125,9 +123,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
 
         def run(layer: torch.nn.Module, states: Tensor, attention: Any, position: Tensor) -> Tensor:
             of_rows = tuple(part[:, position] for part in rotary)
-            return layer(
-                states, attention_mask=attention, position_ids=position[None], position_embeddings=of_rows, **options
-            )
+            return layer(states, attention_mask=attention, position_ids=position[None], position_embeddings=of_rows)
 
         def run_real(layer: torch.nn.Module, states: Tensor, attention: RealRows) -> tuple[Tensor, ...]:
             return run(layer, states, attention, positions), *attention.kept

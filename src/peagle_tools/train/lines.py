@@ -20,6 +20,11 @@ def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
         raise ToolError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
 
 
+def add_line(file: Path, row: dict[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
 def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write ``rows`` whole or not at all; they may come from ``file`` itself."""
     write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -137,15 +137,14 @@ def near_to(measured: list[dict[str, Any]]) -> Callable[[dict[str, Any]], str | 
     Two texts are near when they share half of the runs of 4 words that the shorter one has: reworded in some places, or
     one within the other.
     """
-    texts = [(row["source"], grams(turn["content"])) for row in measured for turn in _said_by_users(row)]
+    texts = [(row["source"], grams(text)) for row in measured for text in _said_by_users(row)]
     places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, (_, own) in enumerate(texts):
         for gram in own:
             places[gram].append(number)
 
     def near(row: dict[str, Any]) -> str | None:
-        for turn in _said_by_users(row):
-            own = grams(turn["content"])
+        for own in map(grams, _said_by_users(row)):
             for number, shared in Counter(n for gram in own for n in places.get(gram, ())).items():
                 source, others = texts[number]
                 if shared >= NEAR * min(len(own), len(others)):
@@ -161,8 +160,8 @@ def grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[start : start + GRAM]) for start in range(max(len(words) - GRAM, 0) + 1)} if words else set()
 
 
-def _said_by_users(row: dict[str, Any]) -> list[dict[str, Any]]:
-    return [message for message in row["messages"] if message["role"] == "user"]
+def _said_by_users(row: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in row["messages"] if message["role"] == "user"]
 
 
 def _rows(source: str) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ A greedy target accepts a draft as far as it is the text. So one forward over al
 tells every draft that a server could make of it, and the rounds for each K follow from those.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import getLogger
 from pathlib import Path
 
@@ -114,8 +114,8 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptan
     write_lines(file, lines)
 
 
-def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, int], float]:
-    """Measures a head at a step: AL and acceptance for every K go to al.jsonl, AL at the largest of ``config.ks`` back.
+def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int) -> float:
+    """AL of ``head`` at the largest of ``config.ks``, by replay; that of every K is noted in al.jsonl.
 
     AL goes to the library's loggers too, such as TensorBoard, where ``speculators.logger`` names one.
 
@@ -124,17 +124,13 @@ def by_replay(config: Config, held_out: Dataset) -> Callable[[PEagleDraftModel, 
     Args:
         held_out: speculators' documents, whose answers are greedy.
     """
-
-    def measure(head: PEagleDraftModel, step: int) -> float:
-        head.eval()
-        samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
-        documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
-        found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
-        if get_rank() == 0:
-            for how, of_how in found.items():
-                note_al(config.run / "al.jsonl", step, how, enumerate(of_how, start=1))
-            lengths = {f"K={num_k}": one.length for num_k, one in enumerate(found[REPLAY], start=1)}
-            getLogger("speculators.metrics").info({"al": lengths}, extra={"step": step})
-        return found[REPLAY][max(config.ks) - 1].length
-
-    return measure
+    head.eval()
+    samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
+    documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
+    found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
+    if get_rank() == 0:
+        for how, of_how in found.items():
+            note_al(config.run / "al.jsonl", step, how, enumerate(of_how, start=1))
+        lengths = {f"K={num_k}": one.length for num_k, one in enumerate(found[REPLAY], start=1)}
+        getLogger("speculators.metrics").info({"al": lengths}, extra={"step": step})
+    return found[REPLAY][max(config.ks) - 1].length

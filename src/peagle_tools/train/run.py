@@ -4,7 +4,6 @@ import json
 import os
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +16,6 @@ from speculators.train import cli as library
 from speculators.train.config import TrainConfig
 from speculators.train.config.resolution import _BACKEND_DESTS
 from speculators.train.logger import setup_metric_logger
-from torch.utils.data import Dataset
 from transformers.utils.logging import disable_progress_bar
 
 from peagle_tools.shared.checked_yaml import nearest
@@ -28,9 +26,8 @@ from peagle_tools.train import cpu, warm_start
 from peagle_tools.train.config import Config
 from peagle_tools.train.documents import loaders
 from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.replay import by_replay
 from peagle_tools.train.selector import new_selector
-from peagle_tools.train.trainer import Measure, Trainer
+from peagle_tools.train.trainer import Trainer
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 SET_ELSEWHERE = "another key of peagle.yaml sets it"
@@ -44,18 +41,15 @@ REFUSED = {
 
 def run(config: Config) -> str:
     """Train a head with acceptance by replay; what it was, in the first process."""
-    trainer = train(config, by_replay)
+    trainer = train(config)
     if trainer.rank:
         return ""
     best, last = trainer.checkpointer.path / "best", trainer.checkpointer.steps()[-1]
     return f"trained for {last} steps. The best head: {best}, {best.readlink()}; `peagle-vllm inspect {best}`"
 
 
-def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None = None) -> Trainer:
+def train(config: Config) -> Trainer:
     """Train a head as peagle.yaml says, or go on with one; all of torchrun's processes call this.
-
-    Args:
-        measure: from the held-out documents, what measures AL on them.
 
     Raises:
         ToolError, HeadError: one line.
@@ -67,8 +61,6 @@ def train(config: Config, measure: Callable[[Config, Dataset], Measure] | None =
     warnings.filterwarnings("ignore", "Grad strides do not match")  # those of mask_hidden, which is one row
     options = to_options(config)
     trainer = make_trainer(config, options)
-    if measure:
-        trainer.measure = measure(config, trainer.val_loader.dataset)
     if trainer.rank == 0:
         write_whole(config.run / "run.yaml", options.dump_yaml())
         used = {**versions(), "speculators": version("speculators")}
@@ -85,22 +77,20 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     """The head of ``options``, its data and its trainer, which is where the newest checkpoint was."""
     args = Namespace(**options.flatten())
     library.set_seed(config.optimizer.seed, args.deterministic_cuda)
-    dtype = getattr(torch, config.step.dtype)
     head = make_head(config, args)
     # speculators' P-EAGLE always trains them, whatever this option says.
     head.config.embed_requires_grad = config.speculators.get("embed_requires_grad", True)
     head.embed_tokens.weight.requires_grad_(head.config.embed_requires_grad)
     if config.selector:
         head.candidate_selector = new_selector(head, config.selector.rank, config.head.init)
-    num_aux, hidden_size = len(head.target_layer_ids), head.config.transformer_layer_config.hidden_size
-    found = loaders(config, args, num_aux, hidden_size, dtype)
+    found = loaders(config, args, head)
     total = config.optimizer.steps or sum(_num_batches(found[0], epoch) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
     if config.selector:
         call["selector_alpha"] = config.selector.alpha
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
-    fields |= {"num_epochs": args.epochs, "hidden_states_dtype": dtype}
+    fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
     return Trainer(config, head, library.TrainerConfig(**fields), found, total)
 

@@ -3,6 +3,7 @@
 It chooses among the best candidates of a row, given the token before: the one at position a + d for row (a, d).
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,15 @@ def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> peag
     return peagle_kernels.CandidateSelector(predecessors, successors, projection, one, one.clone(), num_candidates)
 
 
-class SelectorLoss:
+def selector_loss(
+    head: Any,
+    metrics: dict[str, Tensor],
+    input_ids: Tensor,
+    loss_mask: Tensor,
+    documents: Documents,
+    rows: StepRows,
+    num_depths: int,
+) -> Callable[[Tensor, Tensor, StepRows], Tensor]:
     """The selector's part of a step: cross-entropy of the token that follows, among the best candidates of its row.
 
     A mean over the rows whose next token is in their document and can be drafted. Where it is no candidate it takes the
@@ -74,50 +83,42 @@ class SelectorLoss:
     Args:
         metrics: receives sums and totals, named as speculators names its own.
         rows: those of the whole step.
+
+    Returns:
+        What some of the rows add, of their states after the last norm [n, hidden] and unary logits [n, draft
+        vocabulary].
     """
+    selector, tokens = head.candidate_selector, input_ids[0]
+    following = torch.full_like(tokens, -1)  # [N] draft id of the token after each position; -1: no loss
+    within = (documents.ids[1:] == documents.ids[:-1]) & (loss_mask[0, :-1] != 0)
+    following[:-1] = tokens[1:].where(within, -1)
+    if head.t2d is not None:
+        draft_ids = (head.t2d.cumsum(0) - 1).where(head.t2d, -1)
+        following = draft_ids[following].where(following >= 0, -1)
+    total = (following[rows.position] >= 0).sum().clamp(min=1)
 
-    def __init__(
-        self,
-        head: Any,
-        metrics: dict[str, Tensor],
-        input_ids: Tensor,
-        loss_mask: Tensor,
-        documents: Documents,
-        rows: StepRows,
-        num_depths: int,
-    ):
-        self.selector, self.metrics, self.num_depths = head.candidate_selector, metrics, num_depths
-        self.input_ids = input_ids[0]
-        following = torch.full_like(self.input_ids, -1)
-        within = (documents.ids[1:] == documents.ids[:-1]) & (loss_mask[0, :-1] != 0)
-        following[:-1] = self.input_ids[1:].where(within, -1)
-        if head.t2d is not None:
-            draft_ids = (head.t2d.cumsum(0) - 1).where(head.t2d, -1)
-            following = draft_ids[following].where(following >= 0, -1)
-        self.following = following  # [N] draft id of the token after each position; -1: no loss
-        self.total = (following[rows.position] >= 0).sum().clamp(min=1)
+    def add(name: str, value: Tensor) -> None:
+        metrics[name] = metrics.get(name, 0) + value
 
-    def __call__(self, hidden: Tensor, logits: Tensor, rows: StepRows) -> Tensor:
-        """What ``rows`` add: states after the last norm [n, hidden] and unary logits [n, draft vocabulary]."""
-        truth = self.following[rows.position]
+    def loss_of(hidden: Tensor, logits: Tensor, rows: StepRows) -> Tensor:
+        truth = following[rows.position]
         known = truth >= 0
-        best = logits.detach().topk(self.selector.top_k, dim=-1).indices
+        best = logits.detach().topk(selector.top_k, dim=-1).indices
         ids, place, found = selector_training_candidates(best, truth.clamp(min=0))
-        edges = self.selector.transition_scores(hidden, self.input_ids[rows.position], ids)
+        edges = selector.transition_scores(hidden, tokens[rows.position], ids)
         scores = logits.gather(-1, ids) + edges  # not rounded to the dtype of the logits, as in serving
-        loss = (F.cross_entropy(scores, place, reduction="none") * known).sum() / self.total
-        self._add("selector_loss_sum", loss.detach())
-        self.metrics["selector_loss_total"] = torch.ones_like(loss)  # a step
+        loss = (F.cross_entropy(scores, place, reduction="none") * known).sum() / total
+        add("selector_loss_sum", loss.detach())
+        metrics["selector_loss_total"] = torch.ones_like(loss)  # a step
         chosen = found & (scores.argmax(dim=-1) == place)
-        for depth in range(self.num_depths):
+        for depth in range(num_depths):
             of_depth = known & (rows.depth == depth)
             for name, right in (("recall", found), ("selector", chosen)):
-                self._add(f"{name}_{depth}_acc_sum", (right & of_depth).sum())
-                self._add(f"{name}_{depth}_acc_total", of_depth.sum())
+                add(f"{name}_{depth}_acc_sum", (right & of_depth).sum())
+                add(f"{name}_{depth}_acc_total", of_depth.sum())
         return loss
 
-    def _add(self, name: str, value: Tensor) -> None:
-        self.metrics[name] = self.metrics.get(name, 0) + value
+    return loss_of
 
 
 class SelectedDrafts:

@@ -88,7 +88,11 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True
-            yield server
+            try:
+                yield server
+            except ToolError:
+                server.check_well()  # where it is not, that is the reason
+                raise
     except ServerFailed as error:
         if not is_ready:
             raise ToolError(f"{error}; its log: {log}") from None

@@ -44,14 +44,9 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
     finally:
         processes.end(process)
     if status:
-        if server:
-            server.check_well()
         reason = one_line(processes.failure_reason(log), 300)
         kind = TryAgain if "onnection" in reason else ToolError  # the user's own server is not there
         raise kind(f"speculators {words[0]} failed ({reason}); its log: {log}")
-
-
-# ------------------------------------------------------------------------------------------------ answers
 
 
 def answers(config: Config) -> str:
@@ -95,8 +90,6 @@ def answers(config: Config) -> str:
         final = {key for key, error in failures.items() if any(words in error for words in FINAL)}
         refused = {key: failures[key] for key in final - answered}
         if missing := [key for key in order if key not in answered and key not in refused]:
-            if server:
-                server.check_well()
             reason = one_line(failures.get(missing[0], "no reason given"), 200)
             which = f"{len(missing)} of {len(order)} prompts have no answer yet"
             raise TryAgain(f"{which} ({reason}); the same command goes on")
@@ -124,9 +117,6 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     kept = {key: row[key] for key in ("id", "primary_id", "input_ids", "loss_mask", "text")}
     temperature = row["metadata"]["sampling_params"]["temperature"]
     return {**kept, "finish_reason": row["metadata"]["finish_reason"], "temperature": temperature}
-
-
-# --------------------------------------------------------------------------------------------------- data
 
 
 def data(config: Config) -> str:
@@ -176,9 +166,6 @@ def data(config: Config) -> str:
     return f"{counts}; {left_out} are left out, {len(longer)} are longer than a step and split"
 
 
-# ------------------------------------------------------------------------------------------------- states
-
-
 def states(config: Config) -> str:
     """Write the hidden states of every document to ``data/hidden_states``; files that are there and fit are kept.
 
@@ -218,8 +205,6 @@ def states(config: Config) -> str:
             speculators(words, log, server)
             before, left = len(left), missing_states(config, rows)
             if left:
-                if server:
-                    server.check_well()
                 reasons = SKIPPED.findall(log.read_text(errors="replace")) or ["no reason given"]
                 which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
                 why = f"{one_line(reasons[-1] or 'no answer in time', 200)}; its log: {log}"

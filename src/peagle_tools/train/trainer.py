@@ -1,6 +1,5 @@
 """speculators' trainer, whose run can be killed at any point and goes on bit for bit."""
 
-import json
 import resource
 import signal
 import time
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from logging import Handler, LogRecord, getLogger
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,11 +20,10 @@ from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.config import Config
 from peagle_tools.train.documents import listed
 from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.lines import add_line, read_lines, write_lines
+from peagle_tools.train.replay import measure
 from peagle_tools.train.selector import build_optimizers
 from peagle_vllm.heads.files import one_line
-
-Measure = Callable[[PEagleDraftModel, int], float]  # AL of a head at a step, which it also puts into al.jsonl
 
 
 class Trainer(library.Trainer):
@@ -35,9 +32,6 @@ class Trainer(library.Trainer):
     Args:
         settings: peagle.yaml.
         total: steps of the whole run.
-
-    Attributes:
-        measure: measures AL beside the held-out loss, and decides then which head is the best; may be set.
     """
 
     def __init__(
@@ -49,7 +43,6 @@ class Trainer(library.Trainer):
         total: int,
     ):
         self.settings, self.total = settings, total
-        self.measure: Measure | None = None
         self.log_file = settings.run / "log.jsonl"
         self.local_step, self.stopping, self.loss = 0, False, torch.zeros(())
         super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
@@ -154,13 +147,12 @@ class Trainer(library.Trainer):
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
 
-    def _measure(self) -> float | None:
-        """How good the head is, more is better: its AL, and without that the held-out loss, negative."""
+    def _measure(self) -> float:
+        """AL of the head by replay, which decides which one is the best; its held-out loss goes to the log."""
         metrics = self.val_epoch(self.epoch) or {}
         if self.rank == 0:
             add_line(self.log_file, {"step": self.global_step, "held_out": _shown(metrics, "_epoch")})
-        loss = metrics.get("loss_epoch")
-        found = self.measure(self.head, self.global_step) if self.measure else None if loss is None else -loss
+        found = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
         self.model.train()
         return found
 
@@ -248,8 +240,3 @@ def peak_memory() -> int:
     if torch.accelerator.is_available():
         return torch.accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def add_line(file: Path, row: dict[str, Any]) -> None:
-    with file.open("a") as lines:
-        lines.write(json.dumps(row) + "\n")
