@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import Cell, Condition, read_results
 from peagle_tools.bench.compare import compare
 from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
+from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
 
 
@@ -146,7 +146,7 @@ def test_a_failed_cell_is_a_regression(tmp_path: Path, suite: Suite) -> None:
 
 def test_other_hardware(tmp_path: Path, suite: Suite) -> None:
     before, after = results(tmp_path / "a", suite, gpu="1 x B200"), results(tmp_path / "b", suite, gpu="1 x H200")
-    with pytest.raises(BenchError, match="measured on 1 x B200, then on 1 x H200"):
+    with pytest.raises(ToolError, match="measured on 1 x B200, then on 1 x H200"):
         compare(before, after)
     assert compare(before, after, other_hardware=True).notes[0].startswith("Beware")
 
@@ -154,7 +154,7 @@ def test_other_hardware(tmp_path: Path, suite: Suite) -> None:
 def test_other_lengths(tmp_path: Path, suite: Suite) -> None:
     dataset = suite.datasets["prompts"].model_copy(update={"output_tokens": 32})
     shorter = suite.model_copy(update={"datasets": {"prompts": dataset}})
-    with pytest.raises(BenchError, match="other prompts or lengths"):
+    with pytest.raises(ToolError, match="other prompts or lengths"):
         compare(results(tmp_path / "a", suite), results(tmp_path / "b", shorter))
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import place_tables, write_report
 from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
 from peagle_tools.shared.acceptance import Acceptance, Places
+from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
 from tests.bench.rawdata import ACCEPTANCE
 
@@ -110,7 +110,7 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite, plante
 def test_nothing_but_failures(tmp_path: Path, suite: Suite) -> None:
     single = suite.model_copy(update={"arms": {"none": suite.arms["none"]}, "concurrency": [1], "repeats": 1})
     folder = synthetic.write(tmp_path / "r", single, failed={"none-k0-prompts-c1-r1": "no GPU"})
-    with pytest.raises(BenchError, match="all 1 cells failed; the first: none, prompts, c=1, repeat 1: no GPU"):
+    with pytest.raises(ToolError, match="all 1 cells failed; the first: none, prompts, c=1, repeat 1: no GPU"):
         write_report(folder)
     assert not (folder / "report.md").exists()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import grid
 from peagle_tools.bench.suite import read_suite
 from peagle_tools.cli import app
+from peagle_tools.shared.errors import ToolError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "benchmarks/suites").glob("*.yaml"))
@@ -42,7 +42,7 @@ def test_a_mistake_is_named_with_line_and_key(suite_file: Path, name: str) -> No
     text = suite_file.read_text()
     assert old in text
     suite_file.write_text(text.replace(old, new))
-    with pytest.raises(BenchError) as error:
+    with pytest.raises(ToolError) as error:
         read_suite(suite_file)
     first = str(error.value).splitlines()[0]
     assert first.startswith(f"{suite_file}:{line}: {message}")

@@ -6,7 +6,3 @@ that differ in their environment, interleaved repeats, cells that resume or fail
 Read ``suite`` (what is measured), ``sweep`` (how), ``cells`` (what is kept), ``metrics`` (what is computed) in that
 order; ``schedule`` says which K to serve.
 """
-
-
-class BenchError(Exception):
-    """Unusable input or surroundings. The user reads the message, one line; the exit status is 2."""

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from peagle_tools.bench import BenchError
 from peagle_tools.bench.suite import Suite, slug
 from peagle_tools.shared.acceptance import Acceptance, Places
+from peagle_tools.shared.errors import ToolError
 
 
 @dataclass(frozen=True)
@@ -122,25 +122,25 @@ _CELL_RESULT = TypeAdapter(CellResult)
 
 
 def read_cell(file: Path) -> CellResult:
-    """Raises BenchError when the file is not what ``bench run`` wrote for a cell."""
+    """Raises ToolError when the file is not what ``bench run`` wrote for a cell."""
     try:
         return _CELL_RESULT.validate_json(file.read_bytes())
     except ValidationError as error:
         place, message = error.errors()[0]["loc"], error.errors()[0]["msg"]
         wrong = ": ".join([*map(str, place), message])
         mend = "delete it, and the same `bench run` measures it again"
-        raise BenchError(f"{file} is not a result of `bench run` ({wrong}); {mend}") from None
+        raise ToolError(f"{file} is not a result of `bench run` ({wrong}); {mend}") from None
 
 
 def read_results(folder: Path) -> list[CellResult]:
     """All cells of a sweep, in the order of arm (as the suite lists them), K, data set, concurrency, repeat.
 
     Raises:
-        BenchError: there are none, or one cannot be read.
+        ToolError: there are none, or one cannot be read.
     """
     files = sorted((folder / "cells").glob("*.json"))
     if not files:
-        raise BenchError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
+        raise ToolError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
     arms = list(read_sweep(folder).get("suite", {}).get("arms", {}))
 
     def order(result: CellResult) -> tuple[Any, ...]:

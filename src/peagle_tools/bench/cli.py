@@ -1,12 +1,11 @@
 """``peagle-vllm bench run | report | compare``. Heavy imports stay inside the commands."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import check_extra, fail
+from peagle_tools.shared.terminal import check_extra, fail, one_line_errors
 
 app = typer.Typer(
     name="bench",
@@ -41,26 +40,23 @@ def run(
     Exit status: 0 all cells are there; 1 some failed; 2 the sweep cannot run; 130 interrupted.
     """
     check_extra("vllm")
-    from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import grid
     from peagle_tools.bench.suite import read_suite
     from peagle_tools.bench.sweep import Sweep
 
     try:
-        read = read_suite(suite)
-        if unknown := [name for name in arm or [] if name not in read.arms]:
-            fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
-        if any(dataset.hub for dataset in read.datasets.values()):
-            check_extra("datasets")  # else every cell would fail
-        cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
-        folder = results or DEFAULT / read.name
-        print(f"{read.name}: results go to {folder}")
-        failed = Sweep(read, suite.parent, folder, cells).run()
-    except (BenchError, OSError) as error:
-        fail(str(error))
+        with one_line_errors():
+            read = read_suite(suite)
+            if unknown := [name for name in arm or [] if name not in read.arms]:
+                fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
+            if any(dataset.hub for dataset in read.datasets.values()):
+                check_extra("datasets")  # else every cell would fail
+            cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
+            folder = results or DEFAULT / read.name
+            print(f"{read.name}: results go to {folder}")
+            failed = Sweep(read, suite.parent, folder, cells).run()
     except KeyboardInterrupt:
-        print("\npeagle-vllm: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
+        fail("interrupted; the same command goes on where it stopped", 130)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -75,14 +71,11 @@ def report(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from peagle_tools.bench import BenchError
     from peagle_tools.bench.report import write_report
 
     folder = results or latest_results()
-    try:
+    with one_line_errors():
         summary, advice = write_report(folder)
-    except (BenchError, OSError) as error:
-        fail(str(error))
     Console().print(Markdown(summary))
     print("\nWhich K to serve:", *advice, "", folder / "report.md", sep="\n")
 
@@ -104,15 +97,12 @@ def compare(
     check_extra()
     from rich.console import Console
 
-    from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import read_results
     from peagle_tools.bench.compare import compare as compare_results
 
-    try:
+    with one_line_errors():
         results = read_results(before), read_results(after)
         found = compare_results(*results, tolerance=tolerance, other_hardware=other_hardware)
-    except BenchError as error:
-        fail(str(error))
     Console().print(found.table())
     print(*found.lines(), sep="\n")
     raise typer.Exit(1 if found.worse else 0)

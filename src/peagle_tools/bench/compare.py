@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from peagle_tools.bench import BenchError
 from peagle_tools.bench.cells import CellResult, Condition
 from peagle_tools.bench.metrics import Point, Ratio, number, points, same_texts, without_speculation
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.provenance import device
 
 STYLES = {"worse": "bold red", "faster": "green", "same": ""}
@@ -84,19 +84,19 @@ def compare(
     """Compare condition by condition. One repeat shows no spread, so for it the tolerances decide alone.
 
     Raises:
-        BenchError: no cell is in both, other work was measured, or other hardware without ``other_hardware``.
+        ToolError: no cell is in both, other work was measured, or other hardware without ``other_hardware``.
     """
     devices = [{device(result.hardware) for result in results} for results in (before, after)]
     notes = []
     if devices[0] != devices[1]:
         text = f"measured on {' and '.join(sorted(devices[0]))}, then on {' and '.join(sorted(devices[1]))}"
         if not other_hardware:
-            raise BenchError(f"{text}: not comparable (--other-hardware compares all the same)")
+            raise ToolError(f"{text}: not comparable (--other-hardware compares all the same)")
         notes.append(f"Beware: {text}.")
     old, new = ({p.condition: p for p in points(results)} for results in (before, after))
     common = [condition for condition in old if condition in new]
     if not common:
-        raise BenchError("no cell is in both results")
+        raise ToolError("no cell is in both results")
     failures = {result.cell.condition: result.reason for result in after if not result.ok}
     lost = [(c, f"failed: {failures[c]}" if c in failures else "is missing") for c in old if c not in new]
     more = [c for c in common if new[c].failed > old[c].failed]
@@ -106,7 +106,7 @@ def compare(
     for c in common:
         a, b, where = old[c], new[c], (c.dataset, c.concurrency)
         if _configured(a, "dataset") != _configured(b, "dataset"):
-            raise BenchError(f"{c.label}: other prompts or lengths in the two results: not comparable")
+            raise ToolError(f"{c.label}: other prompts or lengths in the two results: not comparable")
         texts = [same_texts(point, base.get(where)) for point, base in zip((a, b), bases, strict=True)]
         ratios = {name: b.spread(metric).over(a.spread(metric)) for name, metric in SHOWN.items()}
         speed, worse = ratios["tokens/s"], []

@@ -7,12 +7,13 @@ from typing import Any
 
 import pandas
 
-from peagle_tools.bench import BenchError, metrics, plots
+from peagle_tools.bench import metrics, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
 from peagle_tools.bench.metrics import Point, best_points, number, same_texts, without_speculation
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
 from peagle_tools.shared.acceptance import merged
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import device
 
@@ -148,14 +149,14 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     because its last line is one to paste, the advice.
 
     Raises:
-        BenchError: no cell is whole; OSError: ``folder`` cannot be written.
+        ToolError: no cell is whole; OSError: ``folder`` cannot be written.
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
     found = metrics.points(results)
     groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
     if not groups:
-        raise BenchError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
+        raise ToolError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
     suite: dict[str, Any] = read_sweep(folder).get("suite", {})
     best = [text for name, group in groups.items() for text in best_tables(name, group)]
     warned = _section("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
-from peagle_tools.bench import BenchError
 from peagle_tools.shared.checked_yaml import Strict, read_yaml
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
@@ -186,6 +185,6 @@ def read_suite(file: Path) -> Suite:
     """Read and check a suite.
 
     Raises:
-        BenchError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+        ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
-    return read_yaml(file, Suite, BenchError, "suite")
+    return read_yaml(file, Suite, "suite")

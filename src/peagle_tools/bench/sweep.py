@@ -18,12 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from peagle_tools.bench import BenchError, client
+from peagle_tools.bench import client
 from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import from_bench_serve, places_of
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.shared.server import Server, ServerFailed
 
@@ -41,14 +42,14 @@ class Sweep:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
 
         Raises:
-            BenchError: the sweep cannot go on; OSError: ``results`` cannot be written.
+            ToolError: the sweep cannot go on; OSError: ``results`` cannot be written.
         """
         if not self.cells:
-            raise BenchError("nothing to measure: the options leave no cell of this suite")
+            raise ToolError("nothing to measure: the options leave no cell of this suite")
         if self.results.exists() and not self.results.is_dir():
-            raise BenchError(f"{self.results.name}: results need a folder, this is a file")
+            raise ToolError(f"{self.results.name}: results need a folder, this is a file")
         self.results.mkdir(parents=True, exist_ok=True)
-        with locked(self.results, BenchError(f"another sweep is writing into {self.results.name}")):
+        with locked(self.results, ToolError(f"another sweep is writing into {self.results.name}")):
             self._open()
             files = {cell: self.results / f"cells/{cell.id}.json" for cell in self.cells}
             missing = [cell for cell, file in files.items() if not (file.exists() and read_cell(file).ok)]
@@ -72,12 +73,12 @@ class Sweep:
         before, another = read_sweep(self.results), "name another folder with --results"
         if before and before["fingerprint"] != now["fingerprint"]:
             which = "another suite, or of an older state of this one"
-            raise BenchError(f"{self.results.name} holds results of {which}; {another}")
+            raise ToolError(f"{self.results.name} holds results of {which}; {another}")
         for what in ("versions", "hardware") if before else ():
             old, new = before[what], now[what]
             changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
             if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
-                raise BenchError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
+                raise ToolError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
         shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
         for folder in (self._partial, self.results / "cells", self.results / "logs"):
             folder.mkdir(exist_ok=True)

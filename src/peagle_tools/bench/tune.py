@@ -55,7 +55,6 @@ def tune(
 
         if not torch.cuda.is_available():
             fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
-    from peagle_tools.bench import BenchError
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
     from peagle_tools.bench.report import warnings
@@ -92,28 +91,28 @@ def tune(
     )
     files = {folder / "suite.yaml": text} | ({folder / "suite.jsonl": "".join(lines)} if lines else {})
     try:
-        if any(path.exists() and path.read_text() != text for path, text in files.items()):
-            fail(f"{folder} holds a suite or results of other prompts or options; name another folder with --results")
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            path.write_text(text)
-        suite = read_suite(folder / "suite.yaml")
-        cells = grid(suite)
-        source = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
-        print(f"tune: {source}, at least {suite.datasets[DATASET].prompts} requests a cell")
-        starts = len({cell.server_id for cell in cells})
-        print(f"{len(cells)} cells over {starts} server starts; suite and results lie in {folder}")
-        if failed := Sweep(suite, folder, folder, cells).run():
-            fail(f"{failed} cells failed; the lines above give the reasons")
-        measured = points(read_results(folder))
-        print()
-        for line in warnings(DATASET, measured):
-            print(f"Warning: {line}")
-        print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
-    except (BenchError, OSError) as error:
-        fail(str(error))
+        with one_line_errors():
+            if any(path.exists() and path.read_text() != text for path, text in files.items()):
+                mend = "name another folder with --results"
+                fail(f"{folder} holds a suite or results of other prompts or options; {mend}")
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, text in files.items():
+                path.write_text(text)
+            suite = read_suite(folder / "suite.yaml")
+            cells = grid(suite)
+            source = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
+            print(f"tune: {source}, at least {suite.datasets[DATASET].prompts} requests a cell")
+            starts = len({cell.server_id for cell in cells})
+            print(f"{len(cells)} cells over {starts} server starts; suite and results lie in {folder}")
+            if failed := Sweep(suite, folder, folder, cells).run():
+                fail(f"{failed} cells failed; the lines above give the reasons")
+            measured = points(read_results(folder))
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it stopped")
+    print()
+    for line in warnings(DATASET, measured):
+        print(f"Warning: {line}")
+    print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
 
 
 def _prompt_lines(prompts: Path) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from peagle_tools.shared.errors import ToolError
+
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -16,29 +18,29 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=Strict)
 
 
-def read_yaml(file: Path, model: type[Model], failure: type[Exception], what: str) -> Model:
+def read_yaml(file: Path, model: type[Model], what: str) -> Model:
     """Read ``file``, ``what`` it is, into ``model``; its folder is the context of the validation.
 
     Raises:
-        failure: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+        ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
     try:
         text = file.read_text()
         root, data = yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise failure(f"{file}: cannot be read ({reason})") from None
+        raise ToolError(f"{file}: cannot be read ({reason})") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
-        raise failure(f"{file}:{line}: {no_yaml}{error.problem}") from None
+        raise ToolError(f"{file}:{line}: {no_yaml}{error.problem}") from None
     if not isinstance(data, dict):
-        raise failure(f"{file}:1: a {what} is a mapping of keys to values")
+        raise ToolError(f"{file}:1: a {what} is a mapping of keys to values")
     try:
         return model.model_validate(data, context=file.parent)
     except ValidationError as error:
         mistakes = sorted(_mistake(root, model, what, item) for item in error.errors())
-        raise failure("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
+        raise ToolError("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
 
 
 class _Loader(yaml.SafeLoader):

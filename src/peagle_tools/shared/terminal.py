@@ -79,13 +79,10 @@ def exit_if_unfit(problems: "Iterable[Problem]") -> None:
 
 def conversations(prompts: Path) -> "list[Messages]":
     """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
-    from peagle_tools.shared.errors import ToolError
     from peagle_tools.shared.prompts import read_prompts
 
-    try:
+    with one_line_errors():
         return read_prompts(prompts)
-    except ToolError as error:
-        fail(str(error))
 
 
 @contextmanager

@@ -254,4 +254,4 @@ def read_config(file: Path) -> Config:
     Raises:
         ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
-    return read_yaml(file, Config, ToolError, "peagle.yaml")
+    return read_yaml(file, Config, "peagle.yaml")
