@@ -138,16 +138,16 @@ def read_results(folder: Path) -> list[CellResult]:
     Raises:
         ToolError: there are none, or one cannot be read.
     """
-    files = sorted((folder / "cells").glob("*.json"))
-    if not files:
+    sweep, found = read_sweep(folder), [read_cell(file) for file in (folder / "cells").glob("*.json")]
+    if not sweep or not found:
         raise ToolError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
-    arms = list(read_sweep(folder).get("suite", {}).get("arms", {}))
+    arms = list(sweep["suite"]["arms"])
 
     def order(result: CellResult) -> tuple[Any, ...]:
         c = result.cell
-        return (arms.index(c.arm) if c.arm in arms else len(arms), c.arm, c.k, c.dataset, c.concurrency, c.repeat)
+        return arms.index(c.arm), c.k, c.dataset, c.concurrency, c.repeat
 
-    return sorted(map(read_cell, files), key=order)
+    return sorted(found, key=order)
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:

@@ -88,7 +88,6 @@ def compare(
         float,
         typer.Option(min=0, max=1, help="A loss of throughput or TPOT up to this share never counts (TTFT: twice)."),
     ] = 0.05,
-    other_hardware: Annotated[bool, typer.Option(help="Compare although the hardware differs.")] = False,
 ) -> None:
     """Which cells of B are worse than in A, beyond noise: throughput, TTFT, TPOT, AL, and the text in float32?
 
@@ -101,8 +100,7 @@ def compare(
     from peagle_tools.bench.compare import compare as compare_results
 
     with one_line_errors():
-        results = read_results(before), read_results(after)
-        found = compare_results(*results, tolerance=tolerance, other_hardware=other_hardware)
+        found = compare_results(read_results(before), read_results(after), tolerance)
     Console().print(found.table())
     print(*found.lines(), sep="\n")
     raise typer.Exit(1 if found.worse else 0)

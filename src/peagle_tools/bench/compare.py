@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.table import Table
 
@@ -40,14 +41,7 @@ class Change:
     condition: Condition
     ratios: dict[str, Ratio]
     worse: list[str]
-    tolerance: float
-
-    @property
-    def verdict(self) -> str:
-        if self.worse:
-            return "worse"
-        speed = self.ratios["tokens/s"]
-        return "faster" if speed.low > 1 and speed.median > 1 + self.tolerance else "same"
+    verdict: Literal["worse", "faster", "same"]
 
 
 @dataclass(frozen=True)
@@ -78,21 +72,15 @@ class Comparison:
         return [*self.notes, *found, f"{worse} worse, {len(self.lost)} lost, of {len(self.changes)} compared"]
 
 
-def compare(
-    before: list[CellResult], after: list[CellResult], *, tolerance: float = 0.05, other_hardware: bool = False
-) -> Comparison:
+def compare(before: list[CellResult], after: list[CellResult], tolerance: float = 0.05) -> Comparison:
     """Compare condition by condition. One repeat shows no spread, so for it the tolerances decide alone.
 
     Raises:
-        ToolError: no cell is in both, other work was measured, or other hardware without ``other_hardware``.
+        ToolError: no cell is in both, or other work was measured, or on other hardware.
     """
-    devices = [{device(result.hardware) for result in results} for results in (before, after)]
-    notes = []
-    if devices[0] != devices[1]:
-        text = f"measured on {' and '.join(sorted(devices[0]))}, then on {' and '.join(sorted(devices[1]))}"
-        if not other_hardware:
-            raise ToolError(f"{text}: not comparable (--other-hardware compares all the same)")
-        notes.append(f"Beware: {text}.")
+    here, there = (sorted({device(result.hardware) for result in results}) for results in (before, after))
+    if here != there:
+        raise ToolError(f"measured on {' and '.join(here)}, then on {' and '.join(there)}: not comparable")
     old, new = ({p.condition: p for p in points(results)} for results in (before, after))
     common = [condition for condition in old if condition in new]
     if not common:
@@ -102,7 +90,7 @@ def compare(
     more = [c for c in common if new[c].failed > old[c].failed]
     lost += [(c, f"{old[c].failed} repeats failed before, {new[c].failed} now") for c in more]
     bases = [without_speculation(found.values()) for found in (old, new)]
-    changes = []
+    changes, notes = [], []
     for c in common:
         a, b, where = old[c], new[c], (c.dataset, c.concurrency)
         if _configured(a, "dataset") != _configured(b, "dataset"):
@@ -126,7 +114,8 @@ def compare(
             worse.append(f"{said} with the same serving command: tokens may be accepted wrongly")
         if (a.exact or b.exact) and texts[0] > 0 and not texts[1] >= texts[0]:
             worse.append(f"same text as without speculation {_percent(texts[0])} -> {_percent(texts[1])}, in float32")
-        changes.append(Change(c, ratios, worse, tolerance))
+        faster = speed.low > 1 and speed.median > 1 + tolerance
+        changes.append(Change(c, ratios, worse, "worse" if worse else "faster" if faster else "same"))
     if any(change.ratios["tokens/s"].repeats < 2 for change in changes):
         notes.append(f"Some cells have one repeat: their noise is unknown, a loss above {tolerance:.0%} counts.")
     return Comparison(changes, lost, notes)

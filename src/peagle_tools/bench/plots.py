@@ -5,7 +5,7 @@ SVG, one for light and dark pages: transparent, and ink that follows the reader'
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ from peagle_tools.bench.metrics import Point, Spread, best_points
 
 COLORS = ("#808a96", "#3b82f6", "#ea580c", "#0d9488", "#a855f7", "#ca8a04", "#e11d48", "#65a30d")
 MARKERS = "os^DvPX*"
-INK = "#010203"  # stands for the colour of text and axes, until ``chart`` writes it as currentColor
+INK = "#010203"  # stands for the colour of text and axes, until ``draw`` writes it as currentColor
 SCHEMES = "<style>svg{color:#3d4650}@media(prefers-color-scheme:dark){svg{color:#b4bec9}}</style>"
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and in the page's own font
@@ -30,27 +30,19 @@ STYLE: Any = {
 }
 
 
-class Plot(NamedTuple):
-    """One plot: a title for people, and a whole SVG document without its prolog."""
-
-    title: str
-    svg: str
-
-
-def chart(title: str, x: str, y: str, paint: Callable[[Axes], None]) -> Plot:
-    """Lines over a grid, with a legend below; ``paint`` calls ``_curve`` and sets the scales."""
+def draw(plot: Callable[[Axes, Sequence[Point]], None], points: Sequence[Point]) -> str:
+    """One of PLOTS over a grid, with a legend below: a whole SVG document without its prolog."""
     with rc_context(STYLE):
         figure, out = Figure(figsize=(6.6, 4.6), layout="constrained"), io.StringIO()
         axes = figure.subplots()
-        axes.set(xlabel=x, ylabel=y)
         axes.grid(True)
-        paint(axes)
+        plot(axes, points)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small", handlelength=3)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    return Plot(title, text.replace(">", f">{SCHEMES}", 1))
+    return text.replace(">", f">{SCHEMES}", 1)
 
 
 def _curve(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[Spread], color: int) -> None:
@@ -73,44 +65,40 @@ def _series(points: Sequence[Point]) -> Iterator[tuple[str, list[Point], int]]:
         yield f"{arm}, K={depths}" if mine[0].k else arm, mine, color
 
 
-def throughput(dataset: str, points: Sequence[Point]) -> Plot:
-    def paint(axes: Axes) -> None:
-        for name, mine, color in _series(points):
-            _curve(axes, name, [p.concurrency for p in mine], [p.tokens_per_second for p in mine], color)
-        ticks = sorted({p.concurrency for p in points})
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(ticks, list(map(str, ticks)))
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-
-    return chart(f"Throughput at the best K against concurrency, {dataset}", "concurrency", "output tokens/s", paint)
+def throughput(axes: Axes, points: Sequence[Point]) -> None:
+    for name, mine, color in _series(points):
+        _curve(axes, name, [p.concurrency for p in mine], [p.tokens_per_second for p in mine], color)
+    ticks = sorted({p.concurrency for p in points})
+    axes.set(xlabel="concurrency", ylabel="output tokens/s", xscale="log", yscale="log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, list(map(str, ticks)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def pareto(dataset: str, points: Sequence[Point]) -> Plot:
-    def paint(axes: Axes) -> None:
-        for name, mine, color in _series(points):
-            users = [p.tokens_per_second.median / p.concurrency for p in mine]
-            _curve(axes, name, users, [p.tokens_per_second for p in mine], color)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-
-    title = f"Tokens/s per user against tokens/s at the best K (up and right is better), {dataset}"
-    return chart(title, "output tokens/s per user", "output tokens/s", paint)
+def pareto(axes: Axes, points: Sequence[Point]) -> None:
+    for name, mine, color in _series(points):
+        users = [p.tokens_per_second.median / p.concurrency for p in mine]
+        _curve(axes, name, users, [p.tokens_per_second for p in mine], color)
+    axes.set(xlabel="output tokens/s per user", ylabel="output tokens/s")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
 
 
-def acceptance_length(dataset: str, points: Sequence[Point]) -> Plot:
-    """AL against K, at the smallest concurrency that each arm has."""
+def acceptance_length(axes: Axes, points: Sequence[Point]) -> None:
+    """At the smallest concurrency that each arm has."""
+    for color, arm in enumerate(dict.fromkeys(p.arm for p in points)):
+        mine = sorted((p for p in points if p.arm == arm and p.k), key=lambda p: (p.concurrency, p.k))
+        mine = [p for p in mine if p.concurrency == mine[0].concurrency]
+        if mine:
+            _curve(axes, arm, [p.k for p in mine], [p.spread("acceptance_length") for p in mine], color)
+    axes.set(xlabel="K", ylabel="acceptance length, bonus included", xticks=sorted({p.k for p in points if p.k}))
+    axes.set_ylim(bottom=1)
 
-    def paint(axes: Axes) -> None:
-        for color, arm in enumerate(dict.fromkeys(p.arm for p in points)):
-            mine = sorted((p for p in points if p.arm == arm and p.k), key=lambda p: (p.concurrency, p.k))
-            mine = [p for p in mine if p.concurrency == mine[0].concurrency]
-            if mine:
-                _curve(axes, arm, [p.k for p in mine], [p.spread("acceptance_length") for p in mine], color)
-        axes.set_xticks(sorted({p.k for p in points if p.k}))
-        axes.set_ylim(bottom=1)
 
-    return chart(f"AL against K, {dataset}", "K", "acceptance length, bonus included", paint)
+PLOTS = {  # with their titles
+    throughput: "Throughput at the best K against concurrency",
+    pareto: "Tokens/s per user against tokens/s at the best K (up and right is better)",
+    acceptance_length: "AL against K",
+}

@@ -126,14 +126,14 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     datasets = "; ".join(
         f"{name}: at least {d['prompts']} {'chat' if d['chat'] else 'raw'} prompts a cell, "
         f"at most {d['output_tokens']} output tokens each"
-        for name, d in suite.get("datasets", {}).items()
+        for name, d in suite["datasets"].items()
     )
     repeats = max(r.cell.repeat for r in results)
     devices = " and ".join(sorted({device(r.hardware) for r in results}))
-    target = suite.get("target", "").rsplit("/", 1)[-1]
+    target = suite["target"].rsplit("/", 1)[-1]
     return (
         f"Target {target} on {devices}, {one.hardware.get('system', '')}; {versions}. "
-        f"{datasets}. Temperature {suite.get('temperature', 0):g}, {suite.get('warmups', 0)} warm-up requests a cell, "
+        f"{datasets}. Temperature {suite['temperature']:g}, {suite['warmups']} warm-up requests a cell, "
         f"{repeats} repeat{'s' if repeats > 1 else ''}, arms interleaved. Measured {one.began[:10]}."
     )
 
@@ -157,19 +157,19 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
     if not groups:
         raise ToolError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
-    suite: dict[str, Any] = read_sweep(folder).get("suite", {})
+    suite: dict[str, Any] = read_sweep(folder)["suite"]
     best = [text for name, group in groups.items() for text in best_tables(name, group)]
     warned = _section("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
-    text = [f"# Sweep {suite.get('name', folder.name)}", setting(results, suite), READING, *best, *warned]
+    text = [f"# Sweep {suite['name']}", setting(results, suite), READING, *best, *warned]
     text += _section("Failed cells", failures)
     files = {"report.csv": as_csv(results)}
     for name, group in groups.items():
         text.append(f"## Plots, {name}")
-        for plot in (plots.throughput, plots.pareto, plots.acceptance_length):
-            file, drawn = f"plots/{slug(f'{plot.__name__} {name}')}.svg", plot(name, group)
-            files[file] = drawn.svg
-            text.append(f"![{drawn.title}]({file})")
+        for plot, title in plots.PLOTS.items():
+            file = f"plots/{slug(f'{plot.__name__} {name}')}.svg"
+            files[file] = plots.draw(plot, group)
+            text.append(f"![{title}, {name}]({file})")
         text += [cell_table(name, group), *place_tables(name, group)]
     files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"
     (folder / "plots").mkdir(exist_ok=True)

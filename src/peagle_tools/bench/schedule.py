@@ -54,18 +54,6 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
     return found
 
 
-def whole_config(arm: Mapping[str, Any], schedule: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """``--speculative-config`` of an arm as sweep.json has it, with K and schedule; empty where speculation never pays.
-
-    One K throughout needs no schedule, and on V1 a schedule would cost the full CUDA graphs.
-    """
-    deepest = max(k for *_, k in schedule)
-    if deepest == 0:
-        return {}
-    config = {**arm["speculative_config"], "num_speculative_tokens": deepest}
-    return config | ({"num_speculative_tokens_per_batch_size": schedule} if len(schedule) > 1 else {})
-
-
 def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], model: str | None = None) -> Iterator[str]:
     """Lines: the best K at each concurrency, from where not to speculate, and last the config to paste.
 
@@ -98,23 +86,20 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
             yield f"c={c.concurrency}: K={c.k}, {c.point.tokens_per_second.median:,.0f} tokens/s, {gain}"
         else:
             yield f"c={c.concurrency}: no speculation; K={c.point.k}, the fastest depth, is {gain}"
-    schedule, measured = ranges(chosen), suite.get("arms", {}).get(arm)
-    if measured is None:
-        yield f"sweep.json does not name the model of {arm}: without it there is no config to print."
-        return
-    config = whole_config(measured, schedule)
-    if not config:
+    schedule, measured = ranges(chosen), suite["arms"][arm]
+    deepest = max(k for *_, k in schedule)
+    if deepest == 0:
         yield "No depth gains more than the noise: leave --speculative-config out."
         return
+    config = {**measured["speculative_config"], "num_speculative_tokens": deepest}
     first, last, k = schedule[-1]
     if k == 0:
         yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= first)} on, do not speculate."
     else:
         yield f"Speculation gains up to c={last}, the largest measured concurrency; vLLM keeps K={k} beyond it."
-    if len(schedule) > 1:
-        deepest = config["num_speculative_tokens"]
+    if len(schedule) > 1:  # one K throughout needs no schedule, which on V1 would cost the full CUDA graphs
+        config["num_speculative_tokens_per_batch_size"] = schedule
         yield f"Warning: under data parallelism vLLM drops this schedule and uses K={deepest} at every batch size."
-    variables = suite.get("serve", {}).get("environment", {}) | measured.get("environment", {})
-    if variables:
+    if variables := suite["serve"]["environment"] | measured["environment"]:
         yield f"With {' '.join(f'{name}={value}' for name, value in variables.items())} set."
     yield f"--speculative-config {shlex.quote(json.dumps(config | ({'model': model} if model else {})))}"
