@@ -212,7 +212,7 @@ def test_unreadable_input_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "are needed, or --url" in only_line(run(monkeypatch, "diagnose", "--target", TARGET))
     assert "cannot be read" in only_line(run(monkeypatch, "diagnose", *pair, "--prompts", tmp_path / "absent"))
     assert "not a JSON object" in only_line(run(monkeypatch, "diagnose", *pair, "--engine", "[]"))
-    assert "cannot be written" in only_line(run(monkeypatch, "diagnose", *pair, "--out", tmp_path))
+    assert "Is a directory" in only_line(run(monkeypatch, "diagnose", *pair, "--out", tmp_path))
     line = only_line(run(monkeypatch, "diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
     assert "vLLM cannot run this pair" in line and "no_such_argument" in line
     assert line.endswith("; serve the target alone first, then with this head")

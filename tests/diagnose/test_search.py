@@ -57,7 +57,7 @@ class Pair:
 
 
 def causes(setup: Setup, pair: Callable[[Setup], Measured]) -> list[str]:
-    found = diagnose(setup, pair, proposed)
+    *_, (found, _) = diagnose(setup, pair, proposed)
     assert found.complete
     return [trial.intervention.kind for trial in found.causes]
 
@@ -89,7 +89,7 @@ def test_faults_are_named(wrong: dict[str, Any], kinds: list[str]):
 
 @pytest.mark.parametrize(("cost", "share", "is_part"), [(0.3, 0.75, False), (0.12, 0.5, True)])
 def test_a_part_of_the_cause_is_told_as_a_part(cost: float, share: float, is_part: bool):
-    found = diagnose(replace(RIGHT, mask_token_id=40), Pair(cost, share), proposed)
+    *_, (found, _) = diagnose(replace(RIGHT, mask_token_id=40), Pair(cost, share), proposed)
     console = Console(width=80, record=True, file=io.StringIO())
     show(console, RIGHT, found, [])
     assert found.causes and ("mends a part only" in console.export_text()) is is_part

@@ -251,7 +251,7 @@ def test_it_says_whose_top_k_a_selector_gets_on_cuda(top_k: object, said: str, m
     found = read_environment(None)
     assert found.top_k and found.top_k.startswith(said)
     console = Console(width=80, record=True)
-    show(console, None, found, decide_runner(found, None))
+    show(console, None, found)
     assert re.search(rf"selector's top-k +{said.partition(' ')[0]}", console.export_text())
     monkeypatch.setattr(torch.version, "cuda", None)
     assert read_environment(None).top_k is None  # ROCm

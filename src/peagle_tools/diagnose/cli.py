@@ -83,26 +83,16 @@ def diagnose(
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
         specials = special_tokens(read_tokens(target))
-    k = num_speculative_tokens or min(source.trained_depth or 5, 5)
-    if out is not None:
-        try:
+        if out is not None:
             out.open("a").close()
-        except OSError as error:
-            fail(f"{out} cannot be written ({error.strerror}); name another file for --out")
-    latest: list[Diagnosis] = []
-    measured_at: list[float] = []
+    k = num_speculative_tokens or min(source.trained_depth or 5, 5)
+    found: Diagnosis | None = None
 
     def keep(found: "Diagnosis") -> str:
         text = json.dumps(as_dict(setup, found, hints), indent=2)
         if out is not None:
             out.write_text(text + "\n")
         return text
-
-    def progress(found: "Diagnosis", left: int) -> None:
-        latest[:] = [found]
-        measured_at.append(time.monotonic())
-        _say(found, left, measured_at[-1] - measured_at[0])
-        keep(found)
 
     try:
         measuring = VllmMeasure(target, source.name, asked[:num_prompts], max_tokens, arguments)
@@ -116,22 +106,26 @@ def diagnose(
                 falls_until = max(context) if falling(context) and measure.takes_windows() else 0
                 return interventions(base, *fixed, falls_until)
 
-            result = search(setup, measure, propose, progress)
+            began = 0.0
+            for found, left in search(setup, measure, propose):
+                began = began or time.monotonic()
+                _say(found, left, time.monotonic() - began)
+                keep(found)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        if not latest:
+        if found is None:
             raise
-        (result,) = latest
     except Exception as error:
         fail(str(cannot_run(error)))
-    text = keep(result)
+    assert found is not None  # the setup itself was measured
+    text = keep(found)
     if as_json:
         print(text)
     else:
-        show(Console(), setup, result, hints)
-    raise typer.Exit(1 if result.odd or result.causes or not result.complete else 0)
+        show(Console(), setup, found, hints)
+    raise typer.Exit(1 if found.odd or found.causes or not found.complete else 0)
 
 
 def _say(found: "Diagnosis", left: int, seconds: float) -> None:

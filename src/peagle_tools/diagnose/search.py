@@ -1,7 +1,7 @@
 """Which acceptance per position is usual, and which single changes help, beyond noise."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -110,19 +110,17 @@ def diagnose(
     setup: Setup,
     measure: Callable[[Setup], Measured],
     propose: Callable[[Setup, Measured], Iterable[Intervention]],
-    progress: Callable[[Diagnosis, int], object] = lambda found, left: None,
-) -> Diagnosis:
+) -> Iterator[tuple[Diagnosis, int]]:
     """Measure a setup, try each change, keep the best; where the curve stays odd, try the others on top of it.
 
-    Args:
-        progress: called after each measurement with what is found so far, and how many are left at least.
+    Yields after each measurement what is found so far, one object that grows, and how many changes are left at least.
     """
     base = measure(setup)
     found = Diagnosis(base.curve, oddities(base.curve) + falling(base.places.context), base.places)
     while len(found.causes) < MOST_CAUSES:
         done = {cause.intervention.kind for cause in found.causes}
         changes = [change for change in propose(setup, base) if change.kind not in done]
-        progress(found, len(changes))
+        yield found, len(changes)
         best = best_trial = None
         for left, change in enumerate(changes, start=1 - len(changes)):
             after = measure(change.setup)
@@ -130,7 +128,7 @@ def diagnose(
             found.trials.append(trial)
             if trial.helps and (best_trial is None or trial.gain > best_trial.gain):
                 best, best_trial = after, trial
-            progress(found, -left)
+            yield found, -left
         if best is None or best_trial is None:
             break
         found.causes.append(best_trial)
@@ -138,4 +136,3 @@ def diagnose(
         if not oddities(base.curve):
             break
     found.complete = True
-    return found

@@ -31,7 +31,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from peagle_tools.doctor.report import as_dict, decide_runner, read_environment, show
+    from peagle_tools.doctor.report import as_dict, read_environment, show
     from peagle_vllm.patches import fingerprint
     from peagle_vllm.patches.version import NotVllmError, find_vllm, read
 
@@ -41,10 +41,7 @@ def doctor(
     except (NotVllmError, fingerprint.AcceptError) as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
-    environment = runner = None
-    if vllm is None:
-        environment = read_environment(install)
-        runner = decide_runner(environment, report)
+    environment = read_environment(install) if vllm is None else None
     drafts = None
     if speculative_config is not None or target is not None:
         if speculative_config is None or target is None or vllm is not None:
@@ -60,9 +57,9 @@ def doctor(
             drafts = drafting(target, speculative_config, flags)
     if as_json:
         more = {} if drafts is None else {"drafting": drafts}
-        print(json.dumps(as_dict(report, environment, runner) | more, indent=2))
+        print(json.dumps(as_dict(report, environment) | more, indent=2))
     else:
-        show(Console(), report, environment, runner)
+        show(Console(), report, environment)
         for name, value in lines(drafts) if drafts else ():
             print(f"{name:13} {value}")
     raise typer.Exit(0 if report is not None and report.ok else 1)

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -187,8 +187,8 @@ def _why_no_triton(cpu_build: bool, device: str | None) -> str:
     return "" if device else "it has no device"
 
 
-def as_dict(report: Report | None, environment: Environment | None, runner: Runner | None) -> dict[str, Any]:
-    """The report as JSON. ``environment`` and ``runner`` are None for a vLLM that is not the installed one."""
+def as_dict(report: Report | None, environment: Environment | None) -> dict[str, Any]:
+    """The report as JSON. ``environment`` is None for a vLLM that is not the installed one."""
     data: dict[str, Any] = {"peagle_vllm": __version__, "vllm": None, "patches": []}
     if report is not None:
         data["vllm"] = {
@@ -209,8 +209,8 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
             }
             for result in report.results
         ]
-    if environment is not None and runner is not None:
-        variables = environment.variables
+    if environment is not None:
+        variables, runner = environment.variables, decide_runner(environment, report)
         data |= {
             "python": platform.python_version(),
             "torch": environment.torch,
@@ -226,7 +226,7 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
             "top_k": environment.top_k,
             USE_V2: variables.get(USE_V2),
             ACCEPT: variables.get(ACCEPT),
-            "runner": {"name": runner.name, "why": runner.why},
+            "runner": asdict(runner),
         }
     return data
 
@@ -234,7 +234,7 @@ def as_dict(report: Report | None, environment: Environment | None, runner: Runn
 _STYLES = {"holds": "green", "moved": "bold red", "accepted": "yellow", "not needed": "cyan"}
 
 
-def show(console: Console, report: Report | None, environment: Environment | None, runner: Runner | None) -> None:
+def show(console: Console, report: Report | None, environment: Environment | None) -> None:
     """Print the report; it reads well on 80 columns."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
@@ -254,7 +254,8 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
         other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
         fact("looks like", f"{report.compared_with}{but}{other}", "" if report.ok else "bold red")
-    if environment is not None and runner is not None:
+    if environment is not None:
+        runner = decide_runner(environment, report)
         fact("torch", environment.torch or "not installed")
         fact("Triton", environment.triton or "not installed")
         fact("Python", platform.python_version())
