@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 RESULTS = ROOT / "benchmarks/results"
-WHEN = ("before", "after")
 HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
 
 
@@ -54,8 +53,7 @@ def real() -> str:
         cells = [arm["arm"]["name"], arm["arm"]["k"] or ""]
         for name in SETS:
             found = arm["sets"][name]
-            low, high = found["al_95"]
-            cells.append(f"{found['al']:.2f} [{low:.2f}, {high:.2f}]" if arm["arm"]["k"] else "1")
+            cells.append(length(found) if arm["arm"]["k"] else "1")
             cells += [f"{found['times_no_speculation'][n]['median']:.2f}x" for n in ("1", "8")]
         rows.append(cells)
     titles = {"humaneval": "HumanEval", "mt-bench": "MT-Bench"}
@@ -118,15 +116,15 @@ def sharpen() -> str:
     """What the tiny heads gain, as served."""
     result = read("sharpen")
 
-    def length(gain: Sequence[float]) -> str:
+    def with_error(gain: Sequence[float]) -> str:
         return f"{gain[0]:.2f} ± {gain[1]:.2f}"
 
     rows = []
     for head, found in result["heads"].items():
         for one in found["served"]:
             before, after = one["before"], one["after"]
-            gained = (f"{after[0] / before[0] - 1:+.0%}", length(one["difference"]))
-            rows.append((head, one["num_speculative_tokens"], length(before), length(after), *gained))
+            gained = (f"{after[0] / before[0] - 1:+.0%}", with_error(one["difference"]))
+            rows.append((head, one["num_speculative_tokens"], with_error(before), with_error(after), *gained))
     columns = ("head", "K", "AL before", "AL after", "gain", "gained tokens a round")
     note = (
         f"{result['held_out']} held-out prompts, up to {result['max_tokens']} tokens each, greedy, {result['dtype']}; "
@@ -174,10 +172,8 @@ def structured() -> str:
     for arm in result["arms"]:
         for case, title in titles.items():
             found = arm[case]
-            low, high = found["al_95"]
             shares = " ".join(f"{100 * share:.0f}" for share in found["acceptance"])
-            cells = (f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", shares, f"{found['cut']:.0%}")
-            rows.append((arm["arm"]["name"], title, *cells))
+            rows.append((arm["arm"]["name"], title, length(found), shares, f"{found['cut']:.0%}"))
     columns = ("drafter", "answers", "AL [95%]", "accepted at position 1..K, %", "draft tokens cut")
     note = (
         f"SmolLM2-135M-Instruct, greedy, {found['prompts']} prompts of MT-Bench, up to {result['max_tokens']} tokens "
@@ -248,13 +244,21 @@ def recipe() -> str:
 
 def recipe_plot() -> str:
     """``recipe`` as SVG."""
-    from peagle_tools.bench.plots import chart
+    from peagle_tools.bench.plots import draw
 
     def paint(axes: "Axes") -> None:
         for name, points in learning().items():
             axes.plot([tokens / 1e6 for tokens, _ in points], [al for _, al in points], marker="o", label=name)
 
-    return chart("AL over tokens seen", "million tokens seen", "acceptance length, K = 3", paint).svg
+        axes.set(xlabel="million tokens seen", ylabel="acceptance length, K = 3")
+
+    return draw(paint)
+
+
+def length(found: dict, form: str = ".2f") -> str:
+    """An acceptance length and its interval."""
+    low, high = found["al_95"]
+    return f"{found['al']:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def gain(found: dict) -> str:
@@ -268,8 +272,8 @@ def traffic() -> str:
     result, rows = read("traffic"), []
     titles = {"humaneval": "HumanEval, the other problems", "mt-bench": "MT-Bench"}
     for name, found in result["sets"].items():
-        cells = [f"{found[when]['al']:.3f} [{', '.join(f'{x:.3f}' for x in found[when]['al_95'])}]" for when in WHEN]
-        rows.append((titles[name], found["prompts"], *cells, gain(found)))
+        lengths = (length(found[when], ".3f") for when in ("before", "after"))
+        rows.append((titles[name], found["prompts"], *lengths, gain(found)))
     columns = ("prompts", "number", "AL before [95%]", "AL after", "gain, paired")
     note = (
         f"SmolLM2-135M-Instruct, {result['engine']['dtype']}, greedy, K = {result['k']}, up to {result['max_tokens']} "

@@ -30,13 +30,13 @@ STYLE: Any = {
 }
 
 
-def draw(plot: Callable[[Axes, Sequence[Point]], None], points: Sequence[Point]) -> str:
-    """One of PLOTS over a grid, with a legend below: a whole SVG document without its prolog."""
+def draw(plot: Callable[[Axes], None]) -> str:
+    """``plot`` over a grid, with a legend below: a whole SVG document without its prolog."""
     with rc_context(STYLE):
         figure, out = Figure(figsize=(6.6, 4.6), layout="constrained"), io.StringIO()
         axes = figure.subplots()
         axes.grid(True)
-        plot(axes, points)
+        plot(axes)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small", handlelength=3)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)

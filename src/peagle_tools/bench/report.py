@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
         text.append(f"## Plots, {name}")
         for plot, title in plots.PLOTS.items():
             file = f"plots/{slug(f'{plot.__name__} {name}')}.svg"
-            files[file] = plots.draw(plot, group)
+            files[file] = plots.draw(partial(plot, points=group))
             text.append(f"![{title}, {name}]({file})")
         text += [cell_table(name, group), *place_tables(name, group)]
     files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"

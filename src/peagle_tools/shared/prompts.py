@@ -53,10 +53,8 @@ def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[i
 
 
 def _messages(line: str, place: str) -> Messages:
-    if not line.lstrip().startswith("{"):
-        return [{"role": "user", "content": line}]
     try:
-        entry = json.loads(line)
+        entry = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line}
     except ValueError:
         raise ToolError(f'{place} is not valid JSON; write text, or {{"prompt": "..."}}') from None
     if isinstance(entry.get("prompt"), str):
