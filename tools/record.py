@@ -27,10 +27,10 @@ def record(install: VllmInstall, recorded: Recorded) -> Recorded:
     return {minor: dict(sorted(builds.items())) for minor, builds in by_number}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.record", description=__doc__)
     parser.add_argument("--vllm", metavar="PATH", help="a wheel or an unpacked one (the installed vLLM if not given)")
-    path = parser.parse_args(arguments).vllm
+    path = parser.parse_args().vllm
     try:
         install = find_vllm() if path is None else read(path)
     except NotVllmError as error:
@@ -42,8 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     recorded = record(install, load_recorded())
     print(f"{install.label}: {len(recorded[install.minor][install.label])} definitions")
     FILE.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

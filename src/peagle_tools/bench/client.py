@@ -41,7 +41,6 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Pa
         CellFailed: unless every request was answered; ServerFailed: by a server that is still there.
     """
     folder = partial / cell.id
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     command = [*COMMAND, *bench_arguments(suite, cell), "--port", str(serving.port)]
     command += ["--result-dir", str(folder), "--result-filename", RESULT]

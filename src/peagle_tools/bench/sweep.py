@@ -97,43 +97,40 @@ class Sweep:
         """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
         failed = starts = 0
         while missing:
-            first, served, came_up, starts = missing[0], 0, False, starts + 1
+            first, served, starts, start_seconds = missing[0], 0, starts + 1, 0.0
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
             log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
             try:
                 arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
                 with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
                     server.wait_until_ready(self.suite.server_start_seconds)
-                    came_up = True
-                    print(f"  ready after {server.start_seconds:.0f} s", flush=True)
+                    start_seconds = server.start_seconds
+                    print(f"  ready after {start_seconds:.0f} s", flush=True)
                     for cell in missing:
                         served += 1
                         failed += not self._measure(cell, server)
             except ServerFailed as error:
-                if not came_up:
+                if served:
+                    lost = [missing[served - 1]]
+                else:
                     print(f"  the server did not start: {error}\n  its log: {log}", flush=True)
-                    for cell in missing:
-                        self._keep(cell, str(error))
-                    return failed + len(missing)
-                failed += 1
+                    lost, served = missing, len(missing)
+                for cell in lost:
+                    self._keep(cell, str(error), start_seconds)
+                failed += len(lost)
                 if served < len(missing):
                     print(f"  {error}; starting it again for the next cell", flush=True)
             missing = missing[served:]
         return failed
 
     def _measure(self, cell: Cell, server: Server) -> bool:
-        """Whether the cell is whole. Raises ServerFailed, with the failure kept, when the server is lost with it."""
+        """Keep the cell; whether it is whole. Raises ServerFailed, with nothing kept, when the server is lost."""
         began, log = datetime.now(UTC), self._new_log(f"{cell.id}-client")
         try:
-            try:
-                raw = client.measure(self.suite, cell, server, cwd=self.folder, partial=self._partial, log=log)
-            except CellFailed:
-                server.check_well()  # the server's failure is the cause of the client's
-                raise
-        except (CellFailed, ServerFailed) as error:
+            raw = client.measure(self.suite, cell, server, cwd=self.folder, partial=self._partial, log=log)
+        except CellFailed as error:
+            server.check_well()  # the server's failure is the cause of the client's
             self._keep(cell, str(error), server.start_seconds)
-            if isinstance(error, ServerFailed):
-                raise
             return False
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
@@ -144,9 +141,7 @@ class Sweep:
         self._keep(cell, "", server.start_seconds, measured)
         return True
 
-    def _keep(
-        self, cell: Cell, reason: str, start_seconds: float = 0.0, measured: dict[str, Any] | None = None
-    ) -> None:
+    def _keep(self, cell: Cell, reason: str, start_seconds: float, measured: dict[str, Any] | None = None) -> None:
         """Write the result of a cell, and a line about it; without ``measured`` it failed for ``reason``."""
         result = CellResult(
             cell=cell,

@@ -26,7 +26,6 @@ class VllmMeasure:
     """Runs setups of one pair. A context manager: its end shuts the engine down.
 
     Args:
-        served: how the head's files would be served.
         conversations: each prompt as chat messages.
         max_tokens: the longest answer to each prompt.
         llm: more arguments for ``vllm.LLM``.

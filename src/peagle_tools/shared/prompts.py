@@ -54,7 +54,7 @@ def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[i
 
 def _messages(line: str, place: str) -> Messages:
     try:
-        entry = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line}
+        entry: Any = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line}
     except ValueError:
         raise ToolError(f'{place} is not valid JSON; write text, or {{"prompt": "..."}}') from None
     if isinstance(entry.get("prompt"), str):

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -100,10 +100,7 @@ def logs_on_stderr() -> Iterator[None]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
-    return arguments
+    with suppress(ValueError):
+        if isinstance(arguments := json.loads(text), dict):
+            return arguments
+    fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')
