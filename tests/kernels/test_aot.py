@@ -3,10 +3,8 @@
 And none of them compiles another variant for another K, batch or row count of a server.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -17,8 +15,6 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from peagle_kernels import (
-    Candidates,
-    CandidateSelector,
     Drawing,
     OneHot,
     allocate_buffers,
@@ -28,14 +24,16 @@ from peagle_kernels import (
     prepare_inputs_triton,
     select_candidates_triton,
 )
-from tests.kernels.test_select_candidates import draw_by_its_arguments
-from tests.support import compiled
+from tests.kernels import test_select_candidates as cases
+from tests.kernels.compiled import ARCHITECTURES, AheadOfTime, compile_for, kernel_of, no_gpu
+from tests.support import interpreter
 from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter never compiles: run without TRITON_INTERPRET"
 )
-on_each = pytest.mark.parametrize("arch", compiled.ARCHITECTURES, ids=lambda arch: f"sm_{arch}")
+on_each = pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: f"sm_{arch}")
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 
 
 @on_each
@@ -43,37 +41,69 @@ on_each = pytest.mark.parametrize("arch", compiled.ARCHITECTURES, ids=lambda arc
 @pytest.mark.parametrize(
     ("num_groups", "num_aux", "dtype", "idx_dtype", "width"),
     [
-        *((*shape, compiled.WIDTH) for shape in compiled.PREPARE_SHAPES),
-        (*compiled.PREPARE_SHAPES[1], compiled.WIDTHS["multiple of 8"]),
+        (1, 0, torch.bfloat16, torch.int32, 2880),
+        (1, 3, torch.bfloat16, torch.int32, 2880),
+        (1, 5, torch.float32, torch.int64, 2880),
+        (2, 1, torch.bfloat16, torch.int64, 2880),
+        (2, 3, torch.float32, torch.int32, 2880),
+        (2, 5, torch.bfloat16, torch.int32, 2880),
+        (0, 3, torch.bfloat16, torch.int64, 2880),  # while memory is profiled
+        (1, 3, torch.bfloat16, torch.int32, 2056),  # a multiple of 8 only
     ],
     ids=str,
 )
 def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, width):
-    assembled = compiled.prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, width)
+    shape = {"k": 3, "max_k": 3, "static": static, "max_model_len": 64, "dtype": dtype}
+    requests, blocks, widths = [Request(10, 4, 2), Request(5, 4, 0)], [16] * num_groups, [width] * num_aux
+    case = build(requests, block_sizes=blocks, widths=widths, **shape)
+    out = case.buffers(extra=5)
+    out = out._replace(staging=out.staging.to(dtype))
+    target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
+    args = (target, case.aux, case.groups, case.batch, out)
+    assembled = compile_for(arch, prepare_inputs_triton, *args, **case.constants)
     assert assembled.spill_bytes == 0
     # Whole rows only: the widest accesses copy, and none is narrower than an int32.
-    assert ("128" in assembled.stores) == ("128" in assembled.loads) == (num_aux > 0)
-    assert not {"8", "16"} & {*assembled.loads, *assembled.stores}
+    assert (128 in assembled.stores) == (128 in assembled.loads) == (num_aux > 0)
+    assert not {8, 16} & {*assembled.loads, *assembled.stores}
 
 
 @on_each
-@pytest.mark.parametrize("width", compiled.WIDTHS.values(), ids=compiled.WIDTHS)
-@pytest.mark.parametrize("dtype", compiled.DTYPES, ids=str)
+@pytest.mark.parametrize("width", [2880, 2056, 129], ids=["real", "multiple of 8", "odd"])
+@dtypes
 def test_gather_hidden(arch, dtype, width):
-    assembled = compiled.gather_hidden(arch, dtype, width)
+    rows, row_map = torch.empty(4, width, dtype=dtype), torch.zeros(4, dtype=torch.int32)
+    assembled = compile_for(arch, gather_hidden_triton, rows, rows.clone(), rows[0].clone(), row_map)
     assert assembled.spill_bytes == 0
     if width % 8 == 0:
-        assert set(assembled.stores) == {"128"}
-        assert assembled.loads.pop("32") == 1  # the row map
-        assert set(assembled.loads) == {"128"}
+        assert set(assembled.stores) == {128}
+        assert assembled.loads.pop(32) == 1  # the row map
+        assert set(assembled.loads) == {128}
 
 
 @on_each
-@pytest.mark.parametrize("shape", compiled.SELECTOR_SHAPES, ids=str)
-def test_select_candidates(arch, shape):
-    assembled = compiled.select_candidates(arch, *shape)
+@pytest.mark.parametrize(
+    ("rank", "num_candidates", "gated", "reduced", "drawn"),
+    [
+        (64, 16, True, False, False),
+        (64, 16, True, True, True),
+        (64, 16, False, True, False),
+        (256, 32, True, False, True),
+    ],
+)
+def test_select_candidates(arch, rank, num_candidates, gated, reduced, drawn):
+    """With vLLM's own draw where tokens are drawn."""
+    candidates, *parts = cases.case(3, 2, num_candidates, rank, 3, gated=gated, reduced=reduced)
+    drawing, numbers = None, torch.zeros(6, dtype=torch.int64)
+    if drawn:
+        interpreter.enable()  # vLLM imports no Triton where it sees no device
+        from peagle_vllm.v2.candidate_sampler import draw
+
+        state = cases.state(2, 3, num_candidates, cases.VOCAB)
+        drawing = Drawing(draw, numbers, numbers, *state, use_fp64=False)
+    out, scores = cases.strided(2, 3), torch.empty_like(candidates.logits)
+    assembled = compile_for(arch, select_candidates_triton, out, candidates, *parts, scores, drawing)
     assert assembled.spill_bytes == 0
-    assert "128" in assembled.loads  # rows of the tables
+    assert 128 in assembled.loads  # rows of the tables
 
 
 @on_each
@@ -81,13 +111,23 @@ def test_select_candidates(arch, shape):
     ("q", "cached"), [(None, False), (torch.float32, True), (torch.float32, False), (torch.bfloat16, False)], ids=str
 )
 def test_lookup_drafts(arch, q, cached):
-    assert compiled.lookup_drafts(arch, q, cached).spill_bytes == 0
+    """Greedy drafts, then q whole, or by cached entries."""
+    drafts, token_ids = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 64, dtype=torch.int32)
+    numbers, one_hot = torch.zeros(2, dtype=torch.int64), None
+    if q:
+        cached_ids = torch.zeros(2, 3, 16, dtype=torch.int64) if cached else None
+        one_hot = OneHot(torch.zeros(2, 3, 64, dtype=q), numbers, 0.0, 1.0, cached_ids)
+    args = (drafts, token_ids, numbers, numbers, 2, 64, one_hot)
+    assert compile_for(arch, lookup_drafts_triton, *args).spill_bytes == 0
 
 
 @on_each
-@pytest.mark.parametrize("dtype", compiled.DTYPES, ids=str)
+@dtypes
 def test_limit_logits(arch, dtype):
-    assert compiled.limit_logits(arch, dtype).spill_bytes == 0
+    """A vocabulary of a server's size."""
+    logits, numbers = torch.zeros(2, 151_936, dtype=dtype), torch.ones(2)
+    args = (logits, numbers.long(), numbers, numbers.int(), numbers)
+    assert compile_for(arch, limit_logits_triton, *args).spill_bytes == 0
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
@@ -95,18 +135,18 @@ MAX_NUM_REQS, WIDTH, RANK, VOCAB, NUM_CANDIDATES = 32, 64, 16, 100, 8
 REQUEST_COUNTS = (1, 2, 15, 16, 32)
 
 
-def num_variants(module: str, name: str, launch: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> int:
-    """How many variants of this kernel ``launch(*args)`` needs for all these ``args``; none is compiled."""
-    place = importlib.import_module(f"peagle_kernels.{module}")
-    kernel, keys, launches = compiled.AheadOfTime(getattr(place, name)), set(), 0
+def num_variants(launch: Callable[..., None], calls: Iterable[tuple[Any, ...]], **constants: int) -> int:
+    """How many variants of its kernel ``launch(*args)`` needs for all these ``args``; none is compiled."""
+    module, name = kernel_of(launch)
+    kernel, keys, launches = AheadOfTime(getattr(module, name)), set(), 0
     with (
-        patch.object(driver, "_active", compiled.no_gpu(90)),
-        patch.object(place, name, kernel),
+        patch.object(driver, "_active", no_gpu(90)),
+        patch.object(module, name, kernel),
         patch.object(JITFunction, "_do_compile", lambda self, key, *args: keys.add(key)),
         patch.dict(kernel.kernel.device_caches, clear=True),
     ):
         for args in calls:
-            launch(*args)
+            launch(*args, **constants)
             launches += 1
     assert launches == len(kernel.compiled) > 0
     return len(keys)
@@ -134,39 +174,33 @@ def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
 
     steps = product((0, *depths_of(max_k)), REQUEST_COUNTS, (True, False))
     calls = (call(*step) for step in steps)
-    launch = partial(prepare_inputs_triton, max_model_len=64, parallel_drafting_token_id=MASK_TOKEN)
-    assert num_variants("prepare_inputs_kernel", "_prepare_inputs_kernel", launch, calls) == 2
+    constants = {"max_model_len": 64, "parallel_drafting_token_id": MASK_TOKEN}
+    assert num_variants(prepare_inputs_triton, calls, **constants) == 2
 
 
 def test_a_server_compiles_gather_hidden_once():
     out, row_map = torch.zeros(128, WIDTH), torch.zeros(128, dtype=torch.int32)
     combined = torch.zeros(1 + 128, WIDTH)  # m, then captured rows
     calls = ((out[:rows], combined[1:], combined[0], row_map[:rows]) for rows in (1, 2, 15, 16, 128))
-    assert num_variants("gather_hidden", "_gather_hidden_kernel", gather_hidden_triton, calls) == 1
+    assert num_variants(gather_hidden_triton, calls) == 1
 
 
 @pytest.mark.parametrize("max_k", DEPTHS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
 def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
     """And the next server nothing more, however many positions its selector has scales for."""
-    samples = MAX_NUM_REQS * max_k
-    drafts, offsets = (torch.zeros(*shape, dtype=torch.int64) for shape in ((MAX_NUM_REQS, max_k), (VOCAB,)))
-    ids, scores = torch.zeros(samples, NUM_CANDIDATES, dtype=torch.int64), torch.zeros(samples, NUM_CANDIDATES)
-    gates, table = torch.zeros(samples, RANK), torch.zeros(VOCAB, RANK)
-    numbers = torch.zeros(samples, dtype=torch.int64)
-    ones, zeros = torch.ones(MAX_NUM_REQS), torch.zeros(MAX_NUM_REQS, dtype=torch.int64)
-    state = ones, zeros, zeros.int(), ones
-    q, cached = torch.zeros(MAX_NUM_REQS, max_k, VOCAB), ids.view(MAX_NUM_REQS, max_k, -1)
+    drafts = torch.zeros(MAX_NUM_REQS, max_k, dtype=torch.int64)
+    state = cases.state(MAX_NUM_REQS, max_k, NUM_CANDIDATES, cases.VOCAB)
 
     def call(k: int, num_reqs: int, positions: int) -> tuple[Any, ...]:
-        rows, scale = slice(0, num_reqs * k), torch.ones(positions)
-        selector = CandidateSelector(table, table, None, scale, scale, NUM_CANDIDATES)
-        candidates = Candidates(ids[rows], scores[rows], gates[rows], numbers.int(), numbers[rows])
-        drawing = Drawing(draw_by_its_arguments, numbers[rows], numbers[rows], *state, q, cached, use_fp64=False)
-        return drafts[:num_reqs, :k], candidates, selector, offsets, scores[rows], drawing if drawn else None
+        candidates, *parts = cases.case(k, num_reqs, NUM_CANDIDATES, RANK, positions, reduced=True)
+        numbers = torch.zeros(num_reqs * k, dtype=torch.int64)
+        drawing = Drawing(cases.draw_by_its_arguments, numbers, numbers, *state, use_fp64=False)
+        out, scores = drafts[:num_reqs, :k], torch.empty_like(candidates.logits)
+        return out, candidates, *parts, scores, drawing if drawn else None
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS, (1, 2, 17)))
-    assert num_variants("select_candidates", "_select_candidates_kernel", select_candidates_triton, calls) == 1
+    assert num_variants(select_candidates_triton, calls) == 1
 
 
 @pytest.mark.parametrize("max_k", DEPTHS)
@@ -177,22 +211,15 @@ def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
 
     def call(k: int, num_reqs: int) -> tuple[Any, ...]:
         first = numbers[: num_reqs * k : k]
-        return (
-            drafts[:num_reqs, :k],
-            token_ids,
-            first,
-            first,
-            2,
-            VOCAB,
-            OneHot(q, first, 0.0, 1.0, None) if drawn else None,
-        )
+        one_hot = OneHot(q, first, 0.0, 1.0, None) if drawn else None
+        return drafts[:num_reqs, :k], token_ids, first, first, 2, VOCAB, one_hot
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS))
-    assert num_variants("lookup_drafts", "_lookup_drafts_kernel", lookup_drafts_triton, calls) == 1
+    assert num_variants(lookup_drafts_triton, calls) == 1
 
 
 def test_a_server_compiles_limit_logits_once():
     logits, numbers = torch.zeros(512, VOCAB), torch.zeros(512, dtype=torch.int64)
     state = torch.ones(MAX_NUM_REQS), torch.ones(MAX_NUM_REQS, dtype=torch.int32), torch.ones(MAX_NUM_REQS)
     calls = ((logits[:rows], numbers[:rows], *state) for rows in (1, 2, 15, 16, 32, 512))
-    assert num_variants("limit_logits", "_limit_logits_kernel", limit_logits_triton, calls) == 1
+    assert num_variants(limit_logits_triton, calls) == 1

@@ -4,7 +4,6 @@ Neither the interpreter nor a compilation uses the launcher, which takes tuples 
 """
 
 import ctypes
-import importlib
 import os
 import re
 import shutil
@@ -29,8 +28,8 @@ from peagle_kernels import (
     prepare_inputs_triton,
     select_candidates_triton,
 )
+from tests.kernels import compiled
 from tests.kernels import test_select_candidates as cases
-from tests.support import compiled
 from tests.support.batches import MASK_TOKEN, Request, build
 
 pytestmark = [
@@ -86,8 +85,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     active.utils.get_device_properties = lambda device: {"max_shared_mem": 1 << 17}
 
     def launched(function: Callable[..., None], *args: Any, **kwargs: Any) -> Launched:
-        module = importlib.import_module(function.__module__)
-        (name,) = (name for name in vars(module) if name.endswith("_kernel") and name.startswith("_"))
+        module, name = compiled.kernel_of(function)
         kernels.append(Kernel(getattr(module, name)))
         with patch.object(driver, "_active", active), patch.object(module, name, kernels[-1]):
             function(*args, **kwargs)

@@ -1,0 +1,101 @@
+"""Kernels of ``peagle_kernels``, compiled for GPUs that are not there, and what the assembler made of them.
+
+The product's own launch code makes the call; a stand-in driver turns the launch into a compilation, so types,
+specialisation and compile-time constants are those of a real launch and cannot drift from the kernel.
+"""
+
+import importlib
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+from triton.runtime.driver import driver
+
+ARCHITECTURES = (90, 100)
+# LDG.E.128.CONSTANT, STG.E.EF.U16: a global access, its width in bits among the dotted words; 32 where none is named.
+GLOBAL_ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)\s")
+ACCESS_WIDTH = re.compile(r"\.[US]?(8|16|64|128|256)(?![0-9])")
+
+
+class AheadOfTime:
+    """In place of a kernel: ``kernel[grid](...)`` compiles and keeps the result."""
+
+    def __init__(self, kernel: Any):
+        self.kernel, self.compiled = kernel, []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.compiled.append(self.kernel.warmup(*args, grid=grid, **kwargs))
+
+        return launch
+
+
+def no_gpu(arch: int) -> Any:
+    """What the compiler reads of a driver. The device number is the architecture, so each has its own cache."""
+    return SimpleNamespace(
+        get_current_device=lambda: arch,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", arch, 32),
+    )
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What the assembler made of a kernel.
+
+    Attributes:
+        spill_bytes: stored to and loaded from local memory.
+        loads, stores: global accesses in the machine code, counted by their width in bits.
+    """
+
+    spill_bytes: int
+    loads: Counter[int]
+    stores: Counter[int]
+
+
+def kernel_of(launch: Callable[..., None]) -> tuple[ModuleType, str]:
+    """The module of a launching function, and the name there of the one kernel that it launches."""
+    module = importlib.import_module(launch.__module__)
+    (name,) = (name for name in vars(module) if name.startswith("_") and name.endswith("_kernel"))
+    return module, name
+
+
+def compile_for(arch: int, launch: Callable[..., None], *args: Any, **kwargs: Any) -> Assembled:
+    """The kernel that ``launch(...)`` launches, compiled for ``arch`` instead."""
+    module, name = kernel_of(launch)
+    kernel = AheadOfTime(getattr(module, name))
+    with patch.object(driver, "_active", no_gpu(arch)), patch.object(module, name, kernel):
+        launch(*args, **kwargs)
+    (compiled,) = kernel.compiled
+    return assemble(compiled, arch)
+
+
+def assemble(compiled: Any, arch: int) -> Assembled:
+    """Run the assembler again, for its report, and read the machine code that Triton keeps."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(compiled.asm["ptx"])
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", source, "-o", os.devnull]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
+    assert len(spills) == 2, report
+    return Assembled(sum(map(int, spills)), *access_widths(compiled.asm["sass"]))
+
+
+def access_widths(sass: str) -> tuple[Counter[int], Counter[int]]:
+    """Global loads and global stores in this machine code: how many of each width in bits."""
+    counts: dict[str, Counter[int]] = {"LDG": Counter(), "STG": Counter()}
+    for kind, words in GLOBAL_ACCESS.findall(sass):
+        width = ACCESS_WIDTH.search(words)
+        counts[kind][int(width[1]) if width else 32] += 1
+    return counts["LDG"], counts["STG"]
