@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 from tests.kernels.batches import INTERPRETED
@@ -23,7 +24,7 @@ class Accesses:
     """
 
     def __init__(self, arguments: Any):
-        tensors = [*_tensors(arguments)]
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         self.starts = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64)
         self.ends = self.starts + np.array([_extent(tensor) for tensor in tensors], dtype=np.uint64)
         self.program = self.barriers = 0
@@ -47,14 +48,6 @@ class Accesses:
         between = (address, barriers)
         races = _vary(lane, *between) & (_vary(is_store, *between) | _vary(value, *between))
         assert not races.any(), "two lanes at one address with no barrier between, which one of them writes"
-
-
-def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            yield argument
-        elif isinstance(argument, tuple):
-            yield from _tensors(argument)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -83,15 +83,9 @@ def test_kernel_equals_twin_and_writes_every_element(case: Case):
     for name in twin._fields:  # to the bit, what is poisoned included
         torch.testing.assert_close(getattr(kernel, name), getattr(twin, name), rtol=0, atol=0, msg=name)
     batch, k = case.batch, case.batch.samples_per_req
-    written = {
-        "input_ids": batch.num_rows,
-        "positions": batch.num_rows,
-        "row_map": batch.num_rows,
-        "seq_lens": batch.num_reqs_padded,
-        "sample_indices": batch.num_reqs_padded * k,
-        "sample_pos": batch.num_reqs_padded * k,
-        "sample_idx_mapping": batch.num_reqs_padded * k,
-    }
+    written = dict.fromkeys(("input_ids", "positions", "row_map"), batch.num_rows)
+    written["seq_lens"] = batch.num_reqs_padded
+    written |= dict.fromkeys(("sample_indices", "sample_pos", "sample_idx_mapping"), batch.num_reqs_padded * k)
     for name, count in written.items():
         buffer = getattr(kernel, name)
         assert (buffer[:count] != POISON).all(), f"{name}: an element was not written"

@@ -1,4 +1,4 @@
-"""select_candidates: the twin against a loop over requests and candidates, the kernel against the twin; its draws."""
+"""select_candidates: kernel and twin against a loop over requests and candidates; the kernel's draws."""
 
 from typing import Any
 
@@ -71,16 +71,10 @@ def one_by_one(
         for i in range(k):
             row, at = req * k + i, min(i, len(selector.edge_scale) - 1)
             for m, draft_id in enumerate(candidates.ids[row].tolist()):
-                products = (
-                    selector.predecessor_codebook[previous].float() * selector.successor_codebook[draft_id].float()
-                )
-                if candidates.gates is not None:
-                    products = products * candidates.gates[row].float()
-                unary, pair = (
-                    selector.unary_scale[at] * candidates.logits[row, m],
-                    selector.edge_scale[at] * products.sum(),
-                )
-                scores[row, m] = unary + pair
+                gate = 1.0 if candidates.gates is None else candidates.gates[row].float()
+                before, after = selector.predecessor_codebook[previous], selector.successor_codebook[draft_id]
+                pair = (before.float() * after.float() * gate).sum()
+                scores[row, m] = selector.unary_scale[at] * candidates.logits[row, m] + selector.edge_scale[at] * pair
             draft_id = int(candidates.ids[row, scores[row].argmax()])
             previous = draft_id + (0 if offsets is None else int(offsets[draft_id]))
             drafted.append(previous)
@@ -93,29 +87,18 @@ def strided(num_reqs: int, k: int, device: str = "cpu") -> torch.Tensor:
     return torch.full((num_reqs, k + 2), POISON, dtype=torch.int64, device=device)[:, :k]
 
 
-@settings(max_examples=30, deadline=None)
-@given(**SHAPES)
-def test_twin_equals_a_loop(num_reqs: int, k: int, **shape: Any):
-    candidates, selector, offsets = case(k, num_reqs, **shape)
-    out, scores = strided(num_reqs, k), torch.empty_like(candidates.logits)
-    select_candidates_torch(out, candidates, selector, offsets, scores)
-    drafts, wanted = one_by_one(candidates, selector, offsets, num_reqs)
-    assert out.tolist() == drafts
-    torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-4)
-
-
+@pytest.mark.parametrize("fn", [select_candidates_torch, select_candidates_triton])
 @settings(max_examples=40, deadline=None)
 @given(**SHAPES)
-def test_kernel_equals_twin(num_reqs: int, k: int, **shape: Any):
-    parts = case(k, num_reqs, **shape)
-    out, scores = strided(num_reqs, k), torch.empty_like(parts[0].logits)
-    select_candidates_torch(out, *parts, scores)
-    candidates, selector, offsets = moved(parts, KERNEL_DEVICE)
-    ours, our_scores = strided(num_reqs, k, KERNEL_DEVICE), torch.full_like(candidates.logits, float("nan"))
-    select_candidates_triton(ours, candidates, selector, offsets, our_scores)
-    assert ours.tolist() == out.tolist()
-    assert (ours._base[:, k:] == POISON).all()  # columns that this step does not draft
-    torch.testing.assert_close(our_scores.cpu(), scores, rtol=1e-4, atol=1e-4)
+def test_drafts_and_scores_are_those_of_a_loop(fn, num_reqs: int, k: int, **shape: Any):
+    candidates, selector, offsets = case(k, num_reqs, **shape)
+    drafts, wanted = one_by_one(candidates, selector, offsets, num_reqs)
+    device = KERNEL_DEVICE if fn is select_candidates_triton else "cpu"
+    out, scores = strided(num_reqs, k, device), torch.full_like(wanted, float("nan"), device=device)
+    fn(out, *moved((candidates, selector, offsets), device), scores)
+    assert out.tolist() == drafts
+    assert (out._base[:, k:] == POISON).all()  # columns that this step does not draft
+    torch.testing.assert_close(scores.cpu(), wanted, rtol=1e-4, atol=1e-4)
 
 
 @triton.jit
@@ -128,18 +111,11 @@ def draw_by_its_arguments(scores, tokens, is_candidate, seed, position, column, 
 def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int, top_p: float = 0.6) -> tuple[torch.Tensor, ...]:
     """Temperatures, seeds, limits, q and its candidates of every request that could be live, before any step."""
     temperature = torch.tensor([0.0, 0.7] * max_num_reqs)[:max_num_reqs]
-    top_k, top_p = (
-        torch.tensor(numbers * max_num_reqs)[:max_num_reqs] for numbers in ([vocab, 3], [1.0, 1.0, 1.0, top_p])
-    )
+    top_k = torch.tensor([vocab, 3] * max_num_reqs, dtype=torch.int32)[:max_num_reqs]
+    top_ps = torch.tensor([1.0, 1.0, 1.0, top_p] * max_num_reqs)[:max_num_reqs]
     q = torch.full((max_num_reqs, k, vocab), -float("inf"))
-    return (
-        temperature,
-        torch.arange(max_num_reqs) * 7,
-        top_k.int(),
-        top_p,
-        q,
-        torch.zeros(max_num_reqs, k, num_candidates, dtype=torch.int64),
-    )
+    cached_ids = torch.zeros(max_num_reqs, k, num_candidates, dtype=torch.int64)
+    return temperature, torch.arange(max_num_reqs) * 7, top_k, top_ps, q, cached_ids
 
 
 @pytest.mark.parametrize("reduced", [False, True])

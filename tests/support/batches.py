@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from peagle_kernels import DraftBatch, DraftBuffers, KVGroups, TargetBatch, allocate_buffers, geometry
 from peagle_kernels.layout import ragged_lengths
@@ -135,11 +136,11 @@ def build(
 
 
 def moved(thing: Any, device: str) -> Any:
-    """``thing`` with every tensor on ``device``, strides kept; tuples of them alike, with names or without."""
-    if isinstance(thing, torch.Tensor):
-        if thing.device.type == device:
-            return thing
-        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device=device).copy_(thing)
-    if not isinstance(thing, tuple):
-        return thing
-    return getattr(type(thing), "_make", tuple)(moved(one, device) for one in thing)
+    """``thing`` with every tensor in it on ``device``, strides kept."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == device:
+            return tensor
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
+
+    return tree_map_only(torch.Tensor, move, thing)
