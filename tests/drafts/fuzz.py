@@ -31,9 +31,9 @@ from tests.support.engines import (
     Finished,
     Request,
     Settings,
-    count_preemptions,
     engine,
     shut_down,
+    watch_preemptions,
     without_speculation,
 )
 from tests.support.graphs import emulate
@@ -89,7 +89,7 @@ class Fuzzer:
             for wave in made.waves:
                 if not simulated:
                     live.llm.reset_prefix_cache()  # else hidden states of this wave are those of another
-                with record(live, plant, keep_hidden=not simulated) as noted, count_preemptions(live) as preempted:
+                with record(live, plant, keep_hidden=not simulated) as noted, watch_preemptions(live) as preempted:
                     finished = live.run(wave)
                 check_nothing_is_left(live)
                 if "draft_sample_method" in dict(made.settings.speculative):
@@ -104,7 +104,7 @@ class Fuzzer:
                     max_model_len=MAX_MODEL_LEN,
                     lookup=made.settings.lookup,
                 )
-                seen.counts["preemptions"] += len(preempted)
+                seen.counts["preemptions"] += preempted.call_count
                 seen.counts["requests"] += len(wave)
                 seen.counts["aborted requests"] += sum(
                     not done.raw or not done.raw.finished for done in finished.values()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM
 from tests.drafts.dialects import CASES, Case, read, write_dialect, write_own
 from tests.drafts.grid import MAX_MODEL_LEN, requests
@@ -84,8 +85,6 @@ def test_a_window_changes_drafts(expected):
 
 @pytest.mark.arm("plugin-v1")
 def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path):
-    from peagle_vllm.serving import RefusedError
-
     own = write_own(target.parent / "mixed", target, CASES["speculators-mixed"])
     with pytest.raises(RefusedError, match=r"full_attention and sliding_attention layers, and the V1 "):
         engine(Settings(target, own, k=K))
@@ -93,8 +92,6 @@ def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path):
 
 @pytest.mark.arm("plugin-v1")
 def test_what_needs_convert_is_refused_by_inspects_line(target: Path, monkeypatch: pytest.MonkeyPatch):
-    from peagle_vllm.serving import RefusedError
-
     for name in (name for name, case in CASES.items() if not case.direct):
         own = write_own(target.parent / f"{name}-own", target, CASES[name])
         head = write_dialect(target.parent / f"{name}-refused", own, CASES[name])
@@ -109,8 +106,6 @@ def test_what_needs_convert_is_refused_by_inspects_line(target: Path, monkeypatc
 @pytest.mark.arm("plugin-v1")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, target: Path):
-    from peagle_vllm.serving import RefusedError
-
     head = read(write_own(target.parent / f"with {value}", target, CASES["aws"]))
     head.tensors["layers.1.mlp.up_proj.weight"][-1, -1] = value
     with pytest.raises(RefusedError, match=r"up_proj.* NaN or Inf"):

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ARM
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, Cell, pairwise_cells, requests, without_stock_defects
 from tests.support import random_heads as tiny_heads
-from tests.support.engines import Finished, Request, Settings, count_preemptions, engine, without_speculation
+from tests.support.engines import Finished, Request, Settings, engine, watch_preemptions, without_speculation
 from tests.support.graphs import emulate
 from tests.support.recorder import MAX_TIE_SHARE, Report, compare, planter, record
 from tests.support.reference import Reference
@@ -114,7 +114,7 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
         with (
             emulate(live, [1, 2, 4], sizes=(16, 48)) if graphs else nullcontext() as seen,
             record(live, plant, keep_hidden=cell.dtype == "bfloat16") as noted,
-            count_preemptions(live) as preempted,
+            watch_preemptions(live) as preempted,
         ):
             some = asked(cell.requests, seed)
             finished = live.run([replace(r, sampling=TOP_1) if cell.is_drawn and is_drawn(r.id) else r for r in some])
@@ -125,7 +125,7 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
             assert not different, f"greedy output is not the unspeculated one: {different}"
         totals.report[cell.dtype] += report
         totals.rejections |= {(cell.k, refused) for refused in report.rejections}
-        totals.preemptions += len(preempted)
+        totals.preemptions += preempted.call_count
         totals.cached_tokens += sum(done.num_cached_tokens for done in finished.values())
         if seen:
             totals.modes += Counter(full=seen.replayed.total(), piecewise=seen.pieces.total(), eager=seen.eager)

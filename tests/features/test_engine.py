@@ -61,17 +61,6 @@ def test_target_weights_reloaded_in_place():
     assert [tokens(output) for output in outputs(SETTINGS, CASES)] == before
 
 
-@pytest.mark.arm("plugin-v1")  # V2 has no copy of it
-def test_the_projected_mask_follows_a_reload_of_the_head():
-    drafter = engine(SETTINGS).drafter
-    with torch.inference_mode():
-        old = drafter._projected_mask().clone()
-        drafter.model.load_weights([("mask_hidden", 2 * drafter.model.mask_hidden)])
-        assert not torch.equal(drafter._projected_mask(), old)
-        drafter.model.load_weights([("mask_hidden", drafter.model.mask_hidden / 2)])
-        assert torch.equal(drafter._projected_mask(), old)
-
-
 def test_kv_connector(tmp_path: Path):
     """Each engine stores its KV, the drafter's too, and takes it back for the same prompts."""
     found = []

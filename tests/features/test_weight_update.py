@@ -109,6 +109,7 @@ def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Refer
     head = [(f"model.{name}", tensor) for name, tensor in head]
     head.append(("model.embed_tokens.weight", torch.zeros(VOCAB, HIDDEN)))
     model, config = live.drafter.model, live.drafter.vllm_config.speculative_config.draft_model_config
+    live.run(REQUESTS[:1])  # V1 has projected the old mask_hidden
     initialize_layerwise_reload(model)  # vLLM's CPU build has repacked the linear layers; a GPU needs no such thing
     for part in (head[:5], head[5:], selector):
         model.load_weights(part)

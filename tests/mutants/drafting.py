@@ -141,7 +141,6 @@ DRAFTING = (
         "tuple(aux_hidden_states),",
         "tuple(reversed(aux_hidden_states)),",
         DECODING,
-        "plugin-v2",
     ),
     Mutation(
         "kernel: bonus row takes the shifted token",
@@ -351,7 +350,6 @@ DRAFTING = (
         "layer: buffers.slot_mappings[row]\n",
         "layer: buffers.slot_mappings[0]\n",
         f"{FUZZ}[128]",
-        "plugin-v2",
     ),
     Mutation(
         "graph: the block table is a copy of capture time's",
@@ -373,7 +371,6 @@ DRAFTING = (
         "        if self.draft_logits is not None:\n            out = self.buffers\n",
         "        if False:\n            out = self.buffers\n",
         "tests/sampling/test_follows_target.py::test_drafts_are_within_the_limits[probabilistic]",
-        "plugin-v2",
     ),
     Mutation(
         "limit_logits: top-p at another temperature",
@@ -437,7 +434,6 @@ DRAFTING = (
         "self.buffers.sample_pos[first]",
         "self.buffers.sample_pos[first] + 1",
         LOOKED_UP,
-        "plugin-v2",
     ),
     Mutation(
         "look-up: V2's sampler takes q for the head's",
@@ -445,6 +441,5 @@ DRAFTING = (
         "if self.draft_logits is not None:\n            cached",
         "if False:\n            cached",
         TOLD,
-        "plugin-v2",
     ),
 )

@@ -112,7 +112,6 @@ HEADS = (
         "top_k=self.sampling_states.top_k.gpu",
         "top_k=self.buffers.top_k",
         "tests/sampling/test_follows_target.py::test_drafts_are_within_the_limits",
-        "plugin-v2",
     ),
     Mutation("selector: two writes of q race", SELECT, "tl.debug_barrier()", "pass", DRAWN),
     Mutation(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DECODING = "tests/drafts/test_basics.py::test_decoding"
-ARMS = {"tests/kernels/": "kernels", "tests/v2/": "plugin-v2"}  # what the tests of a folder need
+# What tests of a folder need, and whoever runs a broken file of one.
+ARMS = {"tests/kernels/": "kernels", "tests/v2/": "plugin-v2", "src/peagle_vllm/v2/": "plugin-v2"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Mutation:
     @property
     def arm(self) -> str:
         """plugin-v1 runs the torch twins, plugin-v2 the kernels; "kernels" runs those without vLLM."""
-        return self.named_arm or next((arm for at, arm in ARMS.items() if self.killer.startswith(at)), "plugin-v1")
+        needed = (arm for place, arm in ARMS.items() if self.killer.startswith(place) or self.file.startswith(place))
+        return self.named_arm or next(needed, "plugin-v1")
 
     def fits(self) -> bool:
         return (ROOT / self.file).read_text().count(self.old) == 1

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 
@@ -196,17 +196,9 @@ def _finished(request: Request, out: Any) -> Finished:
     return Finished(request, list(out.outputs[0].token_ids), out.num_cached_tokens or 0, out)
 
 
-@contextmanager
-def count_preemptions(engine: Engine) -> Iterator[list[str]]:
-    """The ids of requests that the scheduler preempts meanwhile."""
-    seen, original = [], engine.scheduler._preempt_request
-
-    def _preempt_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(request.request_id)
-        return original(request, *args, **kwargs)
-
-    with patch.object(engine.scheduler, "_preempt_request", _preempt_request):
-        yield seen
+def watch_preemptions(engine: Engine) -> AbstractContextManager[Mock]:
+    """A mock that is called, and preempts, whenever the scheduler preempts a request meanwhile."""
+    return patch.object(engine.scheduler, "_preempt_request", wraps=engine.scheduler._preempt_request)
 
 
 _live: Engine | None = None

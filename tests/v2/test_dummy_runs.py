@@ -4,6 +4,7 @@ import copy
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,20 +28,16 @@ def start(pair: tuple[Path, Path]) -> Engine:
     return engine(Settings(*pair, k=K, max_num_seqs=SEQS, token_budget=budget))
 
 
-class Scheduled(Exception):
-    """What vLLM's dummy run would give to ``execute_model``: rows of each request."""
+class ScheduledError(Exception):
+    """Ends a dummy run where its batch is scheduled."""
 
 
 def dummy_batch(runner: Any) -> list[int]:
     """Rows that vLLM's own ``_dummy_run`` schedules for each request of its profile run."""
-
-    def execute_model(scheduler_output: Any, **kwargs: Any) -> None:
-        raise Scheduled(list(scheduler_output.num_scheduled_tokens.values()))
-
-    runner.execute_model = execute_model
-    with pytest.raises(Scheduled) as scheduled:
+    runner.execute_model = Mock(side_effect=ScheduledError)
+    with pytest.raises(ScheduledError):
         runner._dummy_run(runner.max_num_tokens, skip_attn=True, is_profile=True)
-    return scheduled.value.args[0]
+    return list(runner.execute_model.call_args.args[0].num_scheduled_tokens.values())
 
 
 @pytest.mark.parametrize(
@@ -74,15 +71,10 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
 
 def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):
     """On the live engine: uncompiled there, vLLM would compile and capture in the next run, whose memory it drops."""
-    live, targets = start(pair), []
-    contexts, execute_model = forward_contexts(monkeypatch), live.runner.execute_model
-
-    def noting_target(scheduler_output: Any, **kwargs: Any) -> Any:
-        targets.append(scheduler_output.total_num_scheduled_tokens)
-        return execute_model(scheduler_output, **kwargs)
-
-    monkeypatch.setattr(live.runner, "execute_model", noting_target)
+    live = start(pair)
+    contexts, target = forward_contexts(monkeypatch), Mock(wraps=live.runner.execute_model)
+    monkeypatch.setattr(live.runner, "execute_model", target)
     live.runner.profile_run()
     live.runner._dummy_run(BUDGET)  # with attention, as vLLM's warm-up of kernels has it
-    assert targets == [BUDGET] * 2
-    assert [(each["num_tokens"], each["skip_compiled"]) for each in contexts] == [(BUDGET, False)] * 2
+    assert [each.args[0].total_num_scheduled_tokens for each in target.call_args_list] == [BUDGET] * 2
+    assert [(each.kwargs["num_tokens"], each.kwargs["skip_compiled"]) for each in contexts] == [(BUDGET, False)] * 2

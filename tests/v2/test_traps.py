@@ -1,9 +1,11 @@
 """What can go wrong between a draft batch and a CUDA graph, one test each; docs/architecture.md has the list."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -29,18 +31,13 @@ def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
     return engine(Settings(*pair, k=K, max_model_len=MAX_MODEL_LEN, token_budget=BUDGET, **changes))
 
 
-def forward_contexts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What each forward of the drafter is told from now on. For a process that has started an engine."""
+def forward_contexts(monkeypatch: pytest.MonkeyPatch) -> Sequence[Any]:
+    """What each forward of the drafter is told from now on, a call. For a process that has started an engine."""
     from peagle_vllm.v2 import speculator
 
-    original, told = speculator.set_forward_context, list[dict[str, Any]]()
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        told.append(kwargs)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(speculator, "set_forward_context", noting)
-    return told
+    watched = Mock(wraps=speculator.set_forward_context)
+    monkeypatch.setattr(speculator, "set_forward_context", watched)
+    return watched.call_args_list
 
 
 def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch: pytest.MonkeyPatch):
@@ -56,7 +53,7 @@ def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch
             hidden_states = torch.zeros(rows, drafter.hidden_size)
             batch = DraftBatch(1, 0, 0, rows, 1)
             drafter._forward(speculator.DraftRun(batch, drafter.fc_inputs, hidden_states, None))
-    assert [each["skip_compiled"] for each in contexts] == [False, True]
+    assert [each.kwargs["skip_compiled"] for each in contexts] == [False, True]
 
 
 def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, monkeypatch: pytest.MonkeyPatch):
@@ -109,7 +106,8 @@ def test_trap_12_ranks_do_not_ask_each_other(pair, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(live.drafter, "dp_size", 3)
     live.run([Request("rank", prompt(20), 8), Request("other", prompt(5, 1), 8)])
     assert contexts
-    assert all(each["num_tokens_across_dp"].tolist() == [each["num_tokens"]] * 3 for each in contexts)
+    for each in contexts:
+        assert each.kwargs["num_tokens_across_dp"].tolist() == [each.kwargs["num_tokens"]] * 3
 
 
 @pytest.fixture
@@ -243,7 +241,6 @@ def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_draf
 
     drafter, original, checked, rows = live.drafter, live.drafter.propose, [], list[Any]()
     head, sampler = drafter.model, drafter.candidate_sampler
-    drafter.acceptance_estimator = OnlineAcceptanceEstimator(drafter.max_num_reqs, K, drafter.device)
     drafter.draft_token_confidence_probs = torch.zeros(drafter.max_num_reqs, K)
 
     def propose(batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -262,10 +259,7 @@ def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_draf
         checked.append((batch.num_reqs, wanted))
         return drafts
 
-    drafter.propose, drafter.observer = propose, rows.append
-    try:
+    estimator = OnlineAcceptanceEstimator(drafter.max_num_reqs, K, drafter.device)
+    with patch.multiple(drafter, propose=propose, observer=rows.append, acceptance_estimator=estimator):
         live.run([Request(f"adaptive.{i}", prompt(9 + i, i), 4 + 4 * i) for i in range(3)])
-    finally:
-        drafter.acceptance_estimator = drafter.observer = None
-        del drafter.propose
     assert (1, K) in checked and (3, K - 1) in checked

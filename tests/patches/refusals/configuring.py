@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_vllm.serving import RefusedError
+
 
 def configure(target: Path, head: Path, **changes):
     """vLLM's whole configuration for the pair; ``changes`` override entries of the speculative config."""
@@ -22,8 +24,6 @@ def configure(target: Path, head: Path, **changes):
 
 
 def refusal(target: Path, head: Path, **changes) -> str:
-    from peagle_vllm.serving import RefusedError
-
     with pytest.raises(RefusedError) as refused:
         configure(target, head, **changes)
     line = str(refused.value)

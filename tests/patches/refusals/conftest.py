@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from peagle_vllm import plugin
 from tests.support import random_heads as tiny_heads
 from tests.support.random_heads import HeadSpec
 
 
 @pytest.fixture(scope="module", autouse=True)
-def plugin():
-    from peagle_vllm import plugin
-
+def registered_plugin():
     plugin.register()
 
 

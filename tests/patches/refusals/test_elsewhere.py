@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from peagle_vllm.patches import head_weights
+from peagle_vllm.serving import RefusedError, is_peagle
 from tests.patches.refusals.configuring import configure, edit_config, edit_weights, warnings_with
 from tests.support import random_heads as tiny_heads
 from tests.support.random_heads import HeadSpec
@@ -67,8 +69,6 @@ def test_what_is_no_peagle_costs_no_file_and_no_request(
     target: Path, head: Path, our_accesses: list[str], method: str, name: str
 ):
     """Plain EAGLE-3, also of a head that was meant for P-EAGLE. P-EAGLE's is read, which proves the guard."""
-    from peagle_vllm.serving import RefusedError
-
     if method == "draft_model":
         head = tiny_heads.write_target(head.parent / "draft")
     elif name == "eagle3":
@@ -96,8 +96,6 @@ def test_another_platform_keeps_its_own_behaviour(
     target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, our_accesses: list[str], flaw: str
 ):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
-    from peagle_vllm.serving import is_peagle
-
     if flaw == "mask_hidden":
         edit_weights(head, lambda w: w["mask_hidden"].zero_())
     other_platform(monkeypatch, "vllm_ascend.platform")
@@ -109,9 +107,6 @@ def test_another_platform_keeps_its_own_behaviour(
 
 def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):
     """What vLLM's own would refuse, and drop, reaches the class as it is."""
-    from peagle_vllm.patches import head_weights
-    from peagle_vllm.serving import RefusedError
-
     body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
     module = ModuleType("vllm.model_executor.models.llama_eagle3")
     head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})

@@ -10,6 +10,9 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
+from peagle_vllm.patches import validation
+from peagle_vllm.patches.record import RECORD
+from peagle_vllm.serving import LOOKUP, RefusedError, prompt_lookup_min
 from tests.patches.refusals.configuring import configure, edit_config, edit_weights, refusal
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import name_target_on_hub
@@ -26,8 +29,6 @@ def test_heads_are_checked_against_the_target(target: Path, head: Path):
 
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
-
-    from peagle_vllm.serving import RefusedError
 
     name_target_on_hub(head, target)
     edit_config(head, lambda c: c.pop("mask_token_id"))
@@ -78,9 +79,6 @@ def test_more_drafts_than_the_runner_verifies(
     """Without Triton there is no configuration of V2: one of V1 is made, and checked again as V2's."""
     from vllm.config import VllmConfig
 
-    from peagle_vllm.patches import validation
-    from peagle_vllm.serving import RefusedError
-
     config, most = configure(target, head, **changes), int(limit.split()[-1])
     monkeypatch.setattr(VllmConfig, "use_v2_model_runner", runner == "V2")
     config.speculative_config.num_speculative_tokens = most
@@ -96,9 +94,6 @@ def test_more_drafts_than_the_runner_verifies(
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
 def test_context_parallelism(target: Path, head: Path, name: str):
     """vLLM's own checks of the CPU platform come later than the whole configuration's."""
-    from peagle_vllm.patches import validation
-    from peagle_vllm.serving import RefusedError
-
     config = configure(target, head)
     setattr(config.parallel_config, name, 2)
     with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2"):
@@ -106,9 +101,6 @@ def test_context_parallelism(target: Path, head: Path, name: str):
 
 
 def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    from peagle_vllm.patches import validation
-    from peagle_vllm.serving import LOOKUP, RefusedError, prompt_lookup_min
-
     config = configure(target, head)
     for value in ("6", "-1", "two", ""):
         monkeypatch.setenv(LOOKUP, value)
@@ -125,8 +117,6 @@ def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_for_records(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    from peagle_vllm.patches.record import RECORD
-
     monkeypatch.setenv(RECORD, f"{head}/config.json")
     assert f"{RECORD}={head}/config.json cannot be written (File exists); name another" in refusal(target, head)
     monkeypatch.setenv(RECORD, "/proc/self")  # nobody can write there, whoever runs this
@@ -135,8 +125,6 @@ def test_a_folder_for_records(target: Path, head: Path, monkeypatch: pytest.Monk
 
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from vllm.config import VllmConfig
-
-    from peagle_vllm.patches import validation
 
     says = "rejection_sample_method=block needs Model Runner V2, this engine runs V1"
     assert says in refusal(target, head, rejection_sample_method="block")
@@ -163,8 +151,6 @@ def test_what_serving_maps_reaches_other_processes(target: Path, tmp_path: Path)
 
 def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A fault that our checks let pass: vLLM's page of text becomes a line that names the head's config."""
-    from peagle_vllm.patches import validation
-
     head = nemo(target, tmp_path / "nemo")
     edit_config(head, lambda c: c.update(model_type="nobody_knows_it"))
     monkeypatch.setattr(validation, "_check_head", lambda *_: None)
@@ -173,20 +159,24 @@ def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
-    [("aws", None), ("aws", "LlamaForCausalLM"), ("aws", "LlamaEagle3DraftModel"), ("some-eagle-head", None)],
+    ("fmt", "name", "architecture", "method"),
+    [
+        ("aws", "aws", None, None),
+        ("aws", "aws", "LlamaForCausalLM", None),
+        ("aws", "aws", "LlamaEagle3DraftModel", None),
+        ("aws", "some-eagle-head", None, None),
+        ("speculators", "head", None, None),
+        ("speculators", "head", None, "draft_model"),
+    ],
 )
-def test_a_flat_head_without_method_and_flag(target: Path, tmp_path: Path, name: str, architecture: str | None):
-    """vLLM would take it for a draft model, for EAGLE-1 by its name, or for no model at all."""
-    head = tiny_heads.write_head(tmp_path / name, target, HeadSpec(fmt="aws"))
+def test_a_head_without_method_and_flag(
+    target: Path, tmp_path: Path, fmt: str, name: str, architecture: str | None, method: str | None
+):
+    """vLLM would take a flat one for a draft model, for EAGLE-1 by its name, or for no model at all."""
+    head = tiny_heads.write_head(tmp_path / name, target, HeadSpec(fmt=fmt))
     edit_config(head, lambda c: c.update(architectures=[architecture]) if architecture else None)
-    line = refusal(target, head, method=None, parallel_drafting=None)
+    line = refusal(target, head, method=method, parallel_drafting=None)
     assert f"{head} is a P-EAGLE head" in line and line.endswith('add "method": "eagle3", "parallel_drafting": true')
-
-
-@pytest.mark.parametrize("method", [None, "draft_model"])
-def test_a_head_without_method_and_flag(target: Path, head: Path, method: str | None):
-    assert f"{head} is a P-EAGLE head" in refusal(target, head, method=method, parallel_drafting=None)
 
 
 def test_a_draft_model_without_method_is_none_of_our_business(target: Path, tmp_path: Path):

@@ -3,10 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from peagle_vllm import patches
+from peagle_vllm.patches import fingerprint
+from peagle_vllm.patches import version as versions
 from peagle_vllm.patches.ledger import Definition
+from peagle_vllm.patches.source import Source
 from tests.patches.refusals.configuring import configure, refusal, warnings_with
 
 pytestmark = pytest.mark.arm("plugin-v1")
@@ -15,8 +20,6 @@ pytestmark = pytest.mark.arm("plugin-v1")
 @pytest.fixture
 def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process of its own, what is logged and checked once a start is logged and checked again."""
-    from peagle_vllm import patches
-
     monkeypatch.delenv("PEAGLE_VLLM_ACCEPT", raising=False)
     patches.refuse_if_moved.cache_clear()
     yield
@@ -27,8 +30,6 @@ def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("version", ["0.34.0.dev361+gabcdef", "unknown"])
 def test_a_vllm_of_another_number_is_served(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, version: str):
     """What it calls itself decides nothing, and its distribution is no matter either."""
-    from peagle_vllm.patches import version as versions
-
     found = versions.find_vllm()
     assert found is not None
     nightly = replace(found, version=version, distribution="unknown")
@@ -39,8 +40,6 @@ def test_a_vllm_of_another_number_is_served(target: Path, head: Path, monkeypatc
 @pytest.fixture
 def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM that differs from every recorded one at two patches."""
-    from peagle_vllm.patches import fingerprint
-
     recorded = fingerprint.load_recorded()
     for build in (build for builds in recorded.values() for build in builds.values()):
         for name in ("vllm.v1.spec_decode.eagle:EagleProposer", "vllm.utils.cpu_triton_utils:_expand_kernel_impl"):
@@ -76,8 +75,6 @@ def test_a_moved_patch_is_let_in_by_name(
 
 @pytest.mark.usefixtures("a_new_start")
 def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    from peagle_vllm.patches.source import Source
-
     def digest(self: Source, definition: Definition) -> str | None:
         return None if definition.qualname.endswith("_input_fits_in_drafter") else whole(self, definition)
 
@@ -91,10 +88,6 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
 
 def test_a_patch_that_does_not_fit_leaves_vllm_alone(warning_log: pytest.LogCaptureFixture):
     """A vLLM without what a patch wraps: the import goes on, and says so."""
-    from types import ModuleType
-
-    from peagle_vllm import patches
-
     moved = ModuleType("vllm.v1.worker.gpu_model_runner")
     patches._install("drafter_limit.install", moved)
     assert "the patch drafter-limit does not fit this vLLM" in warning_log.text
