@@ -3,31 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from tests.support.random_heads import (
-    HEAD_DIM,
-    HIDDEN,
-    INTERMEDIATE,
-    MAX_POSITIONS,
-    NUM_HEADS,
-    NUM_KV_HEADS,
-    TARGET_LAYERS,
-    VOCAB,
-)
+from tests.support.random_heads import HEAD_DIM, HIDDEN, INTERMEDIATE, NUM_HEADS, SIZES, TARGET_LAYERS, VOCAB
 
 WINDOW = 32  # tokens that a sliding layer of these targets sees
-EVERY_LAYER = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
+EVERY_LAYER = SIZES | {
     "num_hidden_layers": TARGET_LAYERS,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "max_position_embeddings": MAX_POSITIONS,
     "initializer_range": 0.2,  # candidates apart by more than rounding errors
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "pad_token_id": 0,
 }
 ALTERNATING = ["sliding_attention", "full_attention"] * (TARGET_LAYERS // 2)

@@ -31,20 +31,15 @@ def installed() -> VllmInstall:
     return install
 
 
-def next_path() -> str:
-    """Where the other supported release lies: its own wheel, or a folder that it was unpacked to."""
-    path = os.environ.get("PEAGLE_VLLM_NEXT_WHEEL") or os.environ.get("PEAGLE_VLLM_033")
+def next_release() -> VllmInstall:
+    """The other supported release, from its own wheel or from a folder that it was unpacked to."""
+    path = os.environ.get("PEAGLE_VLLM_NEXT_WHEEL")
     if not path:
         pytest.fail(
             "PEAGLE_VLLM_NEXT_WHEEL is not set: `make test` sets it to vLLM 0.33.0's wheel; "
             "by hand, `pip download vllm==0.33.0 --no-deps`"
         )
-    return path
-
-
-def next_release() -> VllmInstall:
-    """The other supported release."""
-    return read(next_path())
+    return read(path)
 
 
 def copy_of_used(folder: Path) -> Path:

@@ -23,9 +23,20 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 32  # 32 is the smallest head that vLL
 INTERMEDIATE = 96
 EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 TARGET_LAYERS = 8
-MAX_POSITIONS = 512
 MASK_TOKEN = 509
 AUX_LAYERS = (2, 4, 5)  # vLLM's default for eight layers
+SIZES = {  # of every tiny model, as its config names them
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 SELECTOR_RANK, SELECTOR_CANDIDATES, SELECTOR_POSITIONS = 8, 6, 5
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 # A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
@@ -124,24 +135,14 @@ def _head_layer(gen: torch.Generator, prefix: str, spec: HeadSpec, qkv_in: int =
 
 
 def _layer_config(family: str, num_layers: int) -> dict:
-    return {
+    return SIZES | {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_KV_HEADS,
-        "head_dim": HEAD_DIM,
         "num_hidden_layers": num_layers,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "attention_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
     }
 
 

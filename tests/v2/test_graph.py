@@ -13,22 +13,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
-from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.graphs import Seen, emulate
-from tests.support.random_heads import prompt
+from tests.support.random_heads import VOCAB, HeadSpec, prompt, write_pair
 from tests.support.recorder import Report, compare, planter, record
 from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
 COUNTS = [1, 2, 4]  # three requests are padded to four
-MIXED = tiny_heads.HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, selector=True)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_heads.write_target(tmp_path_factory.mktemp("tiny") / "target")
+MIXED = HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, selector=True)
 
 
 def requests(name: str) -> list[Request]:
@@ -47,7 +41,7 @@ def exact(
     """Run with planted drafts through emulated graphs; drafts and output must equal the simulation's."""
     reference = Reference(*pair)
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in asked}
-    with emulate(live, COUNTS, **graphs) as seen, record(live, planter(right, tiny_heads.VOCAB)) as noted:
+    with emulate(live, COUNTS, **graphs) as seen, record(live, planter(right, VOCAB)) as noted:
         if depths:
             _cycle_depths(live, depths)
         finished = live.run(asked)
@@ -76,10 +70,9 @@ def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
 
 
 @pytest.mark.parametrize("k", [pytest.param(k, marks=pytest.mark.kernels if k in (2, 3) else ()) for k in FACTORS["k"]])
-def test_drafts_of_a_replayed_graph(k: int, target: Path):
+def test_drafts_of_a_replayed_graph(k: int, tmp_path: Path):
     """Every K: unequal verify lengths, prompts shorter than 2K, requests at max_model_len, padding requests."""
-    pair = target, target.parent / f"head{k}"
-    tiny_heads.write_head(pair[1], target, MIXED if k % 2 else tiny_heads.HeadSpec())
+    pair = write_pair(tmp_path, MIXED if k % 2 else HeadSpec())
     report, seen = exact(start(*pair, k), pair, requests(f"k{k}"))
     assert report.rows > 10
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
@@ -89,10 +82,9 @@ def test_drafts_of_a_replayed_graph(k: int, target: Path):
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
 
 
-def test_a_schedule_needs_no_recapture(target: Path):
+def test_a_schedule_needs_no_recapture(tmp_path: Path):
     """K' = 0, 2 and 5 by batch size: one shape for each, no drafts where K' = 0, and KV kept all the same."""
-    pair, k = (target, target.parent / "head-schedule"), 5
-    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec(selector=True))
+    pair, k = write_pair(tmp_path, HeadSpec(selector=True)), 5
     schedule = [(1, 2, 5), (3, 3, 2), (4, 4, 0)]
     live = start(*pair, k, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
     report, seen = exact(live, pair, requests("schedule"))
@@ -102,10 +94,9 @@ def test_a_schedule_needs_no_recapture(target: Path):
     assert report.rows > 10
 
 
-def test_every_depth_uses_the_graph_there_is(target: Path):
+def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
     """Trap 14: no schedule, so one shape for K = 0 .. 4; without drafts the drafter's KV is written all the same."""
-    pair, k = (target, target.parent / "head-depths"), 4
-    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    pair, k = write_pair(tmp_path), 4
     report, seen = exact(start(*pair, k), pair, requests("depths"), depths=(4, 0, 1, 3, 2))
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert set(seen.depths) == {0, 1, 2, 3, 4}
@@ -134,13 +125,12 @@ class Forbidden(TorchDispatchMode):
 
 
 @pytest.mark.kernels
-def test_the_graph_holds_no_sync_and_no_copy_from_the_host(target: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_graph_holds_no_sync_and_no_copy_from_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Trap 15: everything after prepare_inputs, the drafter's forward apart, which is vLLM's.
 
     Where vLLM pads the vocabulary (not 256), it masks the padding with a number that only a CPU copies.
     """
-    pair = target, target.parent / "head-sync"
-    tiny_heads.write_head(pair[1], target, replace(MIXED, draft_vocab=256))
+    pair = write_pair(tmp_path, replace(MIXED, draft_vocab=256))
     live = start(*pair, 4)
     mode, forward = Forbidden(), live.drafter._forward
     draft, runs = live.drafter._draft, []
@@ -200,13 +190,12 @@ class HostReads(TorchFunctionMode):
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in_place", "rebuilt"])
 def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
-    in_place: bool, target: Path, monkeypatch: pytest.MonkeyPatch
+    in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Trap 15, where metadata is rebuilt: FlashInfer's builder reads the lengths back, ours reads nothing, and one
     line says that it is so. A backend that refreshes its metadata inside the graph has nothing built.
     """
-    pair = target, target.parent / "head-reads"
-    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    pair = write_pair(tmp_path)
     live, said, built = start(*pair, 3), [], []
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
 
@@ -240,13 +229,12 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
 
 
 @pytest.mark.parametrize("backend", ["rebuilt", "kernel_blocks"])
-def test_nothing_in_captured_metadata_grows_stale(backend: str, target: Path):
+def test_nothing_in_captured_metadata_grows_stale(backend: str, tmp_path: Path):
     """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
 
     ``kernel_blocks``: the backend's table is another tensor than the KV cache manager's (docs/architecture.md).
     """
-    pair = target, target.parent / "head-stale"
-    tiny_heads.write_head(pair[1], target, tiny_heads.HeadSpec())
+    pair = write_pair(tmp_path)
     asked = [Request(f"{backend}.{i}", prompt(length, i), 20) for i, length in enumerate((70, 9, 100))]
     report, seen = exact(
         start(*pair, 4), pair, asked, in_place=backend != "rebuilt", kernel_blocks=backend == "kernel_blocks"
@@ -286,10 +274,9 @@ SMALL = {("chunked", 3), ("chunked", 18), ("decodes without FULL", 7), ("prompts
         for cell in itertools.product(MIXED_CASES, FACTORS["k"])
     ],
 )
-def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, target: Path):
+def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, tmp_path: Path):
     """A prefill beside decodes: its draft batch runs in captured pieces, where its rows do not exceed the largest."""
-    pair = target, target.parent / f"head-mixed{k}"
-    tiny_heads.write_head(pair[1], target, MIXED)
+    pair = write_pair(tmp_path, MIXED)
     settings = dict(MIXED_CASES[case])
     mode = settings.pop("mode", "FULL_AND_PIECEWISE")
     live = start(*pair, k, **settings)
@@ -308,10 +295,9 @@ def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, t
 
 
 @pytest.mark.parametrize("backend", ["in_place", "rebuilt"])
-def test_drafts_after_vllm_has_profiled_the_memory_of_graphs(backend: str, target: Path):
+def test_drafts_after_vllm_has_profiled_the_memory_of_graphs(backend: str, tmp_path: Path):
     """Without ``kv_cache_memory_bytes`` vLLM captures twice, first on a KV cache and in a pool that it throws away."""
-    pair, k = (target, target.parent / "head-profiled"), 3
-    tiny_heads.write_head(pair[1], target, MIXED)
+    pair, k = write_pair(tmp_path, MIXED), 3
     live = start(*pair, k, token_budget=32)
     settings = {"sizes": (16, 32, 48), "in_place": backend == "in_place", "profiled": True}
     report, seen = exact(live, pair, mixed_traffic(f"profiled.{backend}"), **settings)
