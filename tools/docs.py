@@ -188,10 +188,12 @@ def limits() -> str:
     for name in ("limits", "limits_plain"):
         result = read(name)
         for cell in result["cells"]:
-            if "gain" in cell and not (name == "limits" and "top_k" in cell["sampling"]):
-                limit = ", ".join(f"{key} {value}" for key, value in cell["sampling"].items())
-                als = (f"{cell[when]['al']:.2f}" for when in ("temperature_only", "within_limits"))
-                rows.append((HEADS[result["head"]], limit, cell["set"], *als, gain(cell)))
+            if name == "limits" and "top_k" in cell["sampling"]:
+                continue
+            limit = ", ".join(f"{key} {value}" for key, value in cell["sampling"].items())
+            within, unlimited = cell["within_limits"], cell.get("temperature_only", cell["within_limits"])
+            found = (f"{within['al']:.2f}", gain(cell)) if "gain" in cell else ("", "")
+            rows.append((HEADS[result["head"]], limit, cell["set"], f"{unlimited['al']:.2f}", *found))
     columns = ("drafter", "requests", "prompts", "AL, drafts by temperature only", "within the limits", "gain [95%]")
     note = f"SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
     note += f"{result['max_tokens']} tokens an answer, no seeds: the two differ in their noise, too."
