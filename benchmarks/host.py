@@ -53,6 +53,7 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "plugin V2, probabilistic": (FULL, INTERPRETED_V2),
     "EAGLE-3 V2": ("tiny-llama-eagle3", INTERPRETED_V2),
 }
+CONFIG = {"plugin V2, probabilistic": {"draft_sample_method": "probabilistic"}}  # more of an arm's speculative config
 
 
 class Counting(TorchDispatchMode):
@@ -127,8 +128,7 @@ def count_arms(names: list[str]) -> list[dict[str, Any]]:
     results = []
     for name in names:
         head, env = ARMS[name]
-        how = {"draft_sample_method": "probabilistic"} if "probabilistic" in name else {}
-        llm = tiny_llm(head, K, REQUESTS, 512, **how)
+        llm = tiny_llm(head, K, REQUESTS, 512, **CONFIG.get(name, {}))
         results.append({"arm": name, **count_steps(llm)})
         if env == INTERPRETED_V2:
             give_graphs(inside(llm)[1], range(1, REQUESTS + 1), K)
