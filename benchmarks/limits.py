@@ -1,23 +1,26 @@
 """Acceptance of probabilistic drafts with and without the request's top-k and top-p, on the real target.
 
-``make real-target`` first. The engine is V1.
+``make real-target`` first. The engine is V1. EAGLE-3 is vLLM's own, whose drafts know no limits. What was measured of a
+drafter is kept in .cache/real-bench.
 """
 
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import PLAIN, SETS, Engine, RealArm, al_of, gain_of, live, read_set
+from benchmarks.real import PLAIN, SETS, WORK, Engine, RealArm, al_of, gain_of, live, read_set
 from peagle_tools.shared.provenance import provenance
 
-CASES = [{"temperature": heat, **limit} for heat in (0.7, 1.0) for limit in ({}, {"top_p": 0.9}, {"top_k": 20})]
+TEMPERATURES, LIMITS = (0.7, 1.0), ({}, {"top_p": 0.9}, {"top_k": 20})
 PROMPTS, MAX_TOKENS, K = 80, 128, 3
-ARMS = {
-    "peagle": RealArm("P-EAGLE", "peagle", K, selector=True, probabilistic=True),
-    "peagle-plain": RealArm(PLAIN, "peagle-plain", K, probabilistic=True),
-}
+ARMS = (
+    RealArm("P-EAGLE", "peagle", K, selector=True, probabilistic=True),
+    RealArm(PLAIN, "peagle-plain", K, probabilistic=True),
+    RealArm("EAGLE-3", "eagle3", K, probabilistic=True),
+)
 
 
 def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float], within: bool) -> list[list[int]]:
@@ -30,24 +33,27 @@ def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float],
         return [engine.counts(output) for output in engine.answer(chats, MAX_TOKENS, **sampling)]
 
 
+def measure(arm: RealArm) -> dict[str, Any]:
+    cells: list[dict[str, Any]] = []
+    limits = LIMITS[:1] if arm.name == "EAGLE-3" else LIMITS
+    with live(arm) as call:
+        for heat, limit, name in product(TEMPERATURES, limits, SETS):
+            sampling = {"temperature": heat, **limit}
+            within = np.asarray(call(sampled, name, PROMPTS, sampling, True))
+            found = {"within_limits": al_of(within)}
+            if limit:
+                without = np.asarray(call(sampled, name, PROMPTS, sampling, False))
+                found = {"temperature_only": al_of(without)} | found | gain_of(within, without)
+            cells.append({"sampling": sampling, "set": name, **found})
+            print(cells[-1], flush=True)
+    return {"name": arm.name, "cells": cells, "commit": provenance()["commit"]}
+
+
 def main() -> None:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="of each set, spread over it")
-    parser.add_argument("--head", choices=ARMS, default="peagle")
-    args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with live(ARMS[args.head]) as call:
-        for sampling in CASES:
-            for name in SETS:
-                within = np.asarray(call(sampled, name, args.prompts, sampling, True))
-                found = {"within_limits": al_of(within)}
-                if len(sampling) > 1:
-                    without = np.asarray(call(sampled, name, args.prompts, sampling, False))
-                    found = {"temperature_only": al_of(without)} | found | gain_of(within, without)
-                rows.append({"sampling": sampling, "set": name, **found})
-                print(rows[-1], flush=True)
-    how = {"head": args.head, "k": K, "prompts": args.prompts, "max_tokens": MAX_TOKENS}
-    arms.write_result(args.out, __doc__, {**how, "cells": rows, **provenance()})
+    out = arms.parser(__doc__).parse_args().out
+    drafters = [arms.kept(WORK / f"limits {arm.label}.json", lambda arm=arm: measure(arm)) for arm in ARMS]
+    how = {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "drafters": drafters}
+    arms.write_result(out, __doc__, how | provenance())
 
 
 if __name__ == "__main__":

@@ -173,31 +173,39 @@ def structured() -> str:
         for case, title in titles.items():
             found = arm[case]
             shares = " ".join(f"{100 * share:.0f}" for share in found["acceptance"])
-            rows.append((arm["arm"]["name"], title, length(found), shares, f"{found['cut']:.0%}"))
-    columns = ("drafter", "answers", "AL [95%]", "accepted at position 1..K, %", "draft tokens cut")
+            more = gain(found) if "gain" in found else ""
+            rows.append((arm["arm"]["name"], title, length(found), more, shares, f"{found['cut']:.0%}"))
+    columns = ("drafter", "answers", "AL [95%]", "gain, paired", "accepted at position 1..K, %", "draft tokens cut")
     note = (
         f"SmolLM2-135M-Instruct, greedy, {found['prompts']} prompts of MT-Bench, up to {result['max_tokens']} tokens "
-        f"an answer, K = {arm['arm']['k']}. Cut: draft tokens that vLLM drops because the grammar forbids them."
+        f"an answer, K = {arm['arm']['k']}. Gain: by the selector. Cut: draft tokens that vLLM drops because the "
+        "grammar forbids them."
     )
     return f"{table(columns, rows)}\n\n{note} {where(result, 'structured')}"
 
 
 def limits() -> str:
     """Acceptance of probabilistic drafts within the request's limits on the real target, and beside them."""
-    rows = []
-    for name in ("limits", "limits_plain"):
-        result = read(name)
-        for cell in result["cells"]:
-            if name == "limits" and "top_k" in cell["sampling"]:
-                continue
-            limit = ", ".join(f"{key} {value}" for key, value in cell["sampling"].items())
-            within, unlimited = cell["within_limits"], cell.get("temperature_only", cell["within_limits"])
-            found = (f"{within['al']:.2f}", gain(cell)) if "gain" in cell else ("", "")
-            rows.append((HEADS[result["head"]], limit, cell["set"], f"{unlimited['al']:.2f}", *found))
-    columns = ("drafter", "requests", "prompts", "AL, drafts by temperature only", "within the limits", "gain [95%]")
-    note = f"SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
-    note += f"{result['max_tokens']} tokens an answer, no seeds: the two differ in their noise, too."
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'limits*')}"
+    result, rows = read("limits"), []
+    for drafter in result["drafters"]:
+        cells = drafter["cells"]
+        for one, other in zip(cells[::2], cells[1::2], strict=True):  # a pair of sets
+            requests = ", ".join(f"{key} {value}" for key, value in one["sampling"].items())
+            rows.append((drafter["name"], requests, *map(within, (one, other))))
+    note = (
+        f"AL of SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
+        f"{result['max_tokens']} tokens an answer, without seeds, so the two of a cell differ in their noise, too."
+    )
+    columns = ("drafter", "requests", "HumanEval: by temperature only → within the limits", "MT-Bench")
+    return f"{table(columns, rows)}\n\n{note} {where(result, 'limits')}"
+
+
+def within(cell: dict) -> str:
+    """A cell of ``limits``."""
+    if "gain" not in cell:
+        return f"{cell['within_limits']['al']:.2f}"
+    before, after = (cell[key]["al"] for key in ("temperature_only", "within_limits"))
+    return f"{before:.2f} → {after:.2f}, {gain(cell)}"
 
 
 def long_prompts() -> str:
