@@ -1,9 +1,9 @@
 """Every drafter on a real target, SmolLM2-135M-Instruct: acceptance and speed on HumanEval and MT-Bench.
 
 ``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
-the engines of all arms live at once, and are timed in turn. Acceptance is kept in .cache/real-bench and not measured
-again, unless arm or head have changed (remove it after a change of the drafting): a row names its commit. Tokens/s are
-measured anew.
+the engines of all arms live at once, and answer one prompt after the other in turn, timed. Acceptance is kept in
+.cache/real-bench and not measured again, unless arm or head have changed (remove it after a change of the drafting): a
+row names its commit. Tokens/s are measured anew.
 """
 
 import hashlib
@@ -199,14 +199,18 @@ class Engine:
             found[0] += max(0, len(output.token_ids) - 1 - accepted - sum(found))
         return found
 
-    def timed(self, name: str, prompts: int, max_tokens: int, in_flight: int) -> tuple[float, list[list[int]]]:
-        """Tokens a second of answers to the first turns of some prompts of a set, and the ``counts`` of each."""
-        chats, outputs = [turns[:1] for turns in read_set(name, prompts)], []
-        began = time.perf_counter()
-        for at in range(0, len(chats), in_flight):
-            outputs += self.answer(chats[at : at + in_flight], max_tokens)
-        seconds = time.perf_counter() - began
-        return sum(len(output.token_ids) for output in outputs) / seconds, list(map(self.counts, outputs))
+    def timed(self, name: str, prompts: int, in_flight: int, only: int | None = None) -> np.ndarray:
+        """Tokens of answers to the first turns of some prompts of a set, and the seconds that they took, [2].
+
+        Args:
+            only: the first of ``in_flight`` of these prompts that are answered; None: all of them.
+        """
+        chats, found = [turns[:1] for turns in read_set(name, prompts)], np.zeros(2)
+        for at in range(0, len(chats), in_flight) if only is None else (only,):
+            began = time.perf_counter()
+            outputs = self.answer(chats[at : at + in_flight], TIMED_TOKENS)
+            found += sum(len(output.token_ids) for output in outputs), time.perf_counter() - began
+        return found
 
     def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
         """Acceptance on all prompts, or some of each set.
@@ -350,7 +354,7 @@ def measure_all() -> dict[str, Any]:
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
     found_by = provenance()
     cells: dict[RealArm, dict[str, Any]] = {}
-    samples: dict[RealArm, list[dict[str, dict[int, float]]]] = {arm: [] for arm in ARMS}
+    samples: dict[RealArm, list[dict[tuple[str, int], float]]] = {arm: [] for arm in ARMS}
     with ExitStack() as stack:
         calls = {arm: stack.enter_context(live(arm)) for arm in ARMS if arm.is_timed}
         for arm in ARMS:
@@ -359,9 +363,13 @@ def measure_all() -> dict[str, Any]:
             print(arm.label, *(summarize(cells[arm]["sets"][name], None)["al"] for name in SETS), flush=True)
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
-        for _, (arm, call) in product(range(REPEATS), calls.items()):
-            how = TIMED_PROMPTS, TIMED_TOKENS
-            samples[arm].append({name: {n: call("timed", name, *how, n)[0] for n in IN_FLIGHT} for name in SETS})
+        for _ in range(REPEATS):
+            sums = {arm: {(name, n): np.zeros(2) for name in SETS for n in IN_FLIGHT} for arm in calls}
+            for name, n in product(SETS, IN_FLIGHT):
+                for at, (arm, call) in product(range(0, TIMED_PROMPTS, n), calls.items()):  # arms side by side in time
+                    sums[arm][name, n] += call("timed", name, TIMED_PROMPTS, n, at)
+            for arm, found in sums.items():
+                samples[arm].append({of: tokens / seconds for of, (tokens, seconds) in found.items()})
     rows = []
     for arm in ARMS:
         base = compared_with(arm)
@@ -371,10 +379,10 @@ def measure_all() -> dict[str, Any]:
             row["sets"][name] = found
             if not arm.is_timed:
                 continue
-            found["tokens_per_second"] = {n: arms.summary(times[name][n] for times in samples[arm]) for n in IN_FLIGHT}
+            found["tokens_per_second"] = {n: arms.summary(times[name, n] for times in samples[arm]) for n in IN_FLIGHT}
             both = list(zip(samples[arm], samples[NONE], strict=True))
             found["times_no_speculation"] = {
-                n: arms.summary(mine[name][n] / none[name][n] for mine, none in both) for n in IN_FLIGHT
+                n: arms.summary(mine[name, n] / none[name, n] for mine, none in both) for n in IN_FLIGHT
             }
         rows.append(row)
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}

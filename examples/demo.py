@@ -45,13 +45,15 @@ def main() -> None:
             call = calls[arm]
             with console.status(arm.label):
                 cells = call("acceptance", first, args.prompts)
-                rates = [call("timed", name, TIMED_PROMPTS // 2, TIMED_TOKENS, 1)[0] for name in SETS]
+                timed = [call("timed", name, TIMED_PROMPTS // 2, 1) for name in SETS]
             first = first or {name: cells[name]["first"] for name in SETS}
-            for name, rate in zip(SETS, rates, strict=True):
+            for name, (tokens, seconds) in zip(SETS, timed, strict=True):
                 found = al_of(np.asarray(cells[name]["counts"]))
                 low, high = found["al_95"]
                 of_all = f"{row['sets'][name]['al']:.2f}"
-                table.add_row(arm.label, name, f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", of_all, f"{rate:.0f}")
+                table.add_row(
+                    arm.label, name, f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", of_all, f"{tokens / seconds:.0f}"
+                )
             table.add_section()
     console.print(table)
 
