@@ -17,7 +17,7 @@ from benchmarks.engines import inside
 from benchmarks.real import NONE, PLAIN, THREADS, TIMED_TOKENS, Engine, RealArm, live
 from peagle_tools.shared.provenance import provenance
 
-REPEATS, PROMPTS = 3, 4
+REPEATS, PROMPTS = 3, 8
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def advised(how: str, **more: str) -> list[RealArm]:
     return [Advised(f"none, {how}", more=variables), Advised(f"P-EAGLE, {how}", **DRAFTER, more=variables)]
 
 
-def rounds(engine: Engine) -> list[dict[str, float]]:
-    """Milliseconds of each part of each round after the prefill."""
+def rounds(engine: Engine, prompt: int) -> list[dict[str, float]]:
+    """Milliseconds of each part of each round of an answer."""
     runner, drafter = inside(engine.llm)
     core, found = engine.llm.llm_engine, list[dict[str, float]]()
 
@@ -72,8 +72,13 @@ def rounds(engine: Engine) -> list[dict[str, float]]:
             clock(drafter, "set_inputs_first_pass", "drafts: preparation")
             clock(drafter.model, "forward", "drafts: head's forward")
             clock(drafter, "_sample_draft_tokens", "drafts: logits and choice")
-        engine.timed("humaneval", PROMPTS, 1)
+        engine.timed("humaneval", PROMPTS, 1, prompt)
     return [one for one in found if "target's forward" in one]
+
+
+def middle(answer: list[dict[str, float]]) -> float:
+    """The median round, in milliseconds."""
+    return float(np.median([one["round"] for one in answer]))
 
 
 def main() -> None:
@@ -83,20 +88,21 @@ def main() -> None:
     measured = ARMS + advised("threads bound", VLLM_CPU_OMP_THREADS_BIND="auto")
     if args.preload:
         measured += advised("preloaded", LD_PRELOAD=args.preload)
-    samples: dict[RealArm, list[dict[str, float]]] = {arm: [] for arm in measured}
+    samples: dict[RealArm, list[list[dict[str, float]]]] = {arm: [] for arm in measured}
     with ExitStack() as stack:
         calls = {arm: stack.enter_context(live(arm)) for arm in measured}
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
-        for _, (arm, call) in product(range(REPEATS), calls.items()):
-            samples[arm] += call(rounds)
+        for _, prompt, (arm, call) in product(range(REPEATS), range(PROMPTS), calls.items()):
+            samples[arm].append(call(rounds, prompt))
     rows = []
-    for arm, found in samples.items():
+    for arm, answers in samples.items():
+        found = [one for answer in answers for one in answer]
         ms = {part: round(float(np.median([one.get(part, 0) for one in found])), 2) for part in found[-1]}
         ms["rest"] = round(ms["round"] - ms["target's forward"] - ms.get("drafts", 0), 2)
-        plain = float(np.median([one["round"] for one in samples[NONE]]))
-        rows.append({"arm": asdict(arm), "rounds": len(found), "ms": ms, "plain_steps": round(ms["round"] / plain, 2)})
-        print(arm.label, rows[-1]["plain_steps"], ms, flush=True)
+        ratios = [middle(mine) / middle(plain) for mine, plain in zip(answers, samples[NONE], strict=True)]
+        rows.append({"arm": asdict(arm), "rounds": len(found), "ms": ms, "plain_steps": arms.summary(ratios)})
+        print(arm.label, rows[-1]["plain_steps"]["median"], ms, flush=True)
     timed = {"repeats": REPEATS, "prompts": PROMPTS, "tokens": TIMED_TOKENS, "threads": THREADS}
     arms.write_result(args.out, __doc__, {"timed": timed, "arms": rows} | provenance())
 

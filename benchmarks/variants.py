@@ -31,12 +31,10 @@ from peagle_tools.shared.provenance import provenance
 from peagle_tools.sharpen.reduce import step_bytes
 from peagle_vllm.heads.head import read_head
 
-PROMPTS = 1500
+PROMPTS, FEWER, K = 1200, 300, 3  # FEWER choose the draft tokens
 SIZES = (4096, 8192, 16384, 32768)  # draft vocabularies
 SMALLER = {"4,096 draft tokens": ("--draft-vocab=4096",), "int8": ("--quantize=int8",)}
-SHARPENED = "P-EAGLE sharpened after training"
-BASES = [RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)]
-JOINT = [RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 7)]
+BASE, JOINT = RealArm(PLAIN, "peagle-plain", K), RealArm("P-EAGLE", "peagle", K, selector=True)
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
@@ -53,17 +51,18 @@ def coverage() -> dict[int, float]:
     return {size: round(float((rank[np.concatenate(said[:128])] < size).mean()), 4) for size in SIZES}
 
 
-def made(name: str, *options: str) -> tuple[Path, Any]:
+def made(name: str, num_prompts: int, *options: str) -> tuple[Path, Any]:
     """A variant's folder, and what ``sharpen`` reports."""
-    out, prompts = WORK / "variants" / name, WORK / "variants/prompts.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if not prompts.exists():
+    out = WORK / "variants" / name
+
+    def make() -> Any:
         ended = [{"prompt": row["text"]} for row in read_rows("prompts.sampled") if row["end"] == "stop"]
-        prompts.write_text("\n".join(map(json.dumps, ended[:PROMPTS])), encoding="utf-8")
-    how = {"target": TARGET, "prompts": prompts, "engine": json.dumps(ENGINE)}
-    return out, arms.kept(
-        out.with_suffix(".json"), lambda: sharpen(HEADS / "peagle-plain", out, NONE.env, *options, **how)
-    )
+        prompts = out.with_suffix(".jsonl")
+        prompts.write_text("\n".join(map(json.dumps, ended[:num_prompts])), encoding="utf-8")
+        how = {"target": TARGET, "prompts": prompts, "engine": json.dumps(ENGINE)}
+        return sharpen(HEADS / "peagle-plain", out, NONE.env, "-k", str(K), *options, **how)
+
+    return out, arms.kept(out.with_suffix(".json"), make)
 
 
 def main() -> None:
@@ -85,14 +84,13 @@ def main() -> None:
         print(row, flush=True)
 
     for name, options in SMALLER.items():
-        folder, report = made(name, "--no-selector", "-k", "3", *options)
+        folder, report = made(name, FEWER, "--no-selector", *options)
         read = {"bytes": step_bytes(read_head(folder)), "bytes_before": step_bytes(read_head(HEADS / "peagle-plain"))}
-        measure(RealArm(f"{PLAIN}, {name}", str(folder), 3), BASES[0], **read, options=options, report=report)
-    folder, report = made("sharpened", "-k", "7")
-    for base, joint in zip(BASES, JOINT, strict=True):
-        after = RealArm(SHARPENED, str(folder), base.k, selector=True)
-        measure(after, base, report=report)
-        measure(joint, after)
+        measure(RealArm(f"{PLAIN}, {name}", str(folder), K), BASE, **read, options=options, sharpen=report)
+    folder, report = made("sharpened", PROMPTS)
+    after = RealArm("P-EAGLE sharpened after training", str(folder), K, selector=True)
+    measure(after, BASE, sharpen=report)
+    measure(JOINT, after)
     how = {"prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
     arms.write_result(out, __doc__, how | found_by)
 

@@ -277,6 +277,76 @@ def gain(found: dict) -> str:
     return f"{found['gain']:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
+def aims() -> str:
+    """What was aimed at on the real target, and what came of it."""
+    from benchmarks.real import PLAIN, SETS, best_arms
+
+    best = {row["arm"]["name"]: row["sets"] for row in best_arms()}
+    at_7 = {row["arm"]["name"]: row["sets"] for row in read("real")["arms"] if row["arm"]["k"] == 7}
+
+    def al(one: str, other: str) -> list[float]:
+        return [at_7[one][name]["al"] / at_7[other][name]["al"] - 1 for name in SETS]
+
+    def speed(one: str, other: str, of: tuple[str, ...] = SETS) -> list[float]:
+        one_, other_ = ([best[a][name]["times_no_speculation"]["1"]["median"] for name in of] for a in (one, other))
+        return [mine / theirs for mine, theirs in zip(one_, other_, strict=True)]
+
+    looked_up, best_k = "P-EAGLE with look-up", "tokens/s at 1 in flight, against EAGLE-3 at its best K"
+    code = "tokens/s at 1 in flight on HumanEval, against no speculation"
+    found = (
+        (f"AL at K = 7: {PLAIN} against EAGLE-3", -0.05, "+.1%", al(PLAIN, "EAGLE-3")),
+        (f"AL at K = 7: P-EAGLE against {PLAIN}", 0.08, "+.1%", al("P-EAGLE", PLAIN)),
+        ("AL at K = 7: P-EAGLE against EAGLE-3", 0.0, "+.1%", al("P-EAGLE", "EAGLE-3")),
+        (f"{best_k}: P-EAGLE", 1.2, ".2f", speed("P-EAGLE", "EAGLE-3")),
+        (f"{best_k}: {looked_up}", 1.2, ".2f", speed(looked_up, "EAGLE-3")),
+        (f"{code}: P-EAGLE", 1.4, ".2f", speed("P-EAGLE", "none", SETS[:1])),
+        (f"{code}: {looked_up}", 1.4, ".2f", speed(looked_up, "none", SETS[:1])),
+    )
+    rows = [
+        (what, f"{least:{form}}", ", ".join(f"{one:{form}}" for one in figures), verdict(least, figures))
+        for what, least, form, figures in found
+    ]
+    return table(("aim", "at least", "HumanEval, MT-Bench", ""), rows)
+
+
+def verdict(least: float, figures: list[float]) -> str:
+    met = [figure >= least for figure in figures]
+    return "met" if all(met) else "met on one" if any(met) else "missed"
+
+
+def rounds() -> str:
+    """Where a round on the real target goes."""
+    result, rows = read("rounds"), []
+    parts = ("target's forward", "drafts: preparation", "drafts: head's forward", "drafts: logits and choice")
+    for arm in result["arms"]:
+        ms, name = arm["ms"], arm["arm"]["name"] + (f", K = {arm['arm']['k']}" if arm["arm"]["k"] else "")
+        others = ms.get("drafts", 0) - sum(ms.get(part, 0) for part in parts[1:])
+        found = [f"{ms[part]:.1f}" if part in ms else "" for part in parts]
+        found += [f"{others:.1f}" if "drafts" in ms else "", f"{ms['rest']:.1f}"]
+        rows.append((name, *found, f"{ms['round']:.1f}", spread(arm["plain_steps"])))
+    columns = ("ms of a round", *parts, "drafts: other", "rest", "all", "plain steps")
+    timed = result["timed"]
+    note = (
+        f"SmolLM2-135M-Instruct, bfloat16, V1, one request, {timed['threads']} threads: medians over the rounds of "
+        f"{timed['repeats']} x {timed['prompts']} answers of {timed['tokens']} tokens. Plain steps: against a round of none "
+        "in the same turn, median (p10 to p90)."
+    )
+    return f"{table(columns, rows)}\n\n{note} {where(result, 'rounds')}"
+
+
+def variants() -> str:
+    """Smaller heads and one sharpened after its training, on the real target."""
+    result, rows = read("variants"), []
+    for row in result["variants"]:
+        size = f"{row['bytes'] / row['bytes_before'] - 1:+.0%}" if "bytes" in row else ""
+        cells = [f"{length(found)}, {gain(found)}" for found in row["sets"].values()]
+        rows.append((row["name"], row["k"], row["against"], *cells, size))
+    columns = ("drafter", "K", "against", "HumanEval: AL [95%], gain", "MT-Bench", "bytes of a draft step")
+    covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
+    note = f"Share of held-out answers' tokens that so many draft tokens cover, chosen by the other answers: {covered}."
+    return f"{table(columns, rows)}\n\n{note} {where(result, 'variants')}"
+
+
 def traffic() -> str:
     """A selector fitted to recorded traffic, on the real target."""
     result, rows = read("traffic"), []
@@ -299,8 +369,8 @@ GENERATED = {
     "docs/features.md": [targets],
     "docs/sharpen.md": [sharpen],
     "docs/recipe.md": [recipe],
-    "docs/performance.md": [host],
-    "docs/acceptance.md": [drafters, limits, long_prompts, traffic, structured, calibration],
+    "docs/performance.md": [host, rounds],
+    "docs/acceptance.md": [drafters, aims, variants, limits, long_prompts, traffic, structured, calibration],
 }
 
 
