@@ -6,7 +6,7 @@ drafts. ``--preload`` names what vLLM advises to preload (tcmalloc and Intel's O
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -95,13 +95,14 @@ def main() -> None:
             call("prompt", ["Hello"])  # returns when the engine has started
         for _, prompt, (arm, call) in product(range(REPEATS), range(PROMPTS), calls.items()):
             samples[arm].append(call(rounds, prompt))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for arm, answers in samples.items():
         found = [one for answer in answers for one in answer]
         ms = {part: round(float(np.median([one.get(part, 0) for one in found])), 2) for part in found[-1]}
         ms["rest"] = round(ms["round"] - ms["target's forward"] - ms.get("drafts", 0), 2)
         ratios = [middle(mine) / middle(plain) for mine, plain in zip(answers, samples[NONE], strict=True)]
-        rows.append({"arm": asdict(arm), "rounds": len(found), "ms": ms, "plain_steps": arms.summary(ratios)})
+        drafter = {"name": arm.name, "head": arm.head, "k": arm.k}
+        rows.append({"arm": drafter, "rounds": len(found), "ms": ms, "plain_steps": arms.summary(ratios)})
         print(arm.label, rows[-1]["plain_steps"]["median"], ms, flush=True)
     timed = {"repeats": REPEATS, "prompts": PROMPTS, "tokens": TIMED_TOKENS, "threads": THREADS}
     arms.write_result(args.out, __doc__, {"timed": timed, "arms": rows} | provenance())

@@ -323,13 +323,15 @@ def rounds() -> str:
         others = ms.get("drafts", 0) - sum(ms.get(part, 0) for part in parts[1:])
         found = [f"{ms[part]:.1f}" if part in ms else "" for part in parts]
         found += [f"{others:.1f}" if "drafts" in ms else "", f"{ms['rest']:.1f}"]
-        rows.append((name, *found, f"{ms['round']:.1f}", spread(arm["plain_steps"])))
+        rows.append(
+            (name, *found, f"{ms['round']:.1f}", "{median:.2f} ({p10:.2f} to {p90:.2f})".format(**arm["plain_steps"]))
+        )
     columns = ("ms of a round", *parts, "drafts: other", "rest", "all", "plain steps")
     timed = result["timed"]
     note = (
         f"SmolLM2-135M-Instruct, bfloat16, V1, one request, {timed['threads']} threads: medians over the rounds of "
-        f"{timed['repeats']} x {timed['prompts']} answers of {timed['tokens']} tokens. Plain steps: against a round of none "
-        "in the same turn, median (p10 to p90)."
+        f"{timed['repeats']} x {timed['prompts']} answers of {timed['tokens']} tokens. Plain steps: against a round of "
+        "none in the same turn, median (p10 to p90)."
     )
     return f"{table(columns, rows)}\n\n{note} {where(result, 'rounds')}"
 
