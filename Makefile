@@ -113,8 +113,8 @@ real: real-target ## measure every drafter on it, on an otherwise idle machine (
 	@$(py) tools/docs.py
 
 .PHONY: sharpen
-sharpen: env ## fit the tiny heads' selectors again, and measure what they gain (under 15 minutes on 2 cores)
-	@$(py) models/recipe/sharpen.py --out benchmarks/results/sharpen.json
+sharpen: env ## fit the tiny heads' selectors again (under 15 minutes on 2 cores)
+	@$(py) models/recipe/sharpen.py
 
 .PHONY: lint
 lint: env ## ruff, and the format

@@ -112,27 +112,6 @@ def targets() -> str:
     return f"{shown}\n\nErrors in full in the file. {where(result, 'targets')}"
 
 
-def sharpen() -> str:
-    """What the tiny heads gain, as served."""
-    result = read("sharpen")
-
-    def with_error(gain: Sequence[float]) -> str:
-        return f"{gain[0]:.2f} ± {gain[1]:.2f}"
-
-    rows = []
-    for head, found in result["heads"].items():
-        for one in found["served"]:
-            before, after = one["before"], one["after"]
-            gained = (f"{after[0] / before[0] - 1:+.0%}", with_error(one["difference"]))
-            rows.append((head, one["num_speculative_tokens"], with_error(before), with_error(after), *gained))
-    columns = ("head", "K", "AL before", "AL after", "gain", "gained tokens a round")
-    note = (
-        f"{result['held_out']} held-out prompts, up to {result['max_tokens']} tokens each, greedy, {result['dtype']}; "
-        f"fitted to the answers to {result['prompts']:,} other prompts (`make sharpen`). ±: one standard error."
-    )
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'sharpen')}"
-
-
 def host() -> str:
     from benchmarks.host import tables
 
@@ -369,10 +348,10 @@ def traffic() -> str:
 GENERATED = {
     "README.md": [real],
     "docs/features.md": [targets],
-    "docs/sharpen.md": [sharpen],
+    "docs/sharpen.md": [variants],
     "docs/recipe.md": [recipe],
     "docs/performance.md": [host, rounds],
-    "docs/acceptance.md": [drafters, aims, variants, limits, long_prompts, traffic, structured, calibration],
+    "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured, calibration],
 }
 
 

@@ -7,7 +7,6 @@ held-out ones of RESULTS.json. A sharpened head goes beside the head that it was
 import json
 import shutil
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from benchmarks.engines import sharpen
 from models.recipe.build import publish
 from models.recipe.corpus import pieces
 from models.recipe.plan import MAX_TOKENS, PROMPTS
-from peagle_tools.shared.provenance import provenance
 
 MODELS = arms.ROOT / "models"
 TARGETS = ("tiny-llama", "tiny-qwen3")
@@ -47,12 +45,9 @@ def sharpen_head(target: str) -> tuple[str, dict[str, Any]]:
 
 
 def main() -> None:
-    args, began = arms.parser(__doc__).parse_args(), time.time()
     with ThreadPoolExecutor() as pool:
-        heads = dict(pool.map(sharpen_head, TARGETS))
-    counts = {"prompts": LEARN, "held_out": PROMPTS, "max_tokens": MAX_TOKENS, "dtype": ENGINE["dtype"]}
-    report = {**counts, "minutes": round((time.time() - began) / 60, 1), "heads": heads}
-    arms.write_result(args.out, __doc__, report | provenance())
+        for head, figures in pool.map(sharpen_head, TARGETS):
+            print(head, json.dumps(figures["served"]), flush=True)
 
 
 if __name__ == "__main__":
