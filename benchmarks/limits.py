@@ -1,7 +1,7 @@
 """Acceptance of probabilistic drafts with and without the request's top-k and top-p, on the real target.
 
 ``make real-target`` first. The engine is V1. EAGLE-3 is vLLM's own, whose drafts know no limits. What was measured of a
-drafter is kept in .cache/real-bench.
+drafter is kept in .cache/real-bench; remove it after a change.
 """
 
 from itertools import product

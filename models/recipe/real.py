@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
     parser.add_argument("--answers", type=int, help="the first ones, an eighth of them held out (default: all)")
     parser.add_argument("--steps", type=int, help="default: as peagle.yaml says")
+    parser.add_argument("--seed", type=int, help="default: as peagle.yaml says")
     args = parser.parse_args()
     config = read_config(REAL / "peagle.yaml")
     text = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes())
@@ -83,6 +84,8 @@ def main() -> None:
     if args.steps:
         every = dict.fromkeys(("checkpoint", "replay"), args.steps)
         config = changed(config, optimizer={"steps": args.steps}, every=every)
+    if args.seed is not None:
+        config = changed(config, optimizer={"seed": args.seed})
     if args.answers:
         config = changed(config, data={"held_out": args.answers // 8})
         text = b"".join(text.splitlines(keepends=True)[: args.answers])
