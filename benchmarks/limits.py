@@ -1,7 +1,7 @@
 """Acceptance of probabilistic drafts with and without the request's top-k and top-p, on the real target.
 
-``make real-target`` first. The engine is V1. EAGLE-3 is vLLM's own, whose drafts know no limits. What was measured of a
-drafter is kept in .cache/real-bench; remove it after a change.
+``make real-target`` first. The engine is V1. What was measured of a drafter is kept in .cache/real-bench; remove it
+after a change.
 """
 
 from itertools import product
@@ -19,7 +19,6 @@ PROMPTS, MAX_TOKENS, K = 80, 128, 3
 ARMS = (
     RealArm("P-EAGLE", "peagle", K, selector=True, probabilistic=True),
     RealArm(PLAIN, "peagle-plain", K, probabilistic=True),
-    RealArm("EAGLE-3", "eagle3", K, probabilistic=True),
 )
 
 
@@ -35,9 +34,8 @@ def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float],
 
 def measure(arm: RealArm) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
-    limits = LIMITS[:1] if arm.name == "EAGLE-3" else LIMITS
     with live(arm) as call:
-        for heat, limit, name in product(TEMPERATURES, limits, SETS):
+        for heat, limit, name in product(TEMPERATURES, LIMITS, SETS):
             sampling = {"temperature": heat, **limit}
             within = np.asarray(call(sampled, name, PROMPTS, sampling, True))
             found = {"within_limits": al_of(within)}
