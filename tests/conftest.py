@@ -17,6 +17,7 @@ import atexit
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -76,13 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
         return mark is not None and ARM not in mark.args
 
+    if ARM == "plugin-v2" and not HAS_GPU and "vllm.triton_utils" in sys.modules:
+        raise pytest.UsageError("a test imports vLLM while it is collected, before Triton's interpreter is enabled")
     config.hook.pytest_deselected(items=list(filter(elsewhere, items)))
     items[:] = itertools.filterfalse(elsewhere, items)
 
 
 def pytest_sessionfinish() -> None:
     """Tear the last engine down here: at interpreter exit its process group would complain."""
-    import sys
-
     if "tests.support.engines" in sys.modules:
         sys.modules["tests.support.engines"].shut_down()

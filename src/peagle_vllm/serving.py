@@ -146,3 +146,14 @@ def _is_finite(weight: "torch.Tensor") -> bool:
     if not weight.is_floating_point() or weight.element_size() < 2 or not weight.numel():
         return True
     return bool(torch.stack(torch.aminmax(weight)).isfinite().all())
+
+
+def on_all_ranks(succeeded: bool) -> bool:
+    """Whether it did on every tensor parallel rank: these draft together or not at all."""
+    import torch
+    from vllm.distributed import get_tp_group
+
+    group, least = get_tp_group(), torch.tensor(int(succeeded))
+    if group.world_size > 1:
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(least)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -14,7 +13,7 @@ from peagle_kernels import CandidateSelector
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
 from peagle_vllm.sampling.selector import turn_off
-from peagle_vllm.serving import RefusedError
+from peagle_vllm.serving import RefusedError, on_all_ranks
 
 logger = init_logger("vllm.peagle")
 
@@ -40,6 +39,7 @@ class HeadUpdates:
         assert vllm_config.speculative_config is not None
         self._model, self._selector, self._config = model, selector, vllm_config.speculative_config.draft_model_config
         targets = set(target.modules())
+        targets.update(copy for copy, source in _quantized_copies() if source in targets)
         own = [module for module in model.modules() if module not in targets]
         self._shared = [(each, *child) for each in own for child in each.named_children() if child[1] in targets]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
@@ -74,7 +74,7 @@ class HeadUpdates:
         missing = sorted(self._needed - self._arrived) if self._arrived or self._broken else []
         if missing and not error:
             error = RefusedError(f"P-EAGLE refused: the update of the head's weights lacks {', '.join(missing)}")
-        everywhere = _on_all_ranks(error is None)
+        everywhere = on_all_ranks(error is None)
         if error:
             self.fail(error)
             raise error
@@ -165,9 +165,13 @@ class HeadUpdates:
         self.mask_is_stale = True
 
 
-def _on_all_ranks(succeeded: bool) -> bool:
-    """Whether it did on every tensor parallel rank: these draft together or not at all."""
-    group, least = get_tp_group(), torch.tensor(int(succeeded))
-    if group.world_size > 1:
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return bool(least)
+def _quantized_copies() -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+    """Copies of an lm_head and what they are of (``draft_lm_head_quantization``, since vLLM 0.33).
+
+    An update would put the target's own lm_head, out of which the copy came, into the head.
+    """
+    try:
+        from vllm.model_executor.layers.quantization.online.lm_head import _SOURCES  # type: ignore[import-not-found]
+    except ImportError:
+        return []
+    return [(copy, source) for copy, (source, _) in _SOURCES.items()]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from peagle_tools.sharpen.run import write_sharpened
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM
-from tests.support.engines import Engine, Request, Settings
+from tests.support.engines import Engine, Request, Settings, prepare_process
 from tests.support.random_heads import HIDDEN, SELECTOR_CANDIDATES, VOCAB, HeadSpec, prompt, write_head, write_target
 from tests.support.recorder import Recording, compare, planter, record, serve_exactly
 from tests.support.reference import Reference
@@ -176,3 +177,28 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
     serve_exactly(live, REQUESTS, new)
     if ARM == "plugin-v2":  # what stood for nothing is gone from the distributions of drafts
         assert live.drafter.draft_logits.isfinite().sum(-1).max() <= SELECTOR_CANDIDATES
+
+
+def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: pytest.MonkeyPatch):
+    """``draft_lm_head_quantization``: vLLM 0.33 would put the target's own lm_head there, and take it apart."""
+    prepare_process()  # before vLLM is imported
+    from peagle_vllm import updates
+
+    target, head = torch.nn.Module(), torch.nn.Module()
+    target.lm_head, head.lm_head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    head.mask_hidden = torch.nn.Parameter(torch.zeros(4))
+    copy = head.lm_head
+    try:
+        from vllm.model_executor.layers.quantization.online.lm_head import _SOURCES
+
+        _SOURCES[copy] = target.lm_head, "fp8"
+    except ImportError:  # vLLM 0.32 has no such copies
+        monkeypatch.setattr(updates, "_quantized_copies", lambda: [(copy, target.lm_head)])
+    monkeypatch.setattr(updates, "on_all_ranks", bool)
+    config: Any = SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=None))
+    served, loaded = updates.HeadUpdates(head, target, None, config), []
+    served.begin()
+    assert "lm_head" not in head._modules
+    served.load(loaded.extend, [("lm_head.weight", torch.ones(4, 4))])
+    served.end(None)
+    assert head.lm_head is copy and not loaded

@@ -265,7 +265,7 @@ DRAFTING = (
     Mutation(
         "profile: more draft rows than heads are compiled for",
         GRAPH,
-        "if is_dummy and starts[-1] > max_num_tokens:",
+        "if lengths.sum() > max_num_tokens:",
         "if False:",
         PROFILE,
     ),
@@ -279,9 +279,16 @@ DRAFTING = (
     Mutation(
         "a selector asks for a top-k that does not compile",
         GREEDY,
-        "        model.has_vllm_top_k = False\n",
+        "        succeeded = False\n",
         "",
         "tests/sampling/test_greedy.py::test_the_same_candidates_where_flashinfer_does_not_compile",
+    ),
+    Mutation(
+        "each rank decides alone how it finds a selector's candidates",
+        GREEDY,
+        "return succeeded if head.tp_size == 1 else on_all_ranks(succeeded)",
+        "return succeeded",
+        "tests/sampling/test_greedy.py::test_ranks_find_the_candidates_alike",
     ),
     Mutation(
         "select_candidates prefers the candidates that come first",

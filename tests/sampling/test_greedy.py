@@ -8,7 +8,10 @@ import torch
 from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
 from peagle_vllm.sampling import greedy
 
+pytestmark = pytest.mark.arm("plugin-v1")  # alike on the others, where vLLM must not be imported before an engine
+
 VOCAB, HIDDEN = 40, 16
+TOP_K = "vllm.model_executor.layers.logits_processor._topk"
 
 
 class Processor:
@@ -42,7 +45,7 @@ def model(draft_vocab: int, tp_size: int = 1, scale: float = 1.0) -> SimpleNames
     weight = torch.randn(draft_vocab, HIDDEN, generator=gen)
     return SimpleNamespace(
         config=SimpleNamespace(draft_vocab_size=draft_vocab),
-        lm_head=SimpleNamespace(weight=weight, tp_size=tp_size),
+        lm_head=SimpleNamespace(weight=weight, tp_size=tp_size, num_embeddings_per_partition=draft_vocab),
         logits_processor=Processor(scale),
         draft_id_to_target_id=offsets,
     )
@@ -78,7 +81,6 @@ def test_the_same_tokens(
 @pytest.mark.parametrize("limit_rows", [5, 12])
 def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
     made, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
-    greedy.choose_top_k(made, hidden_states[:1], 3)
     monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * 7 * 4)
     ids, logits = greedy.top_candidates(made, hidden_states, 3)
     best = (hidden_states @ made.lm_head.weight.T * scale).topk(3)
@@ -90,28 +92,40 @@ def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkey
     torch.testing.assert_close(log_probs, whole.log_softmax(-1).topk(3).values)
     assert max(made.logits_processor.rows) == limit_rows
     # On a CPU, vLLM's gathering of shards has no whole numbers.
-    assert (made.logits_processor.asked_for_best > 1) == (tp_size == 1 and scale > 0)
+    assert bool(made.logits_processor.asked_for_best) == (tp_size == 1 and scale > 0)
 
 
-def test_the_same_candidates_where_flashinfer_does_not_compile(caplog: pytest.LogCaptureFixture):
-    """vLLM's top-k fails at load then, and is never asked again."""
+def does_not_compile(*args: object) -> None:
+    raise RuntimeError("Could not find nvcc\nand a page more")
+
+
+def test_the_same_candidates_where_flashinfer_does_not_compile(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM's top-k fails in the first call then, and is never asked again."""
     made, hidden_states = model(7), torch.randn(12, HIDDEN).bfloat16()
     made.lm_head.weight = made.lm_head.weight.bfloat16()
-    asked = []
-
-    def does_not_compile(*args: object) -> None:
-        asked.append(args)
-        raise RuntimeError("Could not find nvcc\nand a page more")
-
-    made.logits_processor.get_top_k_tokens = does_not_compile
-    greedy.choose_top_k(made, hidden_states[:1], 3)
+    monkeypatch.setattr(TOP_K, does_not_compile)
+    for _ in range(2):
+        ids, logits = greedy.top_candidates(made, hidden_states, 3)
     (line,) = caplog.messages
     assert "(RuntimeError: Could not find nvcc)" in line and "\n" not in line
-    ids, logits = greedy.top_candidates(made, hidden_states, 3)
     best = (hidden_states @ made.lm_head.weight.T).float().topk(3)
-    assert len(asked) == 1
+    assert not made.logits_processor.asked_for_best
     assert logits.dtype == torch.float32 and torch.equal(logits, best.values)
     assert torch.equal((hidden_states @ made.lm_head.weight.T).float().gather(1, ids), best.values)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_ranks_find_the_candidates_alike(here: bool, monkeypatch: pytest.MonkeyPatch):
+    """Where it does not compile for one rank, the others must not wait for it in a collective."""
+    made, agreed = model(7, tp_size=2), []
+    row = SimpleNamespace(is_cpu=False, dtype=torch.float32, new_zeros=torch.zeros)
+    monkeypatch.setattr(greedy, "on_all_ranks", lambda succeeded: agreed.append(succeeded) or False)
+    if not here:
+        monkeypatch.setattr(TOP_K, does_not_compile)
+    assert not greedy._has_vllm_top_k(made, row, 3)
+    assert agreed == [here] and not made.logits_processor.asked_for_best
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -137,7 +151,6 @@ def test_drafts_move_only_at_ties_where_ties_come_in_another_order(seed: int):
         return order[at], values
 
     def drafted() -> tuple[torch.Tensor, torch.Tensor]:
-        greedy.choose_top_k(made, logits[:1], num)
         ids, values = greedy.top_candidates(made, logits, num)
         out = torch.zeros(num_reqs, num_k, dtype=torch.int64)
         select_candidates_torch(

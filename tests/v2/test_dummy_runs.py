@@ -64,9 +64,14 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
     assert len(rows) == min(seqs, budget // k)
 
     limits = {"max_k": k, "max_num_tokens": budget, "max_model_len": budget}
-    batch, starts, _ = NO_GRAPHS.dispatch(np.array(rows, dtype=np.int32), sum(rows), k, is_dummy=True, **limits)
+    batch, starts, _ = NO_GRAPHS.dispatch(np.array(rows, dtype=np.int32), sum(rows), k, **limits)
     assert batch.num_rows == starts[-1] == budget
     assert np.diff(starts).min() >= k
+    # vLLM's warm-up of kernels is no dummy run: as many requests as fit, K + 2 tokens each.
+    warm_up = np.full(min(seqs, budget // (k + 2)), k + 2, dtype=np.int32)
+    batch, starts, _ = NO_GRAPHS.dispatch(warm_up, int(warm_up.sum()), k, **limits)
+    assert batch.num_rows == starts[-1] <= budget
+    assert k <= np.diff(starts).min() <= np.diff(starts).max() <= 2 * k + 1
 
 
 def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):
@@ -77,4 +82,4 @@ def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPa
     live.runner.profile_run()
     live.runner._dummy_run(BUDGET)  # with attention, as vLLM's warm-up of kernels has it
     assert [each.args[0].total_num_scheduled_tokens for each in target.call_args_list] == [BUDGET] * 2
-    assert [(each.kwargs["num_tokens"], each.kwargs["skip_compiled"]) for each in contexts] == [(BUDGET, False)] * 2
+    assert [each.kwargs["num_tokens"] for each in contexts] == [BUDGET] * 2

@@ -164,7 +164,7 @@ def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int
         ([8, 8, 8], {"k": 0}, 14, 42, (3, 14)),  # no shape of its own: 8 rows would do
         ([8, 9, 8], {}, 0, 14 + 15 + 14, 48),  # a prefill chunk
         ([600, 8], {}, 0, 606 + 14, 640),
-        ([8] * 600, {}, 0, 600 * 14, None),  # 8,400 rows: more than max_num_batched_tokens
+        ([8] * 600, {}, 0, 8192, None),  # 8,400 rows would be more than max_num_batched_tokens
         ([6000, 8], {}, 0, 4096 + 14, 4160),  # no request has more rows than max_model_len
         ([3000, 2500], {}, 0, 3006 + 2506, None),
         ([8, 8], {"max_model_len": 13}, 0, 26, 32),  # static rows would not fit into max_model_len

@@ -40,22 +40,6 @@ def forward_contexts(monkeypatch: pytest.MonkeyPatch) -> Sequence[Any]:
     return watched.call_args_list
 
 
-def test_trap_3_batches_beyond_the_token_budget_run_uncompiled(pair, monkeypatch: pytest.MonkeyPatch):
-    """vLLM's warm-up ignores the draft slots, and compiled heads assert rows <= max_num_batched_tokens."""
-    drafter = start(pair).drafter
-    from peagle_kernels import DraftBatch
-    from peagle_vllm.v2 import speculator
-
-    contexts = forward_contexts(monkeypatch)
-    assert drafter.max_draft_rows > drafter.max_num_tokens
-    for rows in (drafter.max_num_tokens, drafter.max_num_tokens + 1):
-        with torch.inference_mode():
-            hidden_states = torch.zeros(rows, drafter.hidden_size)
-            batch = DraftBatch(1, 0, 0, rows, 1)
-            drafter._forward(speculator.DraftRun(batch, drafter.fc_inputs, hidden_states, None))
-    assert [each.kwargs["skip_compiled"] for each in contexts] == [False, True]
-
-
 def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, monkeypatch: pytest.MonkeyPatch):
     """No backend of the CPU build has context parallelism; this is what vLLM's runner makes of the speculator's."""
     live = start(pair)
@@ -103,7 +87,10 @@ def test_trap_12_ranks_do_not_ask_each_other(pair, monkeypatch: pytest.MonkeyPat
     """The forward context of a data parallel rank gets its counts ready made, or it would ask the other ranks."""
     live = start(pair)
     contexts = forward_contexts(monkeypatch)
-    monkeypatch.setattr(live.drafter, "dp_size", 3)
+    config = copy.copy(live.drafter.vllm_config)
+    config.parallel_config = copy.copy(config.parallel_config)
+    config.parallel_config.data_parallel_size = 3
+    monkeypatch.setattr(live.drafter, "vllm_config", config)
     live.run([Request("rank", prompt(20), 8), Request("other", prompt(5, 1), 8)])
     assert contexts
     for each in contexts:

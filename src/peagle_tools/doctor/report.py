@@ -146,7 +146,7 @@ def _accelerator() -> str | None:
 
 
 def _top_k() -> str | None:
-    """Whose top-k the trial of ``greedy.choose_top_k`` will find to run; None where FlashInfer's is never taken."""
+    """Whose top-k the trial in ``sampling.greedy`` will find to run; None where FlashInfer's is never taken."""
     import torch
 
     if torch.version.cuda is None:

@@ -13,7 +13,7 @@ from peagle_tools.shared.engines import Pair
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.observer import SampledRows, drafter_of
-from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
+from peagle_vllm.sampling.greedy import top_candidates
 
 SHARD = 128  # prompts
 GO_ON = "make room and start again, which goes on from there"
@@ -36,8 +36,6 @@ def start(worker: Any, num_candidates: int) -> None:
     drafter, is_first = drafter_of(worker), get_tensor_model_parallel_rank() == 0
     if drafter is None:
         return
-    row = torch.zeros(1, drafter.hidden_size, dtype=drafter.dtype, device=drafter.device)
-    choose_top_k(drafter.model, row, num_candidates)
     drafter.recorded = []
 
     def record(sampled: SampledRows) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from peagle_vllm.serving import on_all_ranks
+
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 MAX_LOGITS_BYTES = 512 << 20  # 1,024 requests at K = 7 and 201,088 tokens would make 2.9 GB at once
@@ -34,27 +36,28 @@ def top_tokens(model: Any, hidden_states: torch.Tensor, out: torch.Tensor | None
     return chosen if out is None else out.copy_(chosen)
 
 
-@torch.inference_mode()
-def choose_top_k(model: Any, row: torch.Tensor, num: int) -> None:
-    """Decide how ``top_candidates`` finds the best tokens; called once, when a head is loaded.
+def _has_vllm_top_k(model: Any, row: torch.Tensor, num: int) -> bool:
+    """Whether vLLM's ``get_top_k_tokens`` runs here, which gathers the shards' best instead of their logits.
 
-    vLLM's ``get_top_k_tokens`` gathers the shards' best instead of their logits. On CUDA it takes FlashInfer's top-k
-    wherever that is installed, and FlashInfer compiles on the first use: hence the trial. Where it fails, torch's
-    top-k takes whole logits.
+    On CUDA it takes FlashInfer's top-k wherever that is installed, and FlashInfer compiles on the first use: hence the
+    trial, on this rank's logits alone, since a rank that fails would leave the others waiting in a collective.
 
     Args:
         row: [1, hidden_size] any hidden state.
         num: of candidates.
     """
+    from vllm.model_executor.layers.logits_processor import _topk
+
     head, processor = model.lm_head, model.logits_processor
     # vLLM refuses a negative scale, and its CPU build gathers no whole numbers.
-    model.has_vllm_top_k = processor.scale > 0 and not (head.tp_size > 1 and row.is_cpu)
-    if not model.has_vllm_top_k:
-        return
+    if processor.scale <= 0 or (head.tp_size > 1 and row.is_cpu):
+        return False
+    succeeded = True
     try:
-        processor.get_top_k_tokens(head, row, num)[0].tolist()
+        width, dtype = head.num_embeddings_per_partition, processor.head_dtype or row.dtype
+        _topk(row.new_zeros(1, width, dtype=dtype), num)[0].tolist()
     except Exception as error:  # a compiler, a linker and a driver each fail in their own way
-        model.has_vllm_top_k = False
+        succeeded = False
         logger.warning(
             "P-EAGLE chooses candidates with torch's top-k over whole logits, which is slower, because vLLM's does not "
             "run here (%s: %s). FlashInfer's top-k needs nvcc and ninja, or its prebuilt kernels: "
@@ -62,16 +65,22 @@ def choose_top_k(model: Any, row: torch.Tensor, num: int) -> None:
             type(error).__name__,
             str(error).strip().partition("\n")[0],
         )
+    return succeeded if head.tp_size == 1 else on_all_ranks(succeeded)
 
 
 def top_candidates(
     model: Any, hidden_states: torch.Tensor, num: int, log_probs: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``num`` best tokens of each row, best first, after ``choose_top_k``. Equal logits come in any order.
+    """The ``num`` best tokens of each row, best first. Equal logits come in any order.
+
+    The first call, in vLLM's profile run or before, decides how: a head is loaded into memory that sleep throws away,
+    and FlashInfer keeps what it allocates then.
 
     Returns:
         [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits, or log probabilities.
     """
+    if not hasattr(model, "has_vllm_top_k"):
+        model.has_vllm_top_k = _has_vllm_top_k(model, hidden_states[:1], num)
     parts = [_best(model, part, num, log_probs) for part in _parts(model, hidden_states)]
     if len(parts) == 1:
         return parts[0]

@@ -12,7 +12,7 @@ from peagle_kernels import Candidates, CandidateSelector, DraftBuffers, Drawing
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.sampling.greedy import choose_top_k, top_candidates
+from peagle_vllm.sampling.greedy import top_candidates
 from peagle_vllm.serving import RefusedError, refuse_broken
 
 
@@ -74,8 +74,6 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     for name, tensor in selector._asdict().items():
         if isinstance(tensor, torch.Tensor):  # vLLM saves a draft model's buffers where sleep discards its weights
             model.register_buffer(f"selector_{name}", tensor, persistent=False)
-    row = torch.zeros(1, draft.get_hidden_size(), dtype=draft.dtype, device=device)
-    choose_top_k(model, row, selector.num_candidates)
     return selector
 
 

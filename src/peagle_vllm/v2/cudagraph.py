@@ -92,7 +92,6 @@ class DraftGraphs:
         max_k: int,
         max_num_tokens: int,
         max_model_len: int,
-        is_dummy: bool = False,
     ) -> tuple[DraftBatch, np.ndarray, BatchExecutionDescriptor | None]:
         """Shape and graph of a batch that drafts ``num_k`` of at most ``max_k`` tokens a request.
 
@@ -100,7 +99,6 @@ class DraftGraphs:
             num_scheduled: [num_reqs] verified rows, an upper bound under adaptive verification.
             num_target_rows: verified rows of all requests.
             max_num_tokens: max_num_batched_tokens.
-            is_dummy: nobody reads the drafts, and the scheduler has left them no room.
 
         Returns:
             The batch, padded to the graph; [num_reqs + 1] int32 draft rows of each request; the graph, None: eager.
@@ -114,10 +112,12 @@ class DraftGraphs:
             length = shape[1] if shape else length
             starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         else:
-            starts = starts_of(ragged_lengths(num_scheduled, num_k, max_model_len))
-            if is_dummy and starts[-1] > max_num_tokens:
-                # A real step never has more rows. Each request keeps its last ones, K at least, so every draft is made.
-                starts = (np.arange(num_reqs + 1) * max_num_tokens // num_reqs).astype(np.int32)
+            lengths = ragged_lengths(num_scheduled, num_k, max_model_len)
+            if lengths.sum() > max_num_tokens:
+                # Only vLLM's profile run and warm-up leave the drafts no room, and nobody reads those. Each request
+                # keeps its last rows, K at least, so every draft is made.
+                lengths = np.minimum(lengths, np.diff(np.arange(num_reqs + 1) * max_num_tokens // num_reqs))
+            starts = starts_of(lengths)
         num_rows = int(starts[-1])
         captured = None if shape else self.mixed_graph(num_rows)
         graph = _full(shape) if shape else _piecewise(captured) if captured else None

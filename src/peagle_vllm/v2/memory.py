@@ -36,13 +36,12 @@ def draft_memory(vllm_config: VllmConfig) -> dict[str, int]:
     aux = _num_aux(vllm_config) * vllm_config.model_config.get_hidden_size() * size
     per_row = 4 + 8 + 4 + 8  # input id, position, row map, slots
     per_sample = 8 + 8 + 8  # row, position, request
-    rows = max_num_tokens + max_num_seqs * (max_k - 1)
     samples = min(max_num_seqs * max_k, max_num_tokens)
     selector_config = selector_config_of(vllm_config)
     top_k, rank = (selector_config.selector_top_k, selector_config.selector_rank) if selector_config else (0, 0)
     per_candidate = 4 + 8  # score, token id
     logits = min(samples * _draft_vocab_size(vllm_config) * size, MAX_LOGITS_BYTES)
-    buffers = (1 + graphs.max_num_reqs * (max_k + 1)) * aux + graphs.max_rows * hidden + rows * per_row
+    buffers = (1 + graphs.max_num_reqs * (max_k + 1)) * aux + graphs.max_rows * hidden + max_num_tokens * per_row
     buffers += max_num_seqs * max_k * (per_sample + top_k * per_candidate)
     return {
         "head_weights_bytes": _weights(vllm_config),

@@ -69,11 +69,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # 0: the runner takes those rows off the target's batch, and would size the KV cache after too small a peak.
         self.num_query_per_req = self.num_speculative_steps
         self.parallel_drafting_token_id = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
-
-        # A draft batch has K-1 more rows a request than the target's, and vLLM's warm-up fills the
-        # target's batch up to max_num_batched_tokens, so the inherited buffers are too short.
-        self.max_draft_rows = self.max_num_tokens + self.max_num_reqs * (self.num_speculative_steps - 1)
-        self.input_buffers = InputBuffers(self.max_num_reqs, self.max_draft_rows, device)
         # Draft columns of a batch that samples s rows a request: 0 .. s-1, again and again.
         self._columns = {
             samples: torch.arange(samples, dtype=torch.int32, device=device).repeat(self.max_num_reqs)
@@ -126,7 +121,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.fc_inputs = torch.zeros(num_rows, self.model.mask_hidden.numel(), **options)
         inputs = self.input_buffers
         self.buffers = allocate_buffers(
-            max_rows=self.max_draft_rows,
+            max_rows=self.max_num_tokens,
             max_num_reqs=self.max_num_reqs,
             max_speculative_tokens=self.num_speculative_steps,
             staging=self.fc_inputs[1:],
@@ -152,7 +147,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     ) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
-        slots = (len(used_group_ids(self.attn_groups)), self.max_draft_rows)
+        slots = (len(used_group_ids(self.attn_groups)), self.max_num_tokens)
         self.buffers = self.buffers._replace(
             slot_mappings=torch.full(slots, geometry.PAD_SLOT, dtype=torch.int64, device=self.device)
         )
@@ -255,7 +250,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             max_k=self.num_speculative_steps,
             max_num_tokens=self.max_num_tokens,
             max_model_len=self._max_len,
-            is_dummy=dummy_run,
         )
         mode, buffers = graph.cg_mode if graph else CUDAGraphMode.NONE, self.buffers
         num_real_rows = int(starts[-1])
@@ -340,7 +334,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _forward(self, run: DraftRun) -> torch.Tensor:
         """One drafter forward. Returns [num_rows, hidden_size] normed hidden states."""
-        num_rows = run.batch.num_rows
+        num_rows, dp_size = run.batch.num_rows, self.vllm_config.parallel_config.data_parallel_size  # which can change
         inputs = {
             "input_ids": self.buffers.input_ids[:num_rows],
             "positions": self.buffers.positions[:num_rows],
@@ -353,12 +347,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
             num_tokens=num_rows,
             cudagraph_runtime_mode=run.cudagraph_mode,
             # A head is dense, so any row counts will do for the other ranks. Without them vLLM runs a collective.
-            num_tokens_across_dp=torch.full((self.dp_size,), num_rows, dtype=torch.int32) if self.dp_size > 1 else None,
+            num_tokens_across_dp=torch.full((dp_size,), num_rows, dtype=torch.int32) if dp_size > 1 else None,
             slot_mapping=None if run.attn_metadata is None else self.attention.slot_mapping(num_rows),
             batch_descriptor=BatchDescriptor(num_tokens=num_rows),
-            # vLLM compiles heads for at most max_num_batched_tokens rows; only its warm-up, which
-            # ignores the draft slots, makes larger batches.
-            skip_compiled=num_rows > self.max_num_tokens,
         ):
             if run.cudagraph_mode == CUDAGraphMode.PIECEWISE:
                 assert self.cudagraph_manager is not None
