@@ -1,7 +1,7 @@
 """Acceptance of probabilistic drafts with and without the request's top-k and top-p, on the real target.
 
-``make real-target`` first. The engine is V1. What was measured of a drafter is kept in .cache/real-bench; remove it
-after a change.
+``make real-target`` first. The engine is V1. EAGLE-3, stock vLLM's, drafts by the temperature alone. What was measured
+of a drafter is kept in .cache/real-bench; remove it after a change.
 """
 
 from itertools import product
@@ -19,23 +19,26 @@ PROMPTS, MAX_TOKENS, K = 80, 128, 3
 ARMS = (
     RealArm("P-EAGLE", "peagle", K, selector=True, probabilistic=True),
     RealArm(PLAIN, "peagle-plain", K, probabilistic=True),
+    RealArm("EAGLE-3", "eagle3", K, probabilistic=True),
 )
 
 
 def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float], within: bool) -> list[list[int]]:
     """The accepted counts of an answer to each first turn."""
+    from peagle_vllm import patches
     from peagle_vllm.v1 import proposer
 
     chats = [turns[:1] for turns in read_set(name, prompts)]
     kept = proposer.within_limits if within else lambda logits, _: logits
-    with patch.object(proposer, "within_limits", kept):
+    # Without cpu-sampling no draft of stock vLLM is verified by its request's temperature on a CPU.
+    with patch.object(proposer, "within_limits", kept), patch.object(patches, "serving_peagle", True):
         return [engine.counts(output) for output in engine.answer(chats, MAX_TOKENS, **sampling)]
 
 
 def measure(arm: RealArm) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     with live(arm) as call:
-        for heat, limit, name in product(TEMPERATURES, LIMITS, SETS):
+        for heat, limit, name in product(TEMPERATURES, ({},) if arm.head == "eagle3" else LIMITS, SETS):
             sampling = {"temperature": heat, **limit}
             within = np.asarray(call(sampled, name, PROMPTS, sampling, True))
             found = {"within_limits": al_of(within)}

@@ -55,7 +55,7 @@ class RealArm:
     """A drafter.
 
     Attributes:
-        head: a folder of models/real, "ngram", or None.
+        head: a folder, of models/real if it is a name (``eagle3``: what speculators trained), "ngram", or None.
         probabilistic: its drafts for requests with a temperature are sampled.
         window: tokens that each layer of the head sees; None: all.
         lookup: tokens from which on drafts are looked up; 0: never.
@@ -126,7 +126,7 @@ class RealArm:
                 with new_folder(folder) as out:
                     converting.convert(source, out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
-        config |= {} if self.head == "eagle3" else {"parallel_drafting": True}
+        config |= {} if Path(self.head).name == "eagle3" else {"parallel_drafting": True}
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
@@ -199,18 +199,11 @@ class Engine:
             found[0] += max(0, len(output.token_ids) - 1 - accepted - sum(found))
         return found
 
-    def timed(self, name: str, prompts: int, in_flight: int, only: int | None = None) -> np.ndarray:
-        """Tokens of answers to the first turns of some prompts of a set, and the seconds that they took, [2].
-
-        Args:
-            only: the first of ``in_flight`` of these prompts that are answered; None: all of them.
-        """
-        chats, found = [turns[:1] for turns in read_set(name, prompts)], np.zeros(2)
-        for at in range(0, len(chats), in_flight) if only is None else (only,):
-            began = time.perf_counter()
-            outputs = self.answer(chats[at : at + in_flight], TIMED_TOKENS)
-            found += sum(len(output.token_ids) for output in outputs), time.perf_counter() - began
-        return found
+    def timed(self, name: str, only: slice) -> np.ndarray:
+        """Tokens of answers to the first turns of some of a set's timed prompts at once, and their seconds, [2]."""
+        chats, began = [turns[:1] for turns in read_set(name, TIMED_PROMPTS)[only]], time.perf_counter()
+        tokens = sum(len(output.token_ids) for output in self.answer(chats, TIMED_TOKENS))
+        return np.array([tokens, time.perf_counter() - began])
 
     def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
         """Acceptance on all prompts, or some of each set.
@@ -367,7 +360,7 @@ def measure_all() -> dict[str, Any]:
             sums = {arm: {(name, n): np.zeros(2) for name in SETS for n in IN_FLIGHT} for arm in calls}
             for name, n in product(SETS, IN_FLIGHT):
                 for at, (arm, call) in product(range(0, TIMED_PROMPTS, n), calls.items()):  # arms side by side in time
-                    sums[arm][name, n] += call("timed", name, TIMED_PROMPTS, n, at)
+                    sums[arm][name, n] += call("timed", name, slice(at, at + n))
             for arm, found in sums.items():
                 samples[arm].append({of: tokens / seconds for of, (tokens, seconds) in found.items()})
     rows = []

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.engines import inside
-from benchmarks.real import NONE, PLAIN, THREADS, TIMED_TOKENS, Engine, RealArm, live
+from benchmarks.real import NONE, PLAIN, THREADS, TIMED_PROMPTS, TIMED_TOKENS, Engine, RealArm, live
 from peagle_tools.shared.provenance import provenance
 
-REPEATS, PROMPTS = 3, 8
+REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def rounds(engine: Engine, prompt: int) -> list[dict[str, float]]:
             clock(drafter, "set_inputs_first_pass", "drafts: preparation")
             clock(drafter.model, "forward", "drafts: head's forward")
             clock(drafter, "_sample_draft_tokens", "drafts: logits and choice")
-        engine.timed("humaneval", PROMPTS, 1, prompt)
+        engine.timed("humaneval", slice(prompt, prompt + 1))
     return [one for one in found if "target's forward" in one]
 
 
@@ -93,7 +93,7 @@ def main() -> None:
         calls = {arm: stack.enter_context(live(arm)) for arm in measured}
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
-        for _, prompt, (arm, call) in product(range(REPEATS), range(PROMPTS), calls.items()):
+        for _, prompt, (arm, call) in product(range(REPEATS), range(TIMED_PROMPTS), calls.items()):
             samples[arm].append(call(rounds, prompt))
     rows: list[dict[str, Any]] = []
     for arm, answers in samples.items():
@@ -104,7 +104,7 @@ def main() -> None:
         drafter = {"name": arm.name, "head": arm.head, "k": arm.k}
         rows.append({"arm": drafter, "rounds": len(found), "ms": ms, "plain_steps": arms.summary(ratios)})
         print(arm.label, rows[-1]["plain_steps"]["median"], ms, flush=True)
-    timed = {"repeats": REPEATS, "prompts": PROMPTS, "tokens": TIMED_TOKENS, "threads": THREADS}
+    timed = {"repeats": REPEATS, "prompts": TIMED_PROMPTS, "tokens": TIMED_TOKENS, "threads": THREADS}
     arms.write_result(args.out, __doc__, {"timed": timed, "arms": rows} | provenance())
 
 

@@ -1,12 +1,13 @@
-"""Variants of a head on the real target: fewer draft tokens, 8 bits, a selector fitted after its training.
+"""Variants of a head on the real target: fewer draft tokens, 8 bits, a selector fitted after its training, other seeds.
 
-``make real-target`` first. ``peagle-vllm sharpen`` makes them of the P-EAGLE head without a selector, from prompts that
-the target wrote itself; HumanEval and MT-Bench measure them as in ``benchmarks.real``. What each step made is kept in
-.cache/real-bench.
+``make real-target`` and ``python models/recipe/real.py --seed 1 --out .cache/real-bench/seed-1`` first. ``peagle-vllm
+sharpen`` makes the variants of the P-EAGLE head without a selector, from prompts that the target wrote; HumanEval and
+MT-Bench measure them as in ``benchmarks.real``. What each step made is kept in .cache/real-bench.
 """
 
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ PROMPTS, FEWER, K = 1200, 300, 3  # FEWER choose the draft tokens
 SIZES = (4096, 8192, 16384, 32768)  # draft vocabularies
 SMALLER = {"4,096 draft tokens": ("--draft-vocab=4096",), "int8": ("--quantize=int8",)}
 BASE, JOINT = RealArm(PLAIN, "peagle-plain", K), RealArm("P-EAGLE", "peagle", K, selector=True)
+SEED = WORK / "seed-1"
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
@@ -67,6 +69,8 @@ def made(name: str, num_prompts: int, *options: str) -> tuple[Path, Any]:
 
 def main() -> None:
     out, found_by = arms.parser(__doc__).parse_args().out, provenance()
+    if missing := [head for arm in (BASE, JOINT) if not (head := SEED / str(arm.head)).is_dir()]:
+        raise SystemExit(f"{missing[0]}: no head of another seed is there; see --help")
     rows: list[dict[str, Any]] = []
 
     def measure(arm: RealArm, base: RealArm, **facts: Any) -> None:
@@ -91,6 +95,11 @@ def main() -> None:
     after = RealArm("P-EAGLE sharpened after training", str(folder), K, selector=True)
     measure(after, BASE, sharpen=report)
     measure(JOINT, after)
+    plain, joint = (
+        replace(arm, name=f"{arm.name}, second seed", head=str(SEED / str(arm.head))) for arm in (BASE, JOINT)
+    )
+    for arm, base in ((joint, plain), (joint, JOINT), (plain, BASE)):
+        measure(arm, base)
     how = {"prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
     arms.write_result(out, __doc__, how | found_by)
 

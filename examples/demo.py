@@ -45,7 +45,9 @@ def main() -> None:
             call = calls[arm]
             with console.status(arm.label):
                 cells = call("acceptance", first, args.prompts)
-                timed = [call("timed", name, TIMED_PROMPTS // 2, 1) for name in SETS]
+                timed = [
+                    sum(call("timed", name, slice(at, at + 1)) for at in range(TIMED_PROMPTS // 2)) for name in SETS
+                ]
             first = first or {name: cells[name]["first"] for name in SETS}
             for name, (tokens, seconds) in zip(SETS, timed, strict=True):
                 found = al_of(np.asarray(cells[name]["counts"]))
