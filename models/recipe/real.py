@@ -32,6 +32,7 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
+LOGGED = 20  # of the log, which has a line every 10 steps, the first and each so many steps are in the report
 # Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
 HEADS: dict[str, dict[str, Any]] = {
     "peagle": {},  # with its selector
@@ -73,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
+    parser.add_argument("--only", choices=HEADS, nargs="+", default=list(HEADS), help="these heads (default: all)")
     parser.add_argument("--answers", type=int, help="the first ones, an eighth of them held out (default: all)")
     parser.add_argument("--steps", type=int, help="default: as peagle.yaml says")
     parser.add_argument("--seed", type=int, help="default: as peagle.yaml says")
@@ -93,9 +95,11 @@ def main() -> None:
     if not (config.run / "answers.jsonl").exists():
         write_whole(config.run / "answers.jsonl", text)
     for step in ("data", "states"):
+        began = time.monotonic()
         do(step, config)
-    for head, differs in HEADS.items():
-        of, began = changed(config, folder=str(config.run / head), **differs), time.monotonic()
+        print(f"{step}: {time.monotonic() - began:.0f} s", flush=True)
+    for head in args.only:
+        of, began = changed(config, folder=str(config.run / head), **HEADS[head]), time.monotonic()
         best, made = train(head, of), of.run / head
         seconds = round(time.monotonic() - began)
         shutil.rmtree(made, ignore_errors=True)
@@ -105,7 +109,9 @@ def main() -> None:
         drafts = greedy_drafts((args.out / head).absolute())
         log, al = (list(read_lines(of.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
         held_out = [line for line in log if "held_out" in line]
+        print(f"{head}: {seconds} s", flush=True)
         report = {"settings": settings(of)["run"], "best": best.resolve().name, "al": al}
+        report["log"] = [line for line in log if line["step"] % LOGGED == 1 and "time" in line]
         report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": drafts, **provenance()}
         write_whole(args.out / head / "training.json", json.dumps(report, indent=1) + "\n")
 
