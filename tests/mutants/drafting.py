@@ -319,6 +319,13 @@ DRAFTING = (
         "",
         "tests/features/test_weight_update.py::test_a_selector_that_does_not_come_is_off_until_it_comes",
     ),
+    Mutation(
+        "an update takes the target's lm_head for the head's quantized copy of it",
+        UPDATES,
+        "        targets.update(copy for copy, source in _quantized_copies() if source in targets)\n",
+        "",
+        "tests/features/test_weight_update.py::test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head",
+    ),
     Mutation("drafts go on after a failed update", UPDATES, "        self._broken = True\n", "", FAILED_UPDATE),
     Mutation(
         "an update takes the target's modules apart",
