@@ -1,8 +1,8 @@
 """Variants of a head on the real target: fewer draft tokens, 8 bits, a selector fitted after its training, other seeds.
 
-``make real-target`` and ``python models/recipe/real.py --seed 1 --out .cache/real-bench/seed-1`` first. ``peagle-vllm
-sharpen`` makes the variants of the P-EAGLE head without a selector, from prompts that the target wrote; HumanEval and
-MT-Bench measure them as in ``benchmarks.real``. What each step made is kept in .cache/real-bench.
+``make real-target`` first. ``peagle-vllm sharpen`` makes the variants of the P-EAGLE head without a selector, from
+prompts that the target wrote; HumanEval and MT-Bench measure them as in ``benchmarks.real``. What each step made is
+kept in .cache/real-bench.
 """
 
 import json
@@ -36,7 +36,6 @@ PROMPTS, FEWER, K = 1200, 300, 3  # FEWER choose the draft tokens
 SIZES = (4096, 8192, 16384, 32768)  # draft vocabularies
 SMALLER = {"4,096 draft tokens": ("--draft-vocab=4096",), "int8": ("--quantize=int8",)}
 BASE, JOINT = RealArm(PLAIN, "peagle-plain", K), RealArm("P-EAGLE", "peagle", K, selector=True)
-SEED = WORK / "seed-1"
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
@@ -67,41 +66,48 @@ def made(name: str, num_prompts: int, *options: str) -> tuple[Path, Any]:
     return out, arms.kept(out.with_suffix(".json"), make)
 
 
-def main() -> None:
-    out, found_by = arms.parser(__doc__).parse_args().out, provenance()
-    if missing := [head for arm in (BASE, JOINT) if not (head := SEED / str(arm.head)).is_dir()]:
-        raise SystemExit(f"{missing[0]}: no head of another seed is there; see --help")
-    rows: list[dict[str, Any]] = []
+def compared(arm: RealArm, base: RealArm, commit: str, **facts: Any) -> dict[str, Any]:
+    """A row of the result: an arm's AL by set, and its gain over another's."""
+    none = acceptance(NONE, None, {}, commit)["sets"]
+    first = {name: none[name]["first"] for name in SETS}
+    other, mine = (acceptance(each, None, first, commit) for each in (base, arm))
+    row = {"name": arm.name, "k": arm.k, "against": base.name, "commit": mine["commit"], **facts, "sets": {}}
+    for name in SETS:
+        counts = np.asarray(mine["sets"][name]["counts"])
+        row["sets"][name] = al_of(counts) | gain_of(counts, np.asarray(other["sets"][name]["counts"]))
+    print(row, flush=True)
+    return row
 
-    def measure(arm: RealArm, base: RealArm, **facts: Any) -> None:
-        first: dict[str, list[str]] = {}
-        cells = []
-        for each in (NONE, base, arm):  # the first two are of ``make real``
-            found = acceptance(each, None, first, found_by["commit"])
-            cells.append(found["sets"])
-            first = first or {name: cells[0][name]["first"] for name in SETS}
-        row = {"name": arm.name, "k": arm.k, "against": base.name, "commit": found["commit"], **facts, "sets": {}}
-        for name in SETS:
-            mine, other = (np.asarray(cell[name]["counts"]) for cell in cells[1:][::-1])
-            row["sets"][name] = al_of(mine) | gain_of(mine, other)
-        rows.append(row)
-        print(row, flush=True)
 
+def variants(commit: str) -> dict[str, Any]:
+    """Rows of what ``sharpen`` made."""
+    rows, before = [], step_bytes(read_head(HEADS / "peagle-plain"))
     for name, options in SMALLER.items():
         folder, report = made(name, FEWER, "--no-selector", *options)
-        read = {"bytes": step_bytes(read_head(folder)), "bytes_before": step_bytes(read_head(HEADS / "peagle-plain"))}
-        measure(RealArm(f"{PLAIN}, {name}", str(folder), K), BASE, **read, options=options, sharpen=report)
+        facts = {"bytes": step_bytes(read_head(folder)), "bytes_before": before, "options": options, "sharpen": report}
+        rows.append(compared(RealArm(f"{PLAIN}, {name}", str(folder), K), BASE, commit, **facts))
     folder, report = made("sharpened", PROMPTS)
     after = RealArm("P-EAGLE sharpened after training", str(folder), K, selector=True)
-    measure(after, BASE, sharpen=report)
-    measure(JOINT, after)
+    rows += [compared(after, BASE, commit, sharpen=report), compared(JOINT, after, commit)]
+    return {"prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
+
+
+def seeds(heads: Path, commit: str) -> dict[str, Any]:
+    """Rows of the same heads, trained with another seed."""
     plain, joint = (
-        replace(arm, name=f"{arm.name}, second seed", head=str(SEED / str(arm.head))) for arm in (BASE, JOINT)
+        replace(arm, name=f"{arm.name}, second seed", head=str(heads / str(arm.head))) for arm in (BASE, JOINT)
     )
-    for arm, base in ((joint, plain), (joint, JOINT), (plain, BASE)):
-        measure(arm, base)
-    how = {"prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
-    arms.write_result(out, __doc__, how | found_by)
+    pairs = ((plain, BASE), (joint, JOINT), (joint, plain))
+    return {"engine": ENGINE, "variants": [compared(arm, base, commit) for arm, base in pairs]}
+
+
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--seeds", type=Path, metavar="FOLDER", help="measure this instead: `real.py --seed` --out")
+    args, found_by = parser.parse_args(), provenance()
+    commit = found_by["commit"]
+    found = seeds(args.seeds.absolute(), commit) if args.seeds else variants(commit)
+    arms.write_result(args.out, __doc__, found | found_by)
 
 
 if __name__ == "__main__":
