@@ -60,7 +60,7 @@ def main() -> None:
             every = dict.fromkeys(("checkpoint", "replay"), STEPS)
             of = changed(of, optimizer={"lr": base.optimizer.lr * times, "steps": STEPS}, every=every)
             of = changed(of, speculators={"muon_lr": base.speculators["muon_lr"] * times})
-            rows.append(arms.kept(of.run.with_suffix(".json"), lambda head=head, of=of: measure(head, of)))
+            rows.append(arms.kept(Path(f"{of.run}.json"), lambda head=head, of=of: measure(head, of)))
             print({name: value for name, value in rows[-1].items() if name != "settings"}, flush=True)
     arms.write_result(args.out, __doc__, {"steps": STEPS, "k": K, "max_tokens": MAX_TOKENS, "rows": rows} | found_by)
 
