@@ -98,7 +98,10 @@ def seeds(heads: Path, commit: str) -> dict[str, Any]:
         replace(arm, name=f"{arm.name}, second seed", head=str(heads / str(arm.head))) for arm in (BASE, JOINT)
     )
     pairs = ((plain, BASE), (joint, JOINT), (joint, plain))
-    return {"engine": ENGINE, "variants": [compared(arm, base, commit) for arm, base in pairs]}
+    rows = [compared(arm, base, commit) for arm, base in pairs]
+    reports = {arm.name: json.loads((Path(str(arm.head)) / "training.json").read_text()) for arm in (plain, joint)}
+    trained = {name: {key: of[key] for key in ("settings", "al", "commit")} for name, of in reports.items()}
+    return {"engine": ENGINE, "variants": rows, "trained": trained}
 
 
 def main() -> None:
