@@ -100,7 +100,10 @@ def seeds(heads: Path, commit: str) -> dict[str, Any]:
     pairs = ((plain, BASE), (joint, JOINT), (joint, plain))
     rows = [compared(arm, base, commit) for arm, base in pairs]
     reports = {arm.name: json.loads((Path(str(arm.head)) / "training.json").read_text()) for arm in (plain, joint)}
-    trained = {name: {key: of[key] for key in ("settings", "al", "commit")} for name, of in reports.items()}
+    trained = {
+        name: {"settings": of["settings"], "commit": of["commit"], "al": [row for row in of["al"] if row["K"] == K]}
+        for name, of in reports.items()
+    }
     return {"engine": ENGINE, "variants": rows, "trained": trained}
 
 
