@@ -233,6 +233,18 @@ def recipe() -> str:
     return f"{table(('tokens seen', 'minutes', *series), rows)}\n\n{note[:-1]}."
 
 
+def rates() -> str:
+    """AL of the real target's heads by learning rate."""
+    result, rows = read("rates"), []
+    for head in dict.fromkeys(row["head"] for row in result["rows"]):
+        found = [row for row in result["rows"] if row["head"] == head]
+        rows.append((HEADS.get(head, "EAGLE-3"), *(length(row, ".3f") for row in found)))
+    columns = ("AL [95%] at", *(f"`lr` {row['lr']:g}, `muon_lr` {row['muon_lr']:g}" for row in found))
+    note = f"After {result['steps']} steps, K = {result['k']}, in vLLM on the held-out prompts, greedy, up to "
+    note += f"{result['max_tokens']} tokens an answer."
+    return f"{table(columns, rows)}\n\n{note} {where(result, 'rates')}"
+
+
 def recipe_plot() -> str:
     """``learning`` as SVG."""
     from peagle_tools.bench.plots import draw
@@ -315,14 +327,16 @@ def rounds() -> str:
 def variants() -> str:
     """Smaller heads and one sharpened after its training, on the real target."""
     result, rows = read("variants"), []
-    for row in result["variants"]:
+    for row in (*result["variants"], *read("seeds")["variants"]):
         size = f"{row['bytes'] / row['bytes_before'] - 1:+.0%}" if "bytes" in row else ""
         cells = [f"{length(found)}, {gain(found)}" for found in row["sets"].values()]
         rows.append((row["name"], row["k"], row["against"], *cells, size))
     columns = ("drafter", "K", "against", "HumanEval: AL [95%], gain", "MT-Bench", "bytes of a draft step")
     covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
     note = f"Share of held-out answers' tokens that so many draft tokens cover, chosen by the other answers: {covered}."
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'variants')}"
+    return (
+        f"{table(columns, rows)}\n\n{note} Second seeds: `benchmarks/results/seeds.json`. {where(result, 'variants')}"
+    )
 
 
 def traffic() -> str:
@@ -346,7 +360,7 @@ GENERATED = {
     "README.md": [real],
     "docs/features.md": [targets],
     "docs/sharpen.md": [variants],
-    "docs/recipe.md": [recipe],
+    "docs/recipe.md": [recipe, rates],
     "docs/performance.md": [host, rounds],
     "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured, calibration],
 }
