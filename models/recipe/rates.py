@@ -1,10 +1,13 @@
 """Three learning rates for each head of the real target, on a tenth of its steps: ``python models/recipe/rates.py``.
 
-The hidden states are those of ``make real-heads``. A head is judged by its AL in vLLM on held-out prompts, of which it
-learned nothing. What is trained is kept.
+With ``--shapes`` other numbers of layers and draft tokens of P-EAGLE instead. The hidden states are those of ``make
+real-heads``. A head is judged by its AL in vLLM on held-out prompts, of which it learned nothing. What is trained is
+kept.
 """
 
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,18 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import Engine, RealArm, al_of, live
+from benchmarks.real import TARGET, Engine, RealArm, al_of, live
 from models.recipe.heads import changed
 from models.recipe.real import HEADS, REAL, train
 from peagle_tools.shared.provenance import provenance
+from peagle_tools.sharpen.reduce import step_bytes
 from peagle_tools.train.config import Config, read_config
 from peagle_tools.train.documents import read_rows
 from peagle_tools.train.pipeline import settings
+from peagle_vllm.heads.head import read_head
 
 TIMES, STEPS, K, MAX_TOKENS = (0.5, 1.0, 2.0), 50, 3, 128  # times both rates of peagle.yaml
+SHAPES: tuple[dict[str, Any], ...] = ({}, {"layers": 1}, {"layers": 4}, {"draft_vocab": 4096}, {"draft_vocab": 16384})
 
 
 def counts(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
@@ -45,23 +51,32 @@ def measure(head: str, config: Config) -> dict[str, Any]:
     with live(arm) as call:
         found = np.asarray(call(counts, prompts))
     rates = {"lr": config.optimizer.lr, "muon_lr": config.speculators["muon_lr"]}
-    return {"head": head, **rates, **al_of(found), "settings": settings(config)["run"]}
+    size = {"bytes": step_bytes(read_head(folder)), "target_bytes": (TARGET / "model.safetensors").stat().st_size}
+    return {"head": head, **rates, **size, **al_of(found), "settings": settings(config)["run"]}
+
+
+def runs(base: Config, folder: Path, of_shapes: bool) -> Iterator[tuple[str, Config]]:
+    """The head and the settings of each run."""
+    if of_shapes:
+        for shape in SHAPES:
+            name = "-".join(["shape", *map(str, shape.values())])
+            yield "peagle", changed(base, folder=str(folder / name), head=shape)
+    for head, times in product(HEADS, () if of_shapes else TIMES):
+        of = changed(base, folder=str(folder / f"rate-{head}-{times}"), **HEADS[head])
+        of = changed(of, optimizer={"lr": base.optimizer.lr * times})
+        yield head, changed(of, speculators={"muon_lr": base.speculators["muon_lr"] * times})
 
 
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--run", type=Path, help="of `make real-heads` (default: as peagle.yaml says)")
+    parser.add_argument("--shapes", action="store_true", help="measure shapes instead")
     args, found_by = parser.parse_args(), provenance()
-    base, rows = read_config(REAL / "peagle.yaml"), []
-    run = (args.run or base.run).absolute()
-    for head in HEADS:
-        for times in TIMES:
-            of = changed(base, folder=str(run / f"rate-{head}-{times}"), **HEADS[head])
-            every = dict.fromkeys(("checkpoint", "replay"), STEPS)
-            of = changed(of, optimizer={"lr": base.optimizer.lr * times, "steps": STEPS}, every=every)
-            of = changed(of, speculators={"muon_lr": base.speculators["muon_lr"] * times})
-            rows.append(arms.kept(Path(f"{of.run}.json"), lambda head=head, of=of: measure(head, of)))
-            print({name: value for name, value in rows[-1].items() if name != "settings"}, flush=True)
+    rows, every = [], dict.fromkeys(("checkpoint", "replay"), STEPS)
+    base = changed(read_config(REAL / "peagle.yaml"), optimizer={"steps": STEPS}, every=every)
+    for head, of in runs(base, (args.run or base.run).absolute(), args.shapes):
+        rows.append(arms.kept(Path(f"{of.run}.json"), lambda head=head, of=of: measure(head, of)))
+        print({name: value for name, value in rows[-1].items() if name != "settings"}, flush=True)
     arms.write_result(args.out, __doc__, {"steps": STEPS, "k": K, "max_tokens": MAX_TOKENS, "rows": rows} | found_by)
 
 

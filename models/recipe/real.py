@@ -83,8 +83,8 @@ def main() -> None:
     if args.run:
         config = changed(config, folder=str(args.run.absolute()))
     if args.steps:
-        every = dict.fromkeys(("checkpoint", "replay"), args.steps)
-        config = changed(config, optimizer={"steps": args.steps}, every=every)
+        every = min(args.steps, config.every.checkpoint)
+        config = changed(config, optimizer={"steps": args.steps}, every={"checkpoint": every, "replay": every})
     if args.seed is not None:
         config = changed(config, optimizer={"seed": args.seed})
     if args.answers:
