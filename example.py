@@ -11,8 +11,9 @@ from pathlib import Path
 from vllm import LLM, SamplingParams
 
 from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.engines import quick_dtype
 
-REAL = ".cache/real-target", "models/real/peagle", "bfloat16"
+REAL = ".cache/real-target", "models/real/peagle", quick_dtype()
 TINY = "models/tiny-llama", "models/tiny-llama-peagle", "float32"
 PROMPTS = [
     "Write a Python function that reads the lines of a file.",

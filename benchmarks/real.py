@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks import arms
 from benchmarks.arms import ROOT
 from benchmarks.engines import inside, measure_pair, prepare_process
+from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
@@ -44,7 +45,7 @@ TIMED_PROMPTS, TIMED_TOKENS, IN_FLIGHT, REPEATS = 8, 64, (1, 4, 8), 3
 RESAMPLES = 2000
 THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 ENGINE = {
-    "dtype": "bfloat16",
+    "dtype": quick_dtype(),
     "max_num_seqs": MOST,
     "kv_cache_memory_bytes": 384 << 20,
 }

@@ -10,5 +10,9 @@ if [ "$pair" = real ] && [ ! -d .cache/real-target ]; then
   echo "examples/serve.sh: .cache/real-target is not there: run \`make real-target\`, or serve the tiny pair: $0 tiny" >&2
   exit 2
 fi
+# An x86 CPU without this instruction set multiplies bfloat16 many times slower than float32.
+if [ "$pair" = real ] && [ "$(uname -m)" = x86_64 ] && ! grep -qs avx512_bf16 /proc/cpuinfo; then
+  set -- "$pair" --dtype float32 "${@:2}"
+fi
 [ -x .venv/bin/python ] && found=.venv/bin/python || found=python
 exec "${PYTHON:-$found}" -m vllm.entrypoints.openai.api_server --config "examples/pairs/$pair.yaml" "${@:2}"

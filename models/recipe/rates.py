@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks import arms
 from benchmarks.real import TARGET, Engine, RealArm, al_of, live
 from models.recipe.heads import changed
-from models.recipe.real import HEADS, REAL, train
+from models.recipe.real import HEADS, settings_here, train
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.sharpen.reduce import step_bytes
-from peagle_tools.train.config import Config, read_config
+from peagle_tools.train.config import Config
 from peagle_tools.train.documents import read_rows
 from peagle_tools.train.pipeline import settings
 from peagle_vllm.heads.head import read_head
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--shapes", action="store_true", help="measure shapes instead")
     args, found_by = parser.parse_args(), provenance()
     rows, every = [], dict.fromkeys(("checkpoint", "replay"), STEPS)
-    base = changed(read_config(REAL / "peagle.yaml"), optimizer={"steps": STEPS}, every=every)
+    base = changed(settings_here(), optimizer={"steps": STEPS}, every=every)
     for head, of in runs(base, (args.run or base.run).absolute(), args.shapes):
         rows.append(arms.kept(Path(f"{of.run}.json"), lambda head=head, of=of: measure(head, of)))
         print({name: value for name, value in rows[-1].items() if name != "settings"}, flush=True)

@@ -22,6 +22,7 @@ from benchmarks.real import HEADS as REAL
 from benchmarks.real import TARGET, greedy_drafts
 from models.recipe.build import publish
 from models.recipe.heads import changed, train_eagle3
+from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import Config, read_config
@@ -39,6 +40,12 @@ HEADS: dict[str, dict[str, Any]] = {
     "peagle-plain": {"selector": None},
     "eagle3": {"selector": None, "head": {"layers": 1, "depths": 3}, "speculators": {"norm_before_residual": True}},
 }
+
+
+def settings_here() -> Config:
+    """peagle.yaml, in the dtype that this machine is quick in."""
+    dtype = {"dtype": quick_dtype()}
+    return changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
 
 
 def train(head: str, config: Config) -> Path:
@@ -78,7 +85,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: as peagle.yaml says")
     parser.add_argument("--seed", type=int, help="default: as peagle.yaml says")
     args = parser.parse_args()
-    config = read_config(REAL / "peagle.yaml")
+    config = settings_here()
     text = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes())
     if args.run:
         config = changed(config, folder=str(args.run.absolute()))

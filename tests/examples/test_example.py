@@ -4,6 +4,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+import torch
+
+from peagle_tools.shared.engines import quick_dtype
 from tests.support.serving import ROOT, environment
 
 
@@ -22,3 +26,17 @@ def test_example() -> None:
     length = re.search(r"acceptance length (\S+) over (\d+) drafts", done.stdout)
     assert length is not None
     assert float(length[1]) > 1.5
+
+
+@pytest.mark.parametrize(
+    ("cpu", "dtype"),
+    [
+        ({"architecture": "x86_64", "avx512_bf16": False}, "float32"),
+        ({"architecture": "x86_64", "avx512_bf16": True}, "bfloat16"),
+        ({"architecture": "aarch64"}, "bfloat16"),
+    ],
+)
+def test_dtype_of_a_cpu(monkeypatch: pytest.MonkeyPatch, cpu: dict, dtype: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert quick_dtype() == dtype

@@ -22,6 +22,18 @@ from peagle_vllm.serving import kv_bytes_per_token
 GROUP = 4  # prompts measured together: the standard error is over groups
 
 
+def quick_dtype() -> str:
+    """vLLM's bfloat16, but float32 on an x86 CPU without instructions for it, where bfloat16 is many times slower.
+
+    Delete it when vLLM's CPU platform chooses so by itself (``CpuPlatform.supported_dtypes``).
+    """
+    import torch
+
+    cpu = torch.cpu.get_capabilities()
+    is_slow = cpu.get("architecture") == "x86_64" and not cpu.get("avx512_bf16") and not torch.cuda.is_available()
+    return "float32" if is_slow else "bfloat16"
+
+
 @dataclass(frozen=True)
 class Pair:
     """What is served. ``arguments`` are more ones for ``vllm.LLM``."""
