@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from peagle_tools.shared.engines import quick_dtype
+
 Weights = dict[str, torch.Tensor]
 Round = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,6 +34,11 @@ ROUND: dict[str, Round] = {
     "float16": lambda x: x.half().float(),
     "bfloat16": lambda x: x.bfloat16().float(),
 }
+
+
+def cut_off(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in bfloat16, towards zero: so vLLM's kernels write it on an x86 CPU without instructions for bfloat16."""
+    return (x.contiguous().view(torch.int32) & -(1 << 16)).view(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ class Stack:
 
     def __init__(self, config: dict, weights: Weights, cut: Round):
         self.weights, self.cut = weights, cut
+        # What vLLM's kernels store, not torch's: rotary embedding and attention.
+        self.store = cut_off if cut is ROUND["bfloat16"] and quick_dtype() == "float32" else cut
         self.eps = config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
@@ -138,11 +147,11 @@ class Stack:
             q, k = self.norm(q, f"{name}.q_norm"), self.norm(k, f"{name}.k_norm")
         angle = (positions[:, None].float() * self.freqs)[:, None]
         cos, sin = self.cut(angle.cos()), self.cut(angle.sin())
-        q, k = self.cut(rotate(q, cos, sin)), self.cut(rotate(k, cos, sin))
+        q, k = self.store(rotate(q, cos, sin)), self.store(rotate(k, cos, sin))
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.head_dim)
         probs = scores.masked_fill(~visible, -math.inf).softmax(-1)
-        return self.linear(self.cut(torch.einsum("hqk,khd->qhd", probs, v)).flatten(1), f"{name}.o_proj")
+        return self.linear(self.store(torch.einsum("hqk,khd->qhd", probs, v)).flatten(1), f"{name}.o_proj")
 
     def rest(self, h: torch.Tensor, name: str) -> torch.Tensor:
         """What follows attention in a layer: the gated MLP or the experts, added to the residual."""
