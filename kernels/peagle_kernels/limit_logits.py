@@ -10,8 +10,7 @@ from torch import Tensor
 
 from peagle_kernels.prepare_inputs_kernel import INTERPRETED
 
-BLOCK = 1024  # logits that a row's program reads at once
-WAYS = tl.constexpr(8)  # bounds that it tries at once
+BLOCK = 4096  # logits that a row's program reads at once
 
 
 def limit_logits(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
@@ -60,31 +59,52 @@ def _key(x):
 
 
 @triton.jit
-def _above(logits_ptr, bounds, best, heat, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """For each of ``bounds`` how many logits have a larger key, or how much weight they have."""
-    totals = tl.zeros(bounds.shape, tl.float32)
+def _read(logits_ptr, start, best, heat, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys of a block's logits, and what each adds to a total: its weight, or 1."""
+    at = start + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+    return _key(x), tl.where(at < WIDTH, tl.exp((x - best) / heat) if WEIGHTED else 1.0, 0.0)
+
+
+@triton.jit
+def _below(logits_ptr, low, step, share, best, heat, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the bounds low, low + step .. low + 7 * step how many have ``share`` or more above them: the first ones.
+
+    Each thread adds up its own totals, eight at once, and they meet after the loop: a sum over the block for every
+    bound inside it would be most of the work.
+    """
+    t0, t1, t2, t3 = (tl.zeros([BLOCK], tl.float32),) * 4
+    t4, t5, t6, t7 = (tl.zeros([BLOCK], tl.float32),) * 4
     for start in range(0, WIDTH, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
-        part = tl.where(at < WIDTH, tl.exp((x - best) / heat) if WEIGHTED else 1.0, 0.0)
-        totals += tl.sum(tl.where(_key(x)[:, None] > bounds[None, :], part[:, None], 0.0), axis=0)
-    return totals
+        key, part = _read(logits_ptr, start, best, heat, WEIGHTED, WIDTH, BLOCK)
+        t0 += tl.where(key > low, part, 0.0)
+        t1 += tl.where(key > low + step, part, 0.0)
+        t2 += tl.where(key > low + step * 2, part, 0.0)
+        t3 += tl.where(key > low + step * 3, part, 0.0)
+        t4 += tl.where(key > low + step * 4, part, 0.0)
+        t5 += tl.where(key > low + step * 5, part, 0.0)
+        t6 += tl.where(key > low + step * 6, part, 0.0)
+        t7 += tl.where(key > low + step * 7, part, 0.0)
+    first = (tl.sum(t0) >= share).to(tl.uint32) + (tl.sum(t1) >= share) + (tl.sum(t2) >= share) + (tl.sum(t3) >= share)
+    return first + (tl.sum(t4) >= share) + (tl.sum(t5) >= share) + (tl.sum(t6) >= share) + (tl.sum(t7) >= share)
 
 
 @triton.jit
 def _least(logits_ptr, low, best, heat, share, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The least key, from ``low`` on, above which is less than ``share``: by ``WAYS`` at once, a row is never sorted.
+    """The least key, from ``low`` on, above which is less than ``share``: by eight at once, a row is never sorted.
 
     With ``WEIGHTED`` it is a share of the weight from ``low`` on, else a count.
     """
     high = _key(best)
     if WEIGHTED:
-        from_low = low - 1 + tl.zeros([WAYS], tl.uint32)
-        share *= tl.max(_above(logits_ptr, from_low, best, heat, True, WIDTH, BLOCK), axis=0)
+        whole = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, WIDTH, BLOCK):
+            key, part = _read(logits_ptr, start, best, heat, True, WIDTH, BLOCK)
+            whole += tl.where(key >= low, part, 0.0)
+        share *= tl.sum(whole)
     while low < high:
-        step = (high - low) // WAYS + 1
-        above = _above(logits_ptr, low + step * tl.arange(0, WAYS).to(tl.uint32), best, heat, WEIGHTED, WIDTH, BLOCK)
-        too_low = tl.sum((above >= share).to(tl.uint32), axis=0)  # the first so many bounds
+        step = (high - low) // 8 + 1
+        too_low = _below(logits_ptr, low, step, share, best, heat, WEIGHTED, WIDTH, BLOCK)
         high = tl.minimum(high, low + step * too_low)
         low = tl.where(too_low > 0, low + step * (too_low - 1) + 1, low)
     return low

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import Phase, settings
 from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 from tests.kernels.batches import INTERPRETED
+
+if torch.cuda.is_available():  # to shrink compiles a variant an example, and after an illegal access each one fails
+    settings.register_profile("gpu", phases=[Phase.explicit, Phase.generate], database=None)
+    settings.load_profile("gpu")
 
 
 class Accesses:

@@ -396,8 +396,8 @@ DRAFTING = (
     Mutation(
         "limit_logits: top-p of all, not of top-k",
         LIMIT_LOGITS,
-        "from_low = low - 1 ",
-        "from_low = low - (1 << 40) ",
+        "key >= low",
+        "key >= 0",
         "tests/kernels/test_limit_logits.py",
     ),
     Mutation(

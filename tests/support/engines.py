@@ -246,7 +246,9 @@ def engine(settings: Settings) -> Engine:
     shut_down()
     prepare_process()
     import vllm  # noqa: F401  (before the freeze, so that its objects are never scanned again)
+    from vllm.utils import gpu_sync_debug
 
+    gpu_sync_debug._sync_check_enabled = False  # vLLM turns it on after a warm-up, which may wait for the GPU
     gc.freeze()
     with no_collection():
         try:

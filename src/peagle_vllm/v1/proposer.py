@@ -117,11 +117,11 @@ class ParallelEagleProposer(EagleProposer):
 
     def _profile_sampling(self, hidden_states: torch.Tensor) -> None:
         """Allocate what a full batch of drafts allocates."""
+        if self.selector:
+            top_candidates(self.model, hidden_states, self.selector.num_candidates)
+        elif not self._enable_probabilistic_draft_probs:
+            top_tokens(self.model, hidden_states)
         if not self._enable_probabilistic_draft_probs:
-            if self.selector:
-                top_candidates(self.model, hidden_states, self.selector.num_candidates)
-            else:
-                top_tokens(self.model, hidden_states)
             return
         logits = self.model.compute_logits(hidden_states)
         temperature = torch.ones(len(logits), device=self.device)

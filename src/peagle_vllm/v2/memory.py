@@ -19,10 +19,10 @@ def draft_memory(vllm_config: VllmConfig) -> dict[str, int]:
             are fewer.
         full_graphs, full_graph_requests, piecewise_graphs, piecewise_rows: graphs captured, and what each kind serves
             at most. What the graphs themselves take only a GPU can tell; vLLM's log does.
-        buffers_bytes: what stays allocated beside the head, vLLM's own buffers apart: captured hidden states of the
+        buffers_bytes: what stays allocated beside the head, vLLM's small buffers apart: captured hidden states of the
             largest FULL graph, the drafter's input rows of the largest graph; ids, positions, slots, row map and
             samples of the largest batch there can be; scores of a sharpened head's candidates, and which of them
-            ``draft_logits`` holds.
+            ``draft_logits`` holds; probabilistic drafts' logits.
         largest_step_bytes: what a batch of max_num_batched_tokens rows takes for its own step; vLLM's profiling run
             counts it, so it comes off the KV cache, not on top.
     """
@@ -43,6 +43,9 @@ def draft_memory(vllm_config: VllmConfig) -> dict[str, int]:
     logits = min(samples * _draft_vocab_size(vllm_config) * size, MAX_LOGITS_BYTES)
     buffers = (1 + graphs.max_num_reqs * (max_k + 1)) * aux + graphs.max_rows * hidden + max_num_tokens * per_row
     buffers += max_num_seqs * max_k * (per_sample + top_k * per_candidate)
+    if spec.draft_sample_method == "probabilistic":  # ``draft_logits``, in float32 with a selector
+        draft = spec.draft_model_config
+        buffers += max_num_seqs * max_k * draft.get_vocab_size() * (4 if selector_config else draft.dtype.itemsize)
     return {
         "head_weights_bytes": _weights(vllm_config),
         "head_kv_bytes_per_token": kv_bytes_per_token(
