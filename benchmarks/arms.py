@@ -21,11 +21,11 @@ import torch
 
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.processes import failure_reason
+from peagle_tools.shared.provenance import provenance
 from peagle_vllm.serving import LOOKUP
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
-NOT_A_GPU = "" if HAS_GPU else "not a GPU result: tiny shapes on a CPU, times are the wall clock's"
 
 # The same for every arm, whatever the caller's own environment says.
 ENVIRONMENT = {
@@ -70,26 +70,21 @@ def call(function: Callable[..., Any], out: str | Path, **arguments: Any) -> tup
     return ("benchmarks.arms", module.__spec__.name, function.__name__, json.dumps(arguments), str(out))
 
 
-def run(function: Callable[..., Any], env: dict[str, str], timeout: float | None = None, **arguments: Any) -> Any:
+def run(function: Callable[..., Any], env: dict[str, str], log: Path | None = None, **arguments: Any) -> Any:
     """What ``function(**arguments)`` returns in a process of its own; arguments and result travel as JSON.
 
     Args:
         env: the arm's own variables.
-        timeout: seconds; None waits for ever.
+        log: gets what the process writes.
 
     Raises:
-        ArmError: the process failed, or took longer.
+        ArmError: the process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "out.json"), Path(folder, "log")
+        out, log = Path(folder, "out.json"), log or Path(folder, "log")
         command = [sys.executable, "-m", *call(function, out, **arguments)]
         with log.open("w") as file:
-            try:
-                done = subprocess.run(
-                    command, cwd=ROOT, env=environment(env), stdout=file, stderr=file, timeout=timeout
-                )
-            except subprocess.TimeoutExpired:
-                raise ArmError(f"took longer than {timeout:.0f} s") from None
+            done = subprocess.run(command, cwd=ROOT, env=environment(env), stdout=file, stderr=file)
         if done.returncode or not out.exists():
             raise ArmError(failure_reason(log))
         return json.loads(out.read_text())
@@ -102,12 +97,30 @@ def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
     return {"median": median, "p10": p10, "p90": p90, "samples": rounded}
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], notes: str = "") -> str:
-    """Aligned text, the first column to the left, the others to the right; ``notes`` below."""
-    lines = [[str(cell) for cell in row] for row in (columns, *rows)]
-    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-    aligned = ("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], widths)]).rstrip() for line in lines)
-    return "\n".join([*aligned, *filter(None, [notes])])
+def compared(cells: list[dict[str, Any]], ours: str, where: Sequence[str], figure: str) -> list[dict[str, Any]]:
+    """``cells``, each with what the median ``figure`` of the arm ``ours`` is over its own, at equal keys ``where``."""
+    median = {(cell["arm"], *map(cell.get, where)): cell[figure]["median"] for cell in cells}
+    found = []
+    for cell in cells:
+        mine = median.get((ours, *map(cell.get, where)))
+        found.append(cell | ({f"{ours} / it": round(mine / cell[figure]["median"], 3)} if mine else {}))
+    return found
+
+
+def table(cells: Sequence[dict[str, Any]]) -> str:
+    """Aligned text: a line for each cell under its keys, with the median and the spread of a ``summary``."""
+    columns = list(dict.fromkeys(key for cell in cells for key in cell))
+    lines = [columns, *([_text(cell.get(column, "")) for column in columns] for cell in cells)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        if "samples" in value:
+            return "{median:g} ({p10:g}-{p90:g})".format(**value)
+        return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -131,6 +144,12 @@ def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> 
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
+
+
+def main(doc: str | None, measure: Callable[[], dict[str, Any]]) -> None:
+    """A script without options of its own: what ``measure`` returns, and where it comes from, goes to ``--out``."""
+    out, found_by = parser(doc).parse_args().out, provenance()
+    write_result(out, doc, measure() | found_by)
 
 
 if __name__ == "__main__":

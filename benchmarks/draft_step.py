@@ -1,4 +1,4 @@
-"""A whole draft step, every drafter: ``python -m benchmarks.gpu_day --only copy "draft step"``.
+"""A whole draft step, every drafter: ``python -m benchmarks.gpu_day --only "draft step"``.
 
 Times ``propose()`` of live engines in decode steps with a full batch, on random weights of real shapes; every draft
 is refused, which is a decode batch like any other. One process for each (arm, K), all batch sizes inside.
@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
+from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.probe import num_steps, watched
 from benchmarks.roofline import draft_step_roofline
-from benchmarks.timing import Timer, as_text, copy_bandwidth
-from peagle_tools.shared.provenance import provenance
+from benchmarks.timing import copy_bandwidth
 
 REPEATS, WARM = (30, 5) if HAS_GPU else (3, 1)
 PROMPT = 256 if HAS_GPU else 8
@@ -32,64 +31,27 @@ ARMS = {
 OURS = "plugin V2"
 
 
-def bandwidth() -> dict[str, Any]:
-    """Copy bandwidth of the device, bytes a second, and where it was measured."""
-    return {"bandwidth": copy_bandwidth(Timer()), **provenance()}
-
-
 def run_arm(arm: str, k: int, batches: list[int]) -> Iterator[dict]:
     """A cell for every batch size of one arm, in this process."""
-    drafting, timer = replace(ARMS[arm], k=k), Timer()
+    drafting, copied = replace(ARMS[arm], k=k), copy_bandwidth()
     engine, drafter = dummy_llm(drafting, HEAD.target.config(), HEAD, batches, 1024)
     for batch in batches:
         # Some more: the requests of a large batch do not start in one step.
         num_tokens = num_steps(REPEATS, WARM) + 8 + k + batch * PROMPT // 2048
-        with watched(drafter, timer, batch, k, REPEATS, WARM) as steps:
+        with watched(drafter, batch, k, REPEATS, WARM) as steps:
             generate(engine, batch, PROMPT, num_tokens)
         # Weights once a forward and rows once: the roofline without keys and values, and without logits.
-        parts = draft_step_roofline(HEAD, k, batch, parallel=drafting.parallel).parts
+        parts = draft_step_roofline(HEAD, k, batch, parallel=drafting.parallel)
+        num_bytes = sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))
         yield {
-            "arm": arm,
-            "k": k,
-            "batch": batch,
-            "device_us": arms.summary(steps.behind.device),
-            "host_us": arms.summary(steps.idle.host),
-            "launches": steps.traced,
-            "bytes": sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits")),
+            **{"arm": arm, "k": k, "batch": batch},
+            "device_us": (device := arms.summary(steps.device)),
+            "host_us": arms.summary(steps.host),
+            "launches": steps.traced or {},
+            "/ roofline": round(device["median"] * 1e-6 * copied / num_bytes, 2),
         }
 
 
-def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What OURS takes of the others' time and of the roofline's."""
-    us = {(c["arm"], c["k"], c["batch"]): c["device_us"]["median"] for c in cells}
-    found = []
-    for cell in (cell for cell in cells if cell["arm"] == OURS):
-        where = {"k": cell["k"], "batch": cell["batch"]}
-        others = {name: us.get((name, *where.values())) for name in ARMS if name != OURS}
-        for name, other in (others | {"the roofline": cell.get("roofline_us")}).items():
-            if other:
-                found.append(where | {"of": name, "value": round(us[OURS, *where.values()] / other, 3)})
-    return found
-
-
-def row(cell: dict[str, Any]) -> tuple[object, ...]:
-    """One cell for the table."""
-    device, host = (cell[column]["median"] for column in ("device_us", "host_us"))
-    over = f"{device / cell['roofline_us']:.2f}x" if "roofline_us" in cell else ""
-    launches = as_text(cell["launches"])
-    return (cell["k"], cell["batch"], cell["arm"], f"{device:.1f}", f"{host:.1f}", launches, over)
-
-
-def page(cells: list[dict[str, Any]], copied: float | None) -> str:
-    """The table and the ratios; docs/performance.md says what they are to be.
-
-    Args:
-        copied: bytes a second that a copy moves on this device; None: nothing is compared with the roofline.
-    """
-    if copied:
-        cells = [cell | {"roofline_us": cell["bytes"] / copied * 1e6} for cell in cells]
-    columns = ("K", "B", "arm", "device us", "host us", "launches", "/ roofline")
-    lines = [arms.table(columns, map(row, cells), NOT_A_GPU)]
-    for ratio in ratios(cells):
-        lines.append(f"K={ratio['k']} B={ratio['batch']}: {ratio['value']} of {ratio['of']}")
-    return "\n".join(lines)
+def page(cells: list[dict[str, Any]]) -> str:
+    """The table; docs/performance.md says what share of the others' time, and of the roofline's, OURS is to take."""
+    return arms.table(arms.compared(cells, OURS, ("k", "batch"), "device_us"))

@@ -8,11 +8,10 @@ random weights give.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from benchmarks import arms
-from benchmarks.arms import HAS_GPU, NOT_A_GPU, STOCK, V1, V2
+from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.shapes import GPT_OSS_20B
 from peagle_tools.shared.acceptance import read_engine
@@ -46,25 +45,6 @@ def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
         yield {"arm": arm, "k": drafting.k, "c": c, "tokens_per_second": speed, "acceptance_length": length}
 
 
-def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """OURS over the others wherever both are there; over EAGLE-3 at its best K."""
-    found = []
-    for c, of in product(dict.fromkeys(cell["c"] for cell in cells), ("none", "stock P-EAGLE", "EAGLE-3", ADAPTIVE)):
-        speeds = {cell["arm"]: cell["tokens_per_second"]["median"] for cell in cells if cell["c"] == c}
-        others = [speed for name, speed in speeds.items() if name.startswith(of)]
-        if OURS in speeds and others:
-            found.append({"over": of, "c": c, "value": round(speeds[OURS] / max(others), 3)})
-    return found
-
-
 def page(cells: list[dict[str, Any]]) -> str:
-    """The table, one line for each (arm, c), and on a GPU the ratios; docs/performance.md says what they are to be."""
-    rows = []
-    for cell in cells:
-        speed, length = cell["tokens_per_second"], cell["acceptance_length"]
-        spread = f"{speed['median']:.1f} ({speed['p10']:.0f}-{speed['p90']:.0f})"
-        rows.append((cell["arm"], cell["c"], spread, f"{length:.2f}" if length else "-"))
-    lines = [arms.table(("arm", "c", "tokens/s (p10-p90)", "AL measured"), rows, NOT_A_GPU)]
-    for ratio in ratios(cells) if HAS_GPU else []:
-        lines.append(f"{OURS} over {ratio['over']}, c={ratio['c']}: {ratio['value']:.2f}x")
-    return "\n".join(lines)
+    """The table, one line for each (arm, c); docs/performance.md says what OURS is to be over the others."""
+    return arms.table(arms.compared(cells, OURS, ("c",), "tokens_per_second"))

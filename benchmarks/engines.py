@@ -1,7 +1,6 @@
 """The engines that are measured: the tiny trained pairs of models/, and dummy weights of real shapes."""
 
 import gc
-import hashlib
 import json
 import os
 import shutil
@@ -57,40 +56,25 @@ def prepare_process() -> None:
         gc.freeze()
 
 
-def tiny_pair(target: str, head: str | None, k: int, models: str | Path = ROOT / "models") -> dict[str, Any]:
-    """Arguments of ``LLM`` for a target of models/ and its head, None for no speculation."""
-    arguments = {
-        "model": f"{models}/{target}",
-        "speculative_config": None,
-        "dtype": "float32",
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 256 << 20,
-        "enable_prefix_caching": False,
-    }
-    if head:
-        config = {"method": "eagle3", "model": f"{models}/{head}", "num_speculative_tokens": k}
-        arguments["speculative_config"] = config | ({"parallel_drafting": True} if "peagle" in Path(head).name else {})
-    return arguments
-
-
-def tiny_llm(head: str, k: int, batch: int, token_budget: int, **config: Any) -> Any:
-    """A live ``LLM`` on tiny-llama in this process, for ``batch`` requests and steps of ``token_budget`` rows.
+def tiny_llm(
+    target: str, head: str | None, k: int, models: str | Path = ROOT / "models", *, config: Any = None, **more: Any
+) -> Any:
+    """A live ``LLM`` in this process, in float32, of a target below ``models`` and its head, None for no speculation.
 
     Args:
         config: more of the speculative config.
+        more: arguments of ``LLM``.
     """
     prepare_process()
     from vllm import LLM
 
-    pair = tiny_pair("tiny-llama", head, k)
-    pair["speculative_config"] |= config
-    return LLM(
-        **pair,
-        max_model_len=128,
-        max_num_seqs=batch,
-        max_num_batched_tokens=token_budget,
-        skip_tokenizer_init=True,
-    )
+    speculative = None
+    if head:
+        speculative = {"method": "eagle3", "model": f"{models}/{head}", "num_speculative_tokens": k, **(config or {})}
+        speculative |= {"parallel_drafting": True} if "peagle" in Path(head).name else {}
+    how: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
+    how |= {"enable_prefix_caching": False, "speculative_config": speculative}
+    return LLM(f"{models}/{target}", **how, **more)
 
 
 def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
@@ -193,21 +177,11 @@ def sharpen(head: Path, out: Path, env: dict[str, str], *more: str, **options: A
 def measure_pair(
     target: str, head: str | None, k: int, models: str, batch: int, prompts: list[str], max_tokens: int
 ) -> dict[str, Any]:
-    """Greedy answers to ``prompts``, ``batch`` in flight, in this process; target and head are below ``models``.
+    """Tokens of greedy answers to ``prompts``, ``batch`` in flight, in this process, and their acceptance."""
+    from vllm import SamplingParams
 
-    Returns:
-        Acceptance, and number and hash of the tokens.
-    """
-    prepare_process()
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(**tiny_pair(target, head, k, models), max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
+    llm = tiny_llm(target, head, k, models, max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
-    tokens, counts = [list(output.outputs[0].token_ids) for output in outputs], read_engine(llm)
-    return {
-        "output_tokens": sum(map(len, tokens)),
-        "output_sha256": hashlib.sha256(json.dumps(tokens).encode()).hexdigest(),
-        "acceptance_length": counts.length,
-        "acceptance": list(counts.shares),
-    }
+    tokens, counts = sum(len(output.outputs[0].token_ids) for output in outputs), read_engine(llm)
+    return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}

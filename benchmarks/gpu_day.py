@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import arms, draft_step, engine, kernels
+from benchmarks import arms, draft_step, engine, kernels, partition
 from benchmarks.arms import HAS_GPU, call
 from peagle_tools.shared import processes
 from peagle_tools.shared.files import write_whole
@@ -32,8 +32,10 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outc
 SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 # (attention backend, how the engine runs it), as tests/gpu names them; "compiled" leaves the KV cache's size to vLLM.
 MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
-DEPTHS, BATCHES, TOKENS = ((7, 5), (1, 4, 16, 64), "4096") if HAS_GPU else ((3,), (1, 2), "64")
+DEPTHS, BATCHES, TOKENS = ((7, 5), (1, 4, 16, 64), (4096,)) if HAS_GPU else ((3,), (1, 2), (64,))
 ON_KERNELS = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
+# The tables of a page, by how the names of their parts begin.
+PAGES = {"kernels": arms.table, "draft step": draft_step.page, "engine": engine.page, "partition": arms.table}
 STATE = "state.json"
 TRIES = 2
 
@@ -56,18 +58,14 @@ def all_parts() -> list[Part]:
     """Every part."""
     v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
     # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
-    exact = [
-        f"tests/kernels/test_{name}.py"
-        for name in ("prepare_inputs", "gather_hidden", "select_candidates", "limit_logits", "lookup_drafts")
-    ]
+    exact = ("prepare_inputs", "gather_hidden", "select_candidates", "limit_logits", "lookup_drafts")
     return [
-        *(Part(f"exact {Path(file).stem}", (*PYTEST, file), env=ON_KERNELS) for file in exact),
+        *(Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), env=ON_KERNELS) for name in exact),
         *(
             Part(f"drafts {backend} {mode}", (*PYTEST, "tests/gpu", "-k", f"{backend} and {mode}"), 360, v2)
             for backend, mode in MODES
         ),
-        Part("copy bandwidth", call(draft_step.bandwidth, CELLS), 90),
-        Part("kernels", ("benchmarks.kernels", "--out", CELLS)),
+        Part("kernels", call(kernels.run_all, CELLS)),
         *(
             Part(
                 f"draft step K={k} {arm}", call(draft_step.run_arm, CELLS, arm=arm, k=k, batches=BATCHES), env=known.env
@@ -79,7 +77,7 @@ def all_parts() -> list[Part]:
             for arm, known in engine.ARMS.items()
             if HAS_GPU or not known.adaptive
         ),
-        Part("partition", ("benchmarks.partition", "--out", CELLS, "--tokens", TOKENS), 300),
+        Part("partition", call(partition.run_all, CELLS, tokens=TOKENS), 300),
     ]
 
 
@@ -88,10 +86,9 @@ def finished(file: Path) -> list[Any]:
     try:
         if file.suffix == ".jsonl":
             return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-        result = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except (OSError, ValueError):
         return []
-    return result if isinstance(result, list) else result.get("cells", [result])
 
 
 def best(part: Part, folder: Path) -> list[Any]:
@@ -150,10 +147,6 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
 def page(parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
     """One page: what was exact, the tables of what there is, and what is not done."""
     found = {part.name: best(part, folder) for part in parts}
-
-    def cells(word: str) -> list[Any]:
-        return [cell for name, own in found.items() if name.startswith(word) for cell in own]
-
     lines = [json.dumps(provenance())]
     for name, tests in found.items():
         if name.startswith(("exact", "drafts")):
@@ -161,11 +154,8 @@ def page(parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) 
             rows = sum(int(test.get("rows", 0)) for test in tests)
             lines.append(f"{name}: {passed} of {len(tests)} tests passed, {rows} draft rows")
             lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
-    copied = next((cell["bandwidth"] for cell in cells("copy")), None)
-    lines.append(kernels.page(cells("kernels")))
-    lines.append(draft_step.page(cells("draft step"), copied if HAS_GPU else None))
-    lines.append(engine.page(cells("engine")))
-    lines += [f"partition: {json.dumps(cell)}" for cell in cells("partition")]
+    for name, make in PAGES.items():
+        lines += [f"{name}:", make([cell for part, own in found.items() if part.startswith(name) for cell in own])]
     unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}
     lines += [f"not done: {name}: {entry}" for name, entry in unfinished.items() if entry["state"] != "done"]
     return "\n".join(lines) + "\n"

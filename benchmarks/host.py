@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Any
@@ -27,13 +27,11 @@ from benchmarks import arms
 from benchmarks.arms import INTERPRETED_V2, STOCK, V1
 from benchmarks.engines import generate, inside, tiny_llm
 from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
-from peagle_tools.shared.provenance import provenance
 
 TIMED_K = 7
 HEADS = {"P-EAGLE": "tiny-llama-peagle", "EAGLE-3": "tiny-llama-eagle3"}
 BATCHES = (1, 8, 64, 256)
-AIM = 0.6
-CALLS = 20  # of one speculator before the other's turn
+ROUNDS, CALLS = 50, 20  # turns of each speculator; its calls in one
 Calls = dict[int, dict[str, Any]]  # by batch size: propose's arguments
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
@@ -123,12 +121,18 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
         yield steps
 
 
+def live(head: str, k: int, batch: int, rows: int, config: dict[str, Any] | None = None) -> Any:
+    """An engine on tiny-llama for ``batch`` requests and steps of so many rows."""
+    sizes = {"max_model_len": 128, "max_num_seqs": batch, "max_num_batched_tokens": rows, "skip_tokenizer_init": True}
+    return tiny_llm("tiny-llama", head, k, config=config, **sizes)
+
+
 def count_arms(names: list[str]) -> list[dict[str, Any]]:
     """One decode step's draft of each arm, in this process, whose environment is theirs."""
     results = []
     for name in names:
         head, env = ARMS[name]
-        llm = tiny_llm(head, K, REQUESTS, 512, **CONFIG.get(name, {}))
+        llm = live(head, K, REQUESTS, 512, CONFIG.get(name))
         results.append({"arm": name, **count_steps(llm)})
         if env == INTERPRETED_V2:
             give_graphs(inside(llm)[1], range(1, REQUESTS + 1), K)
@@ -151,7 +155,7 @@ def count_steps(llm: Any) -> dict[str, Any]:
 
 def speculator(head: str, batches: list[int]) -> tuple[Any, Calls]:
     """A speculator with graphs that do nothing, and its arguments. Its engine is shut down: the next one can start."""
-    llm = tiny_llm(head, TIMED_K, max(batches), 2 * TIMED_K * max(batches))
+    llm = live(head, TIMED_K, max(batches), 2 * TIMED_K * max(batches))
     runner, drafter = inside(llm)
     give_graphs(drafter, batches, TIMED_K)
     calls = {batch: decode_batch(runner, batch, TIMED_K) for batch in batches}
@@ -197,36 +201,13 @@ def run_timed(batches: list[int], rounds: int) -> list[dict[str, Any]]:
         return [timed(both, batch, rounds) for batch in batches]
 
 
-def tables(result: dict[str, Any]) -> Iterator[tuple[Sequence[str], list[tuple], str]]:
-    """Columns, rows and notes: what each arm dispatches, as it is and with graphs that are replayed; then the times."""
-    counts = []
-    for arm in result["arms"]:
-        runs = {arm["arm"]: arm} | ({f"{arm['arm']}, replayed": arm["replayed"]} if "replayed" in arm else {})
-        for name, run in runs.items():
-            totals = run["totals"]
-            counts.append((name, totals["operations"], totals["launches"], totals["replays"] or ""))
-    yield ("arm", "tensor operations", "Triton launches", "graph replays"), counts, f"K = {K}, {REQUESTS} requests"
-    times = []
-    for cell in result["cells"]:
-        both = (f"{us['median']:.1f} ({us['p10']:.1f} to {us['p90']:.1f})" for us in cell["us"].values())
-        times.append((cell["batch"], *both, f"{cell['ratio']:.2f}"))
-    met = "met" if all(cell["ratio"] <= AIM for cell in result["cells"]) else "missed"
-    notes = f"K = {TIMED_K}, medians of {result['rounds']} turns (p10 to p90); goal: ratio at most {AIM}, {met}"
-    yield ("batch", *(f"{name}, us" for name in HEADS), "ratio"), times, notes
-
-
-def main() -> None:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--arms", choices=ARMS, nargs="*", default=list(ARMS), help="count these alone")
-    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES), help="time these batch sizes alone")
-    parser.add_argument("--rounds", type=int, default=50, help=f"turns of each speculator, of {CALLS} calls")
-    args = parser.parse_args()
-    report: dict[str, Any] = {"rounds": args.rounds, **provenance()}
-    report["arms"] = [found for arm in args.arms for found in arms.run(count_arms, ARMS[arm][1], names=[arm])]
-    report["cells"] = arms.run(run_timed, INTERPRETED_V2, batches=args.batch, rounds=args.rounds)
-    print(*(arms.table(*shown) for shown in tables(report)), sep="\n\n")
-    arms.write_result(args.out, __doc__, report)
+def measure(names: Iterable[str] = ARMS, batches: Sequence[int] = BATCHES, rounds: int = ROUNDS) -> dict[str, Any]:
+    """The report, from processes of their own."""
+    counts = [found for name in names for found in arms.run(count_arms, ARMS[name][1], names=[name])]
+    cells = arms.run(run_timed, INTERPRETED_V2, batches=batches, rounds=rounds)
+    print(arms.table([{"arm": arm["arm"], **arm["totals"]} for arm in counts]), arms.table(cells), sep="\n\n")
+    return {"rounds": rounds, "arms": counts, "cells": cells}
 
 
 if __name__ == "__main__":
-    main()
+    arms.main(__doc__, measure)

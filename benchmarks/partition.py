@@ -7,6 +7,7 @@ peak is what the step takes beyond the resting process, on a GPU beyond what was
 
 import ctypes
 import time
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 
 from benchmarks import arms
 from benchmarks.shapes import NUM_AUX, Model
-from peagle_tools.shared.provenance import provenance
 
 TOKENS = (512, 1024, 2048, 4096, 8192, 16_384)
 DEPTHS = (4, 8, 16)
@@ -26,7 +26,6 @@ SHAPE = Model(hidden=128, intermediate=384, heads=4, kv_heads=4, head_dim=32, la
 SEGMENTS = 8
 CHUNK_ROWS = 1024  # of the partition
 MOST_ROWS = 23_000  # of a forward with a dense mask; larger ones are left out
-TIMEOUT = 3600  # seconds for one cell
 DTYPE = torch.bfloat16 if arms.HAS_GPU else torch.float32
 
 
@@ -144,33 +143,27 @@ def _memory(reset: bool = False) -> int:
     return int(fields["VmHWM"].split()[0]) * 1024
 
 
-def table(cells: list[dict[str, Any]]) -> str:
-    """A row for each cell."""
-    columns = ("arm", "tokens", "depths", "sampling", "rows", "peak_mb", "seconds")
-    return arms.table(columns, ([cell[column] for column in columns] for cell in cells))
+def run_all(tokens: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Each cell, from a process of its own, or its error; without those whose masks are too large."""
+    for length, depths, sampling, arm in product(tokens, DEPTHS, RATIOS, STEPS):
+        if masked_rows(arm, length, depths, sampling) > MOST_ROWS:
+            continue
+        job = {"arm": arm, "tokens": length, "depths": depths, "sampling": sampling}
+        try:
+            yield arms.run(measure, {}, **job, chunk_rows=CHUNK_ROWS)
+        except arms.ArmError as error:
+            yield job | {"error": str(error)}
 
 
-def main() -> None:
-    parser = arms.parser(__doc__)
-    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
-    args = parser.parse_args()
+def measure_all() -> dict[str, Any]:
+    cells = []
+    for cell in run_all(TOKENS):
+        print(cell, flush=True)
+        cells.append(cell)
     shape = f"width {SHAPE.hidden}, {SHAPE.layers} layers, vocabulary {SHAPE.vocab}"
     shape += f", speculators {version('speculators')}"
-    report = {"head": shape, "chunk_rows": CHUNK_ROWS, "rows_limit": MOST_ROWS, **provenance()}
-    cells, failed = [], []
-    for tokens, depths, sampling, arm in product(args.tokens, DEPTHS, RATIOS, STEPS):
-        if masked_rows(arm, tokens, depths, sampling) > MOST_ROWS:
-            continue
-        job = {"tokens": tokens, "depths": depths, "sampling": sampling, "arm": arm}
-        print(*job.values(), "...", flush=True)
-        try:
-            cells.append(arms.run(measure, {}, TIMEOUT, **job, chunk_rows=CHUNK_ROWS))
-        except arms.ArmError as error:
-            failed.append(job | {"error": str(error)})
-            print(f"failed: {error}", flush=True)
-        arms.write_result(args.out, __doc__, report | {"cells": cells, "failed": failed})
-    print(table(cells))
+    return {"head": shape, "chunk_rows": CHUNK_ROWS, "rows_limit": MOST_ROWS, "cells": cells}
 
 
 if __name__ == "__main__":
-    main()
+    arms.main(__doc__, measure_all)

@@ -1,6 +1,8 @@
 """A live engine's draft steps, timed and traced where they happen: around ``drafter.propose``."""
 
-from collections.abc import Callable, Iterator
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,23 +10,31 @@ from typing import Any
 import torch
 
 from benchmarks.arms import HAS_GPU
-from benchmarks.timing import Timer, Times, profiled
 
-AHEAD = 10e-3  # seconds of other work on the device before a "behind" step: more than any arm's host time
+# Of ``torch.cuda._sleep``, some 10 ms: the device is busy until the host, of any arm, has queued the whole step.
+AHEAD_CYCLES = 20_000_000
+# The CUDA runtime's and driver's calls, by the name that the trace gives them. A wait for the whole device is not
+# among them: the profiler makes those itself.
+CALLS = {
+    "kernel_launches": re.compile(r"cu(da)?Launch(Cooperative)?Kernel"),
+    "graph_launches": re.compile(r"cu(da)?GraphLaunch"),
+    "copies": re.compile(r"cu(da)?(Memcpy|Memset)"),
+    "waits": re.compile(r"cu(da)?(Stream|Event)Synchronize"),
+}
 
 
 @dataclass
 class Steps:
-    """The draft steps of full decode batches.
+    """The draft steps of full decode batches, in microseconds. Without a GPU both are the wall clock's.
 
     Attributes:
-        behind: begun while the device was busy, as behind a real target's forward: its time is the device's own.
-        idle: begun on an idle device: its time holds the launch gaps, and the host's is free of any queue.
+        device: of steps that begin while the device is busy, as behind a real target's forward: no launch gaps.
+        host: of steps that begin on an idle device: no full queue.
         traced: the CUDA calls of one step more, under the profiler, whose own cost would spoil its time.
     """
 
-    behind: Times = field(default_factory=Times)
-    idle: Times = field(default_factory=Times)
+    device: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
     traced: dict[str, int] | None = None
 
 
@@ -45,23 +55,29 @@ def is_full_decode(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, k:
 
 
 @contextmanager
-def watched(drafter: Any, timer: Timer, batch: int, k: int, repeats: int, warm: int) -> Iterator[Steps]:
+def watched(drafter: Any, batch: int, k: int, repeats: int, warm: int) -> Iterator[Steps]:
     """Time the decode steps of full batches: after ``warm`` of them ``repeats`` of each kind, then the traced one."""
     propose, steps, seen = drafter.propose, Steps(), 0
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def step(call: Callable[[], Any]) -> Any:
-        if seen <= warm:
-            return call()
-        if seen <= warm + repeats:
-            return timer.live(call, steps.behind, ahead=AHEAD)
-        if seen <= warm + 2 * repeats:
+        if HAS_GPU and warm < seen <= warm + repeats:
+            torch.cuda._sleep(AHEAD_CYCLES)
+            events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            events[-1][0].record()
+            out = call()
+            events[-1][1].record()
+        elif HAS_GPU and seen == num_steps(repeats, warm):
+            out, steps.traced = profiled(call)
+        elif warm < seen <= warm + 2 * repeats:
             if HAS_GPU:
                 torch.cuda.synchronize()
-            return timer.live(call, steps.idle)
-        if HAS_GPU and steps.traced is None:
-            out, steps.traced = profiled(call)
-            return out
-        return call()
+            began = time.perf_counter()
+            out = call()
+            (steps.device if seen <= warm + repeats else steps.host).append((time.perf_counter() - began) * 1e6)
+        else:
+            out = call()
+        return out
 
     def timed_propose(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
@@ -75,6 +91,25 @@ def watched(drafter: Any, timer: Timer, batch: int, k: int, repeats: int, warm: 
         yield steps
     finally:
         del drafter.propose
-        timer.settle()
     if seen < num_steps(repeats, warm):
         raise RuntimeError(f"only {seen} decode steps with all {batch} requests, {num_steps(repeats, warm)} needed")
+    if events:
+        torch.cuda.synchronize()
+        steps.device = [1e3 * start.elapsed_time(end) for start, end in events]
+
+
+def profiled(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """What ``call`` returns, and how many of each of CALLS it made."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        out = call()
+        torch.cuda.synchronize()
+    return out, count(e.name for e in trace.events() or [] if e.device_type == torch.autograd.DeviceType.CPU)
+
+
+def count(names: Iterable[str]) -> dict[str, int]:
+    """The CALLS among these events of a trace."""
+    names = list(names)
+    return {kind: sum(bool(pattern.match(name)) for name in names) for kind, pattern in CALLS.items()}

@@ -7,13 +7,12 @@ larger of bytes over bandwidth and operations over the FLOP rate.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks import arms
 from benchmarks.shapes import PUBLISHED, HeadShape
-from peagle_tools.shared.provenance import provenance
 
 DEPTHS, BATCHES = (3, 5, 7), (1, 64)
 TRIMMED, CONTEXT = 32_000, 2048  # draft tokens; tokens of a request
@@ -41,31 +40,17 @@ class Cost(NamedTuple):
     flops: float = 0  # a multiply and an add are two
 
 
-class Device(NamedTuple):
-    """Bytes a second of its memory, and dense 16-bit operations a second."""
-
-    bandwidth: float
-    flops: float
-
-
-# As published; operations dense in bfloat16.
-DEVICES = {"H200": Device(4.8e12, 989e12), "B200": Device(8e12, 2250e12)}
+# Bytes a second of the memory and dense operations a second in bfloat16, as published.
+DEVICES = {
+    "H200": {"bandwidth": 4.8e12, "flops": 989e12},
+    "B200": {"bandwidth": 8e12, "flops": 2250e12},
+}
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """The least that a step moves and computes, by part."""
-
-    parts: dict[str, Cost]
-
-    @property
-    def bytes(self) -> float:
-        return sum(part.bytes for part in self.parts.values())
-
-    def seconds(self, device: Device) -> tuple[float, float]:
-        """Moving and computing, each on its own; the roofline is the larger."""
-        computing = sum(part.flops for part in self.parts.values()) / device.flops
-        return self.bytes / device.bandwidth, computing
+def seconds(parts: dict[str, Cost], device: dict[str, float]) -> tuple[float, float]:
+    """Moving and computing, each on its own; the roofline is the larger."""
+    moving, computing = (sum(each) for each in zip(*parts.values(), strict=True))
+    return moving / device["bandwidth"], computing / device["flops"]
 
 
 def draft_step_roofline(
@@ -76,8 +61,8 @@ def draft_step_roofline(
     parallel: bool = True,
     draft_vocab: int | None = None,
     context: int = CONTEXT,
-) -> Roofline:
-    """One draft step of a decode batch, under ASSUMPTIONS.
+) -> dict[str, Cost]:
+    """The least that each part of a draft step of a decode batch moves and computes, under ASSUMPTIONS.
 
     Args:
         k: drafts of each request.
@@ -97,7 +82,7 @@ def draft_step_roofline(
     read = BF16 * forwards * batch * attended * 2 * model.kv_heads
     parts["attention"] = Cost(read, rows * attended * 4 * model.heads)
     parts["logits"] = Cost(2 * BF16 * drafts * head.draft_vocab)
-    return Roofline(parts)
+    return parts
 
 
 def compute() -> Iterator[dict[str, Any]]:
@@ -107,37 +92,19 @@ def compute() -> Iterator[dict[str, Any]]:
         for (trimmed, size), parallel in product(vocabularies.items(), (True, False)):
             step = ", ".join(filter(None, ("" if parallel else "EAGLE-3", trimmed))) or "as published"
             bound = draft_step_roofline(head, k, batch, parallel=parallel, draft_vocab=size)
-            us = {of: [round(1e6 * seconds, 1) for seconds in bound.seconds(device)] for of, device in DEVICES.items()}
-            yield {
-                "head": name,
-                "k": k,
-                "batch": batch,
-                "step": step,
-                "bytes": round(bound.bytes),
-                "us": {of: {"moving": moving, "computing": computing} for of, (moving, computing) in us.items()},
-            }
+            us = {of: [round(1e6 * each, 1) for each in seconds(bound, device)] for of, device in DEVICES.items()}
+            bounds = {of: dict(zip(("moving", "computing"), both, strict=True)) for of, both in us.items()}
+            where = {"head": name, "k": k, "batch": batch, "step": step}
+            yield where | {"bytes": round(sum(part.bytes for part in bound.values())), "us": bounds}
 
 
-def rows(cells: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
-    """Each cell: gigabytes, and for each device the bound in microseconds; a star: by arithmetic, else by bytes."""
-    for cell in cells:
-        bounds = cell["us"].values()
-        us = (f"{max(bound.values()):,.0f}{'*' * (bound['computing'] > bound['moving'])}" for bound in bounds)
-        yield cell["head"], cell["step"], cell["k"], cell["batch"], f"{cell['bytes'] / 1e9:.2f}", *us
-
-
-def main() -> None:
-    out = arms.parser(__doc__).parse_args().out
+def report() -> dict[str, Any]:
     cells = list(compute())
     sources = {name: source for name, (_, source) in PUBLISHED.items()}
-    devices = {name: device._asdict() for name, device in DEVICES.items()}
-    report = {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": devices, **provenance(), "cells": cells}
-    columns = ("head", "step", "K", "B", "GB", *(f"{name}, us" for name in DEVICES))
-    print(arms.table(columns, rows(cells), "*: by arithmetic"))
-    print(*(f"- {name}: {text}." for name, text in (ASSUMPTIONS | sources).items()), sep="\n")
-    print("Computed, not measured")
-    arms.write_result(out, __doc__, report)
+    notes = (f"- {name}: {text}." for name, text in (ASSUMPTIONS | sources).items())
+    print(arms.table(cells), *notes, "Computed, not measured", sep="\n")
+    return {"assumptions": ASSUMPTIONS, "sizes": sources, "devices": DEVICES, "cells": cells}
 
 
 if __name__ == "__main__":
-    main()
+    arms.main(__doc__, report)

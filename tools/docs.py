@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 RESULTS = ROOT / "benchmarks/results"
 HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
+TITLES = {"humaneval": "HumanEval", "mt-bench": "MT-Bench"}  # of the sets, in the order of the results
 SEEDS = {"": "models/real/{}/training.json", ", second seed": "models/real/second-seed/{}.json"}
 
 
@@ -46,25 +47,36 @@ def where(result: dict, name: str) -> str:
     return f"{result['device']}; {versions}; `benchmarks/results/{name}.json`."
 
 
+def shown(name: str, columns: Sequence[object], rows: Iterable[Iterable[object]], note: str) -> str:
+    """A table of a result file, a note on it, and where it is from."""
+    return f"{table(columns, rows)}\n\n{note} {where(read(name), name)}"
+
+
+def spread(found: dict, form: str) -> str:
+    """A median, and from where to where the middle of the samples lies."""
+    return f"{found['median']:{form}} ({found['p10']:{form}} to {found['p90']:{form}})"
+
+
+def times(found: dict) -> dict[str, str]:
+    """By requests in flight, tokens/s against no speculation."""
+    return {n: f"{one['median']:.2f}x" for n, one in found.get("times_no_speculation", {}).items()}
+
+
 def real() -> str:
     """Every drafter on the real target, at the fastest K."""
-    from benchmarks.real import SETS, best_arms
+    from benchmarks.real import best_arms
 
-    result, rows = read("real"), []
-    for arm in best_arms():
-        cells = [arm["arm"]["name"], arm["arm"]["k"] or ""]
-        for name in SETS:
-            found = arm["sets"][name]
-            cells.append(length(found) if arm["arm"]["k"] else "1")
-            cells += [f"{found['times_no_speculation'][n]['median']:.2f}x" for n in ("1", "8")]
+    rows, columns = [], ["drafter", "K"]
+    for row in best_arms():
+        k, cells = row["arm"]["k"], [row["arm"]["name"], row["arm"]["k"] or ""]
+        for found in row["sets"].values():
+            cells += [length(found) if k else "1", times(found)["1"], times(found)["8"]]
         rows.append(cells)
-    titles = {"humaneval": "HumanEval", "mt-bench": "MT-Bench"}
-    columns = ["drafter", "K"]
-    for name in SETS:
-        columns += [f"{titles[name]}: AL [95%]", "tokens/s, 1 in flight", "8 in flight"]
-    settings, sets = result["settings"], result["arms"][0]["sets"]
-    prompts = " and ".join(f"{sets[name]['prompts']} prompts of {titles[name]}" for name in SETS)
+    for title in TITLES.values():
+        columns += [f"{title}: AL [95%]", "tokens/s, 1 in flight", "8 in flight"]
+    settings = read("real")["settings"]
     timed = settings["timed"]
+    prompts = " and ".join(f"{row['sets'][name]['prompts']} prompts of {title}" for name, title in TITLES.items())
     note = (
         f"SmolLM2-135M-Instruct, {settings['engine']['dtype']}, greedy. AL: acceptance "
         f"length, bonus token included, over {prompts}, up to {settings['max_tokens']} tokens an answer. tokens/s: "
@@ -72,7 +84,7 @@ def real() -> str:
         f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. EAGLE-3 at the faster of K = 2 "
         "and 3 at 1 in flight, the others were timed at this K."
     )
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'real')}"
+    return shown("real", columns, rows, note)
 
 
 def drafters() -> str:
@@ -81,9 +93,8 @@ def drafters() -> str:
     for row in read("real")["arms"][1:]:  # the first is none
         cells = [row["arm"]["name"], row["arm"]["k"]]
         for found in row["sets"].values():
-            times = found.get("times_no_speculation", {})
             gained = f", {gain(found)}" if "gain" in found else ""
-            cells += [f"{found['al']:.2f}{gained}", " ".join(f"{one['median']:.2f}x" for one in times.values())]
+            cells += [f"{found['al']:.2f}{gained}", " ".join(times(found).values())]
         rows.append(cells)
     columns = ("drafter", "K", "HumanEval: AL, gain", "tokens/s", "MT-Bench: AL, gain", "tokens/s")
     note = (
@@ -106,29 +117,39 @@ def targets() -> str:
 
     arms = ("stock-v1", "plugin-v1", "plugin-v2")
     rows = [(name, *(cell(found, arm) for arm in arms)) for name, found in result["targets"].items()]
-    shown = table(("target", "stock P-EAGLE V1, rows", "plugin V1, rows", "plugin V2, rows"), rows)
-    return f"{shown}\n\nErrors in full in the file. {where(result, 'targets')}"
+    columns = ("target", "stock P-EAGLE V1, rows", "plugin V1, rows", "plugin V2, rows")
+    return shown("targets", columns, rows, "Errors in full in the file.")
 
 
 def host() -> str:
-    from benchmarks.host import tables
+    """What each arm dispatches, as it is and with graphs that are replayed; then the times."""
+    from benchmarks.host import REQUESTS, TIMED_K, K
 
-    result = read("host")
-    parts = [f"{table(columns, rows)}\n\n{notes}." for columns, rows, notes in tables(result)]
-    return "\n\n".join([*parts, where(result, "host")])
+    result, aim, counts = read("host"), 0.6, []
+    for arm in result["arms"]:
+        for name, run in ((arm["arm"], arm), (f"{arm['arm']}, replayed", arm.get("replayed"))):
+            if run:
+                totals = run["totals"]
+                counts.append((name, totals["operations"], totals["launches"], totals["replays"] or ""))
+    cells = result["cells"]
+    rows = [(of["batch"], *(spread(us, ".1f") for us in of["us"].values()), f"{of['ratio']:.2f}") for of in cells]
+    met = "met" if all(cell["ratio"] <= aim for cell in cells) else "missed"
+    first = table(("arm", "tensor operations", "Triton launches", "graph replays"), counts)
+    second = table(("batch", *(f"{name}, us" for name in cells[0]["us"]), "ratio"), rows)
+    note = f"medians of {result['rounds']} turns (p10 to p90); goal: ratio at most {aim}, {met}."
+    shape = f"K = {K}, {REQUESTS} requests."
+    return f"{first}\n\n{shape}\n\n{second}\n\nK = {TIMED_K}, {note}\n\n{where(result, 'host')}"
 
 
 def calibration() -> str:
     """What adaptive verification expects to be accepted on the real target, and what is; shared blocks kept."""
-    result = read("calibration")
-    found, kept = result["estimator"], result["block_drop"]
+    found, kept = (read("calibration")[part] for part in ("estimator", "block_drop"))
+    titles = {"accepted": "accepted", "at the start": "expected", "refitted": "expected, refitted"}
     rows = [
-        (arm["arm"], name, *(f"{x:.3f}" for x in arm[of]), f"{sum(arm[of]):.2f}")
-        for arm in found["arms"]
-        for of, name in (("accepted", "accepted"), ("at the start", "expected"), ("refitted", "expected, refitted"))
+        (arm["arm"], title, *(f"{x:.3f}" for x in arm[of]), f"{sum(arm[of]):.2f}")
+        for arm, (of, title) in product(found["arms"], titles.items())
     ]
     drafts = " and ".join(str(n) for n in sorted({arm["drafts"] for arm in found["arms"]}))
-    low, high = kept["gain_95"]
     notes = (
         f"SmolLM2-135M-Instruct and its P-EAGLE head, K = {found['k']}, greedy, float32: {drafts} drafts for "
         f"{found['prompts']} prompts of HumanEval and MT-Bench, {found['max_tokens']} tokens an answer, in Triton's "
@@ -136,66 +157,61 @@ def calibration() -> str:
         "reach on the other half of the drafts.\n\n"
         f"Shared blocks kept, in the worst case of {kept['prompts']} prompts that part at the end of a block of "
         f"{kept['block_size']} tokens: AL {kept['kept']['al']:.3f}, computed again {kept['dropped']['al']:.3f}, change "
-        f"{kept['gain']:+.1%} [{low:+.1%}, {high:+.1%}] (K = {kept['k']}, {kept['max_tokens']} tokens an answer)."
+        f"{gain(kept)} (K = {kept['k']}, {kept['max_tokens']} tokens an answer)."
     )
     columns = ("drafts of", "share of drafts", *range(1, found["k"] + 1), "tokens a draft")
-    return f"{table(columns, rows)}\n\n{notes}\n\n{where(result, 'calibration')}"
+    return f"{table(columns, rows)}\n\n{notes}\n\n{where(read('calibration'), 'calibration')}"
 
 
 def structured() -> str:
     """Acceptance under a JSON schema on the real target."""
     result, rows = read("structured"), []
     titles = {"free": "free text", "stated": "JSON asked for", "structured": "JSON asked for and enforced"}
-    for arm in result["arms"]:
-        for case, title in titles.items():
-            found = arm[case]
-            shares = " ".join(f"{100 * share:.0f}" for share in found["acceptance"])
-            more = gain(found) if "gain" in found else ""
-            rows.append((arm["arm"]["name"], title, length(found), more, shares, f"{found['cut']:.0%}"))
+    for arm, (case, title) in product(result["arms"], titles.items()):
+        found = arm[case]
+        shares = " ".join(f"{100 * share:.0f}" for share in found["acceptance"])
+        more = gain(found) if "gain" in found else ""
+        rows.append((arm["arm"]["name"], title, length(found), more, shares, f"{found['cut']:.0%}"))
     columns = ("drafter", "answers", "AL [95%]", "gain, paired", "accepted at position 1..K, %", "draft tokens cut")
     note = (
         f"SmolLM2-135M-Instruct, greedy, {found['prompts']} prompts of MT-Bench, up to {result['max_tokens']} tokens "
         f"an answer, K = {arm['arm']['k']}. Gain: by the selector. Cut: draft tokens that vLLM drops because the "
         "grammar forbids them."
     )
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'structured')}"
+    return shown("structured", columns, rows, note)
 
 
 def limits() -> str:
     """Acceptance of probabilistic drafts within the request's limits on the real target, and beside them."""
     result, rows = read("limits"), []
+
+    def al(cell: dict) -> str:
+        before = f"{cell['temperature_only']['al']:.2f} → " if "gain" in cell else ""
+        return f"{before}{cell['within_limits']['al']:.2f}" + (f", {gain(cell)}" if "gain" in cell else "")
+
     for drafter in result["drafters"]:
         cells = drafter["cells"]
         for one, other in zip(cells[::2], cells[1::2], strict=True):  # a pair of sets
             requests = ", ".join(f"{key} {value}" for key, value in one["sampling"].items())
-            rows.append((drafter["name"], requests, *map(within, (one, other))))
+            rows.append((drafter["name"], requests, al(one), al(other)))
     note = (
         f"AL of SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
         f"{result['max_tokens']} tokens an answer, without seeds, so the two of a cell differ in their noise, too."
     )
     columns = ("drafter", "requests", "HumanEval: by temperature only → within the limits", "MT-Bench")
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'limits')}"
-
-
-def within(cell: dict) -> str:
-    """A cell of ``limits``."""
-    if "gain" not in cell:
-        return f"{cell['within_limits']['al']:.2f}"
-    before, after = (cell[key]["al"] for key in ("temperature_only", "within_limits"))
-    return f"{before:.2f} → {after:.2f}, {gain(cell)}"
+    return shown("limits", columns, rows, note)
 
 
 def long_prompts() -> str:
     """Acceptance by the prompt's length, with windows, look-up and n-gram."""
-    result = read("long_prompts")
-    lengths, rows = list(result["arms"][0]["by_prompt_tokens"]), []
+    result, rows = read("long_prompts"), []
     for row in result["arms"]:
-        arm, found = row["arm"], row["by_prompt_tokens"].values()
+        arm, found = row["arm"], row["by_prompt_tokens"]
         name = f"{arm['name']}, window {arm['window']}" if arm["window"] else f"{arm['name']}, K = {arm['k']}"
-        rows.append((name, *(f"{of['al']:.2f}" + (f" ({gain(of)})" if "gain" in of else "") for of in found)))
+        rows.append((name, *(f"{of['al']:.2f}" + (f" ({gain(of)})" if "gain" in of else "") for of in found.values())))
     note = f"AL (against the first row, 95% interval), {result['files']} files of Python's standard library, cut to "
     note += f"so many tokens, and a question; greedy, {result['answer']} tokens an answer."
-    return f"{table(('drafter', *lengths), rows)}\n\n{note} {where(result, 'long_prompts')}"
+    return shown("long_prompts", ("drafter", *found), rows, note)
 
 
 def trained(head: str, seed: str = "") -> dict:
@@ -272,34 +288,27 @@ def gain(found: dict) -> str:
 
 def aims() -> str:
     """What was aimed at on the real target, and what came of it."""
-    from benchmarks.real import PLAIN, SETS, best_arms
+    from benchmarks.real import PLAIN, best_arms
 
-    best = {row["arm"]["name"]: row["sets"] for row in best_arms()}
-    at_7 = {row["arm"]["name"]: row["sets"] for row in read("real")["arms"] if row["arm"]["k"] == 7}
-
-    def al(one: str, other: str) -> list[float]:
-        return [at_7[one][name]["al"] / at_7[other][name]["al"] for name in SETS]
-
-    def speed(one: str, other: str) -> list[float]:
-        mine, theirs = ([best[of][name]["times_no_speculation"]["1"]["median"] for name in SETS] for of in (one, other))
-        return [x / y for x, y in zip(mine, theirs, strict=True)]
-
-    looked_up = "P-EAGLE with look-up"
-    found = (
-        (f"AL at K = 7: {PLAIN} / EAGLE-3", 0.95, al(PLAIN, "EAGLE-3")),
-        (f"AL at K = 7: P-EAGLE / {PLAIN}", 1.08, al("P-EAGLE", PLAIN)),
-        ("AL at K = 7: P-EAGLE / EAGLE-3", 1.0, al("P-EAGLE", "EAGLE-3")),
-        ("tokens/s: P-EAGLE / EAGLE-3", 1.2, speed("P-EAGLE", "EAGLE-3")),
-        (f"tokens/s: {looked_up} / EAGLE-3", 1.2, speed(looked_up, "EAGLE-3")),
-        ("tokens/s on HumanEval: P-EAGLE / none", 1.4, speed("P-EAGLE", "none")[:1]),
-        (f"tokens/s on HumanEval: {looked_up} / none", 1.4, speed(looked_up, "none")[:1]),
-    )
-    rows = []
-    for what, least, figures in found:
-        cells = [f"{figure:.2f}, {'met' if figure >= least else 'missed'}" for figure in figures]
-        rows.append((what, f"{least:.2f}", *cells, *[""] * (len(SETS) - len(cells))))
+    arms, looked_up, rows = read("real")["arms"], "P-EAGLE with look-up", []
+    al = {row["arm"]["name"]: [of["al"] for of in row["sets"].values()] for row in arms if row["arm"]["k"] == 7}
+    best = {row["arm"]["name"]: row["sets"].values() for row in best_arms()}
+    speed = {name: [of["times_no_speculation"]["1"]["median"] for of in sets] for name, sets in best.items()}
+    on_first = {name: found[:1] for name, found in speed.items()}
+    for what, figures, mine, other, aim in (
+        ("AL at K = 7", al, PLAIN, "EAGLE-3", 0.95),
+        ("AL at K = 7", al, "P-EAGLE", PLAIN, 1.08),
+        ("AL at K = 7", al, "P-EAGLE", "EAGLE-3", 1.0),
+        ("tokens/s", speed, "P-EAGLE", "EAGLE-3", 1.2),
+        ("tokens/s", speed, looked_up, "EAGLE-3", 1.2),
+        ("tokens/s on HumanEval", on_first, "P-EAGLE", "none", 1.4),
+        ("tokens/s on HumanEval", on_first, looked_up, "none", 1.4),
+    ):
+        ratios = [one / two for one, two in zip(figures[mine], figures[other], strict=True)]
+        cells = [f"{ratio:.2f}, {'met' if ratio >= aim else 'missed'}" for ratio in ratios]
+        rows.append((f"{what}: {mine} / {other}", f"{aim:.2f}", *cells, *[""] * (len(TITLES) - len(cells))))
     note = "tokens/s: at 1 in flight, each drafter at the K of README."
-    return f"{table(('ratio', 'aim', 'HumanEval', 'MT-Bench'), rows)}\n\n{note}"
+    return f"{table(('ratio', 'aim', *TITLES.values()), rows)}\n\n{note}"
 
 
 def rounds() -> str:
@@ -308,12 +317,10 @@ def rounds() -> str:
     parts = ("target's forward", "drafts: preparation", "drafts: head's forward", "drafts: logits and choice")
     for arm in result["arms"]:
         ms, name = arm["ms"], arm["arm"]["name"] + (f", K = {arm['arm']['k']}" if arm["arm"]["k"] else "")
-        others = ms.get("drafts", 0) - sum(ms.get(part, 0) for part in parts[1:])
-        found = [f"{ms[part]:.1f}" if part in ms else "" for part in parts]
-        found += [f"{others:.1f}" if "drafts" in ms else "", f"{ms['rest']:.1f}"]
-        rows.append(
-            (name, *found, f"{ms['round']:.1f}", "{median:.2f} ({p10:.2f} to {p90:.2f})".format(**arm["plain_steps"]))
-        )
+        if "drafts" in ms:
+            ms["drafts: other"] = ms["drafts"] - sum(ms[part] for part in parts[1:])
+        found = (f"{ms[part]:.1f}" if part in ms else "" for part in (*parts, "drafts: other", "rest", "round"))
+        rows.append((name, *found, spread(arm["plain_steps"], ".2f")))
     columns = ("ms of a round", *parts, "drafts: other", "rest", "all", "plain steps")
     timed = result["timed"]
     note = (
@@ -321,7 +328,7 @@ def rounds() -> str:
         f"{timed['repeats']} x {timed['prompts']} answers of {timed['tokens']} tokens. Plain steps: against a round of "
         "none in the same turn, median (p10 to p90)."
     )
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'rounds')}"
+    return shown("rounds", columns, rows, note)
 
 
 def variants() -> str:
@@ -342,17 +349,16 @@ def variants() -> str:
 def traffic() -> str:
     """A selector fitted to recorded traffic, on the real target."""
     result, rows = read("traffic"), []
-    titles = {"humaneval": "HumanEval, the other problems", "mt-bench": "MT-Bench"}
-    for name, found in result["sets"].items():
+    for title, found in zip(("HumanEval, the other problems", "MT-Bench"), result["sets"].values(), strict=True):
         lengths = (length(found[when], ".3f") for when in ("before", "after"))
-        rows.append((titles[name], found["prompts"], *lengths, gain(found)))
+        rows.append((title, found["prompts"], *lengths, gain(found)))
     columns = ("prompts", "number", "AL before [95%]", "AL after", "gain, paired")
     note = (
         f"SmolLM2-135M-Instruct, {result['engine']['dtype']}, greedy, K = {result['k']}, up to {result['max_tokens']} "
         f"tokens an answer; traffic: HumanEval's first {result['traffic']} problems, "
         f"whose answers gave {result['sharpen']['drafts']:,} drafts to learn from."
     )
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'traffic')}"
+    return shown("traffic", columns, rows, note)
 
 
 # Page -> what stands between the markers of these names.
@@ -364,8 +370,6 @@ GENERATED = {
     "docs/performance.md": [host, rounds],
     "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured, calibration],
 }
-
-
 PLOT = "docs/images/recipe.svg"
 
 

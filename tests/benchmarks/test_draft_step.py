@@ -1,4 +1,4 @@
-"""Draft steps and engines: their graph sizes and arguments on a GPU, their ratios, and a run of each on tiny models."""
+"""Draft steps and engines: their graph sizes and arguments on a GPU, and a run of each on tiny models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,38 +43,20 @@ def test_arguments_for_a_gpu(monkeypatch, tmp_path):
             assert Path(speculative["model"], "config.json").exists()
 
 
-def test_ratios_of_draft_steps():
-    cells = [
-        {"arm": arm, "k": 7, "batch": batch, "device_us": {"median": us}, "roofline_us": 100.0}
-        for arm, batch, us in (
-            ("stock V1", 1, 300),
-            ("plugin V2", 1, 120),
-            ("plugin V2", 64, 270),
-            ("EAGLE-3 V2", 64, 540),
-        )
-    ]
-    found = {(r["of"], r["batch"]): r["value"] for r in draft_step.ratios(cells)}
-    assert found == {("stock V1", 1): 0.4, ("the roofline", 1): 1.2, ("EAGLE-3 V2", 64): 0.5, ("the roofline", 64): 2.7}
-
-
-def test_ratios_of_engines():
-    """EAGLE-3 counts at its best K."""
-    speeds = {"EAGLE-3 K=3": 100.0, "EAGLE-3 K=7": 80.0, "stock P-EAGLE K=7, V1": 150.0, engine.OURS: 180.0}
-    speeds[engine.ADAPTIVE] = 200.0
-    cells = [{"arm": arm, "c": 1, "tokens_per_second": {"median": speed}} for arm, speed in speeds.items()]
-    assert {r["over"]: r["value"] for r in engine.ratios(cells)} == {
-        "stock P-EAGLE": 1.2,
-        "EAGLE-3": 1.8,
-        engine.ADAPTIVE: 0.9,
-    }
+def test_cells_are_compared_with_ours_at_the_same_place():
+    """What ours takes of each other one's figure; nothing where ours is not measured."""
+    figures = (("stock V1", 1, 300), (draft_step.OURS, 1, 120), (draft_step.OURS, 64, 270), ("EAGLE-3 V2", 64, 540))
+    cells = [{"arm": arm, "k": 7, "batch": batch, "device_us": {"median": us}} for arm, batch, us in figures]
+    found = arms.compared([*cells, cells[0] | {"k": 5}], draft_step.OURS, ("k", "batch"), "device_us")
+    assert [cell.get(f"{draft_step.OURS} / it") for cell in found] == [0.4, 1.0, 1.0, 0.5, None]
 
 
 def test_runs_on_tiny_models():
     env = draft_step.ARMS["plugin V1"].env
     (step,) = arms.run(draft_step.run_arm, env, arm="plugin V1", k=3, batches=[2])
-    assert (step["arm"], step["k"], step["batch"]) == ("plugin V1", 3, 2) and step["bytes"] > 0
+    assert (step["arm"], step["k"], step["batch"]) == ("plugin V1", 3, 2) and step["/ roofline"] > 0
     assert all(is_summary(step[column], draft_step.REPEATS) for column in ("device_us", "host_us"))
-    assert "plugin V1" in draft_step.page([step], 1e9)
+    assert "plugin V1" in draft_step.page([step])
     (served,) = arms.run(engine.run_arm, engine.ARMS[engine.OURS].env, arm=engine.OURS, batches=[1])
     assert (served["arm"], served["k"], served["c"]) == (engine.OURS, 7, 1) and served["acceptance_length"] >= 1
     assert is_summary(served["tokens_per_second"], engine.REPEATS)

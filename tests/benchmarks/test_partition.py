@@ -1,4 +1,4 @@
-"""benchmarks/partition.py: its three ways are one step, and its cells are shown."""
+"""benchmarks/partition.py: its three ways are one step, and each is measured."""
 
 import torch
 
@@ -18,8 +18,7 @@ def test_the_three_ways_have_the_same_gradients() -> None:
         assert furthest(gradients[arm], gradients["partition"]) < 1e-4
 
 
-def test_cells_are_shown() -> None:
+def test_each_way_is_measured() -> None:
     cells = [partition.measure(arm, 512, 4, "COD", chunk_rows=128) for arm in partition.STEPS]
     assert [cell["arm"] for cell in cells] == list(partition.STEPS)
-    for cell, line in zip(cells, partition.table(cells).splitlines()[1:], strict=True):
-        assert line.startswith(cell["arm"]) and str(cell["peak_mb"]) in line
+    assert all(cell["peak_mb"] > 0 and cell["seconds"] > 0 for cell in cells)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.roofline import DEVICES, draft_step_roofline
+from benchmarks.roofline import DEVICES, draft_step_roofline, seconds
 from benchmarks.shapes import PUBLISHED, HeadShape, Model
 from tests.benchmarks.running import ROOT, run_script
 
@@ -17,7 +17,7 @@ def test_small_head_by_hand():
     bound = draft_step_roofline(SMALL, 3, 2, context=5)
     attention = 4 * 4 + 2 * 4 * 2 + 4 * 4  # q, k and v, o; the first layer's q, k and v are twice as wide
     layers = (attention + 4 * 4 + 2 * 4 * 2) + 3 * attention + 4 * (3 * 4 * 8)
-    assert {name: part.bytes for name, part in bound.parts.items()} == {
+    assert {name: part.bytes for name, part in bound.items()} == {
         "fc": 2 * 12 * 4,
         "layers": 2 * layers,
         "lm_head": 2 * 10 * 4,
@@ -25,7 +25,7 @@ def test_small_head_by_hand():
         "attention": 4 * 2 * 5 * (2 + 2) * 2,  # layers, requests, tokens, a key and a value of one head, 2 bytes
         "logits": 2 * 2 * (2 * 3) * 10,
     }
-    assert {name: part.flops for name, part in bound.parts.items() if part.flops} == {
+    assert {name: part.flops for name, part in bound.items() if part.flops} == {
         "fc": 2 * 2 * 4 * 48,
         "layers": 2 * 12 * layers,
         "lm_head": 2 * 6 * 40,
@@ -45,7 +45,8 @@ def test_a_run_and_the_committed_result(tmp_path):
 def test_what_the_page_says_of_the_bounds():
     """docs/performance.md: arithmetic binds the whole vocabulary at 64 requests; a trimmed EAGLE-3 head reads less."""
     head = PUBLISHED["gpt-oss-20b"][0]
-    moving, computing = draft_step_roofline(head, 7, 64).seconds(DEVICES["H200"])
+    moving, computing = seconds(draft_step_roofline(head, 7, 64), DEVICES["H200"])
     assert computing == pytest.approx(1789e-6, abs=5e-7) and computing > moving
     eagle3 = draft_step_roofline(head, 3, 1, parallel=False, draft_vocab=32_000)
-    assert max(eagle3.seconds(DEVICES["H200"])) < max(draft_step_roofline(head, 3, 1).seconds(DEVICES["H200"]))
+    bounds = [max(seconds(step, DEVICES["H200"])) for step in (eagle3, draft_step_roofline(head, 3, 1))]
+    assert bounds[0] < bounds[1]
