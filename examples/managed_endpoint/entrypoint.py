@@ -54,13 +54,11 @@ def _tokens(flag: str, value: str) -> list[str] | None:
         return []
     if word == "false":
         return None
-    if flag in ONE_TOKEN:
-        return [value]
     try:
         elements = json.loads(value)
     except ValueError:
         return [value]
-    if not isinstance(elements, list):
+    if flag in ONE_TOKEN or not isinstance(elements, list):
         return [value]
     return [each if isinstance(each, str) else json.dumps(each) for each in elements] or None
 
