@@ -114,7 +114,7 @@ real: real-target ## measure every drafter on it, on an otherwise idle machine (
 
 .PHONY: sharpen
 sharpen: env ## fit the tiny heads' selectors again (under 15 minutes on 2 cores)
-	@$(py) models/recipe/sharpen.py
+	@$(py) models/recipe/build.py --only tiny-llama-peagle-sharp tiny-qwen3-peagle-sharp
 
 .PHONY: lint
 lint: env ## ruff, and the format

@@ -24,17 +24,15 @@ from models.recipe.plan import ASKED_FOR, STAGES
 def run(name: str, out: Path) -> None:
     """One stage in a process of its own; publishes the model that it made."""
     stage, work, began = STAGES[name], out / ".build", time.time()
-    log, figures = work / f"{name}.log", work / f"{name}.json"
+    log = work / f"{name}.log"
     print(f"start   {name}, which writes {log}", flush=True)
-    options = {"work": str(work), "name": name, **stage.options}
-    command = [sys.executable, "-m", *arms.call(stage.function, figures, **options)]
-    with log.open("w") as written:
-        done = subprocess.run(command, cwd=arms.ROOT, stdout=written, stderr=written, env=arms.environment({}))
-    if done.returncode:
-        raise SystemExit(f"stage {name} failed, its log ends:\n{log.read_text()[-3000:]}")
+    try:
+        made = arms.run(stage.function, {}, log, work=str(work), name=name, **stage.options)
+    except arms.ArmError as error:
+        raise SystemExit(f"stage {name} failed ({error}); its log is {log}") from None
     minutes = round((time.time() - began) / 60, 1)
-    found = {**stage.options, **json.loads(figures.read_text()), "seed": SEED, "minutes": minutes}
-    figures.write_text(json.dumps(found, indent=2))
+    found = {**stage.options, **made, "seed": SEED, "minutes": minutes}
+    (work / f"{name}.json").write_text(json.dumps(found, indent=2))
     if (work / name).is_dir():
         publish(work / name, out / name)
     print(f"done    {name} in {minutes} min", flush=True)

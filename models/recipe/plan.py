@@ -4,11 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from models.recipe.heads import answers, train_head
+from models.recipe.heads import answers, sharpen_head, train_head
 from models.recipe.target import train_target
 from models.recipe.tokens import train_tokenizer
-
-PROMPTS, MAX_TOKENS = 48, 96  # held-out prompts that acceptance is measured on, and the longest answer
 
 
 @dataclass(frozen=True)
@@ -42,5 +40,8 @@ STAGES = {
     "tiny-qwen3-peagle": _head("tiny-qwen3", 800),
     "tiny-llama-peagle-d2t": _head("tiny-llama", 40, "tiny-llama-peagle", draft_vocab=256, init="tiny-llama-peagle"),
     "tiny-llama-eagle3-4l": _head("tiny-llama", 800, kind="eagle3", layers=4, depths=3, muon_lr=0.02),
+    "tiny-llama-peagle-sharp": Stage(sharpen_head, {"target": "tiny-llama", "prompts": 6000}, ("tiny-llama-peagle",)),
+    "tiny-qwen3-peagle-sharp": Stage(sharpen_head, {"target": "tiny-qwen3", "prompts": 6000}, ("tiny-qwen3-peagle",)),
 }
-ASKED_FOR = ("tiny-llama-eagle3-4l",)  # stages that are built where --only names them
+# Stages that are built where --only names them; `make sharpen` does the last two.
+ASKED_FOR = ("tiny-llama-eagle3-4l", "tiny-llama-peagle-sharp", "tiny-qwen3-peagle-sharp")

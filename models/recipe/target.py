@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from models.recipe.corpus import SEED, pieces
-from models.recipe.tokens import ASSISTANT_ID, BOS_ID, END_ID, FOLDER, PAD_ID, USER_ID, VOCAB_SIZE, load_tokenizer
+from models.recipe.tokens import ASSISTANT_ID, BOS_ID, END_ID, FOLDER, PAD_ID, USER_ID, VOCAB_SIZE
 
 CHAT_SHARE = 0.75
 ROWS = ((0.6, 16, 256), (0.3, 8, 512), (0.1, 4, 1024))  # (share of the steps, rows, tokens a row): 4,096 tokens a step
@@ -76,37 +76,31 @@ def train_target(work: str, name: str, kind: str, steps: int) -> dict:
     folder, tokenizer_folder = Path(work, name), Path(work, FOLDER)
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHARED, **SHAPES[kind]))
     optimizers = make_optimizers(model)
-    # Linear warm-up over 3% of the steps, then linear decay to 2% of the peak.
-    schedule = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min((step + 1) / (0.03 * steps + 1), max(0.02, 1 - step / steps))
-        )
-        for optimizer in optimizers
-    ]
-    began, smooth = time.time(), None
-    progress = tqdm(total=steps, desc=f"target {kind}", unit="step", mininterval=5)
-    for batch in batches(tokenizer, steps):
+
+    def rate(step: int) -> float:
+        """Linear warm-up over 3% of the steps, then linear decay to 2% of the peak."""
+        return min((step + 1) / (0.03 * steps + 1), max(0.02, 1 - step / steps))
+
+    schedule = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
+    began, losses = time.time(), []
+    for batch in tqdm(batches(tokenizer, steps), f"target {kind}", steps, unit="step", mininterval=5):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        for optimizer, rate in zip(optimizers, schedule, strict=True):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            rate.step()
-        smooth = loss.item() if smooth is None else 0.97 * smooth + 0.03 * loss.item()
-        progress.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-        progress.update()
-    progress.close()
+        for each in (*optimizers, *schedule):
+            each.step()
+        model.zero_grad()
+        losses.append(loss.item())
     model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID)
     model.to(torch.bfloat16).save_pretrained(folder)
     shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "tokens": steps * 4096,
-        "loss": round(smooth, 4),
+        "loss": round(sum(losses[-50:]) / len(losses[-50:]), 4),
         "seconds": round(time.time() - began),
     }

@@ -53,7 +53,3 @@ def train_tokenizer(work: str, name: str) -> dict:
     config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(json.dumps(config, indent=2) + "\n")
     return {}
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
