@@ -29,8 +29,8 @@ def test_acceptance_by_context_is_a_table_over_all_concurrencies(suite: Suite) -
     context = [
         {},
         {},
-        {255: Acceptance(4, 8, 4, (3, 1))},
-        {255: Acceptance(4, 8, 2, (2, 0)), 511: Acceptance(1, 2, 0, (0, 0))},
+        {255: Acceptance(4, (3, 1))},
+        {255: Acceptance(4, (2, 0)), 511: Acceptance(1, (0, 0))},
     ]
     cells = [replace(cell, places=Places(context=seen)) for cell, seen in zip(made, context, strict=True)]
     (table,) = place_tables("prompts", points(cells))

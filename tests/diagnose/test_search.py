@@ -32,7 +32,7 @@ def proposed(setup: Setup, seen: Measured | None = None) -> list[Intervention]:
 
 
 def counted(drafts: int, *accepted: int) -> Acceptance:
-    return Acceptance(drafts, drafts * len(accepted), sum(accepted), accepted)
+    return Acceptance(drafts, accepted)
 
 
 def curve(share: float, k: int) -> Measured:

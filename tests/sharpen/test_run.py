@@ -59,7 +59,7 @@ class Engines:
         self.measured.append((Path(pair.head).name, num_k))
         more = int(40 * self.gain) if Path(pair.head).name == "sharpened" else 0
         counts = [(50 + more + i % 3, 30) for i in range(len(prompts) // engines.GROUP)]
-        return [Acceptance(100, 100 * num_k, sum(count), (*count, *[0] * (num_k - 2))) for count in counts]
+        return [Acceptance(100, (*count, *[0] * (num_k - 2))) for count in counts]
 
 
 @pytest.fixture

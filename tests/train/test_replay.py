@@ -105,7 +105,7 @@ def test_after_a_loop_nothing_is_known(documents: list[dict[str, Tensor]]) -> No
 def test_a_step_that_is_measured_again_is_noted_once(tmp_path: Path) -> None:
     """A run that was killed goes on from its checkpoint; vLLM's lines stay."""
     file = tmp_path / "al.jsonl"
-    counts = Acceptance(10, 20, 12, (8, 4))
+    counts = Acceptance(10, (8, 4))
     for step, how in ((500, "replay"), (500, "vllm"), (1000, "replay")):
         note_al(file, step, how, [(2, counts)])
     whole = file.read_text()

@@ -26,19 +26,14 @@ class Acceptance:
     Attributes:
         num_drafts: how often tokens were drafted for a request.
         accepted_per_position: in how many of these drafts each position was accepted, [K].
-
-    Raises:
-        ValueError: the counts contradict each other.
     """
 
     num_drafts: int
-    num_draft_tokens: int
-    num_accepted: int
     accepted_per_position: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if sum(self.accepted_per_position) != self.num_accepted:
-            raise ValueError(f"{self.num_accepted} accepted tokens, but {self.accepted_per_position} by position")
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted_per_position)
 
     @property
     def length(self) -> float:
@@ -59,12 +54,8 @@ class Acceptance:
     def since(self, before: Self) -> "Acceptance":
         """What was added to the counts ``before``."""
         old = before.accepted_per_position or (0,) * len(self.accepted_per_position)
-        return Acceptance(
-            self.num_drafts - before.num_drafts,
-            self.num_draft_tokens - before.num_draft_tokens,
-            self.num_accepted - before.num_accepted,
-            tuple(b - a for a, b in zip(old, self.accepted_per_position, strict=True)),
-        )
+        added = tuple(b - a for a, b in zip(old, self.accepted_per_position, strict=True))
+        return Acceptance(self.num_drafts - before.num_drafts, added)
 
 
 @dataclass(frozen=True)
@@ -96,10 +87,8 @@ def places_of(answers: Iterable[tuple[int, Mapping[str, Any] | None]]) -> Places
         if metrics is None or (metrics["num_spec_steps"] and not metrics.get("per_step_accepted")):
             raise ToolError(f"no counts of the steps of an answer; vLLM gives them with {' '.join(BY_REQUEST)}")
         made = 1  # by the prompt's own step
-        lists = (metrics.get(f"per_step_{name}") or () for name in ("drafted", "accepted"))
-        for drafted, accepted in zip(*lists, strict=True):
-            each = tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"]))
-            step = Acceptance(1, drafted, accepted, each)
+        for accepted in metrics.get("per_step_accepted") or ():
+            step = Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"])))
             context.append({_last_of_group(prompt_tokens + made, FIRST_CONTEXT): step})
             output.append({_last_of_group(made, FIRST_OUTPUT): step})
             made += accepted + 1
@@ -122,12 +111,7 @@ def _last_of_group(tokens: int, first: int) -> int:
 def sum_of(groups: list[Acceptance]) -> Acceptance:
     """The counts of several groups together."""
     positions = zip(*(group.accepted_per_position for group in groups), strict=True)
-    return Acceptance(
-        sum(group.num_drafts for group in groups),
-        sum(group.num_draft_tokens for group in groups),
-        sum(group.num_accepted for group in groups),
-        tuple(map(sum, positions)),
-    )
+    return Acceptance(sum(group.num_drafts for group in groups), tuple(map(sum, positions)))
 
 
 def read_engine(llm: Any) -> Acceptance:
@@ -136,13 +120,9 @@ def read_engine(llm: Any) -> Acceptance:
     Args:
         llm: a ``vllm.LLM`` with ``disable_log_stats=False``.
     """
-    counts: dict[str, list[int]] = {}
-    for metric in llm.get_metrics():
-        name = metric.name.removeprefix(PREFIX)
-        if name != metric.name:
-            counts[name] = list(metric.values) if hasattr(metric, "values") else [metric.value]
-    drafts, tokens, accepted = (counts.get(name, [0])[0] for name in ("drafts", "draft_tokens", "accepted_tokens"))
-    return Acceptance(drafts, tokens, accepted, tuple(counts.get("accepted_tokens_per_pos", ())))
+    counts = {metric.name.removeprefix(PREFIX): metric for metric in llm.get_metrics()}
+    accepted = counts.get("accepted_tokens_per_pos")  # none before the first draft
+    return Acceptance(counts["drafts"].value, tuple(accepted.values)) if accepted else Acceptance(0, ())
 
 
 def read_metrics(metrics: str) -> Acceptance | None:
@@ -156,7 +136,7 @@ def read_metrics(metrics: str) -> Acceptance | None:
                 counts[name.removeprefix(PREFIX).removesuffix("_total"), labels.get("position")] += int(value)
     num_k = sum(position is not None for _, position in counts)
     accepted = tuple(counts["accepted_tokens_per_pos", str(i)] for i in range(num_k))
-    return Acceptance(counts["drafts", None], counts["draft_tokens", None], sum(accepted), accepted) if num_k else None
+    return Acceptance(counts["drafts", None], accepted) if num_k else None
 
 
 def from_bench_serve(raw: dict[str, Any]) -> Acceptance | None:
@@ -167,10 +147,5 @@ def from_bench_serve(raw: dict[str, Any]) -> Acceptance | None:
     if "spec_decode_num_drafts" not in raw:
         return None
     drafts = int(raw["spec_decode_num_drafts"])
-    shares = raw.get("spec_decode_per_position_acceptance_rates", [])
-    return Acceptance(
-        num_drafts=drafts,
-        num_draft_tokens=int(raw["spec_decode_draft_tokens"]),
-        num_accepted=int(raw["spec_decode_accepted_tokens"]),
-        accepted_per_position=tuple(round(share * drafts) for share in shares),
-    )
+    shares = raw["spec_decode_per_position_acceptance_rates"]
+    return Acceptance(drafts, tuple(round(share * drafts) for share in shares))

@@ -96,7 +96,7 @@ def _drafts(
 def _counts(accepted: list[int], num_k: int) -> Acceptance:
     """The counts of rounds that accepted so many tokens each."""
     positions = tuple(sum(length > i for length in accepted) for i in range(num_k))
-    return Acceptance(len(accepted), num_k * len(accepted), sum(accepted), positions)
+    return Acceptance(len(accepted), positions)
 
 
 def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptance]]) -> None:
