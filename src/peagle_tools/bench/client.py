@@ -7,10 +7,10 @@
 import hashlib
 import json
 import shlex
-import shutil
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from peagle_tools.bench.cells import Cell
@@ -31,45 +31,39 @@ class CellFailed(Exception):
     """One cell failed; the message gives the reason. The sweep goes on."""
 
 
-def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, partial: Path, log: Path) -> dict[str, Any]:
+def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) -> dict[str, Any]:
     """What ``vllm bench serve`` wrote about this cell.
-
-    Args:
-        partial: a folder for what is not whole yet.
 
     Raises:
         CellFailed: unless every request was answered; ServerFailed: by a server that is still there.
     """
-    folder = partial / cell.id
-    folder.mkdir()
-    command = [*COMMAND, *bench_arguments(suite, cell), "--port", str(serving.port)]
-    command += ["--result-dir", str(folder), "--result-filename", RESULT]
     try:
         serving.empty_prefix_cache()
     except OSError as error:
         serving.check()
         raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
-    process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
-    deadline = time.monotonic() + suite.cell_seconds
-    try:
-        while (status := process.poll()) is None:
-            time.sleep(PAUSE)
-            serving.check()
-            if time.monotonic() > deadline:
-                raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
-    finally:
-        processes.end(process, patience=5)
-    serving.check()
-    if status:
-        raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {processes.failure_reason(log)}")
-    try:
-        raw = json.loads((folder / RESULT).read_text())
-        if (folder / ANSWERS).exists():
-            raw["answers"] = json.loads((folder / ANSWERS).read_text())
-    except (OSError, ValueError):
-        raise CellFailed(f"vllm bench serve wrote no result: {processes.failure_reason(log)}") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory() as folder:
+        command = [*COMMAND, *bench_arguments(suite, cell), "--port", str(serving.port)]
+        command += ["--result-dir", folder, "--result-filename", RESULT]
+        process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
+        deadline = time.monotonic() + suite.cell_seconds
+        try:
+            while (status := process.poll()) is None:
+                time.sleep(PAUSE)
+                serving.check()
+                if time.monotonic() > deadline:
+                    raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
+        finally:
+            processes.end(process, patience=5)
+        serving.check()
+        if status:
+            raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {processes.failure_reason(log)}")
+        try:
+            raw, answers = json.loads(Path(folder, RESULT).read_text()), Path(folder, ANSWERS)
+            if answers.exists():
+                raw["answers"] = json.loads(answers.read_text())
+        except (OSError, ValueError):
+            raise CellFailed(f"vllm bench serve wrote no result: {processes.failure_reason(log)}") from None
     sent = suite.datasets[cell.dataset].num_prompts(cell.concurrency)
     if raw.get("completed") != sent or raw.get("failed"):
         first = next((text for text in raw.get("errors", []) if text), "no error was given")

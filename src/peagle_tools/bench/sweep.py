@@ -12,7 +12,6 @@ What can go wrong, and what then happens:
 
 import itertools
 import json
-import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +35,6 @@ class Sweep:
         self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
         self.cells = cells
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
-        self._partial = self.results / ".partial"
 
     def run(self) -> int:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
@@ -56,7 +54,6 @@ class Sweep:
             self._began, self._left, self._kept, failed = time.monotonic(), len(missing), 0, 0
             for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
                 failed += self._serve(list(group))
-            shutil.rmtree(self._partial, ignore_errors=True)
         total = len(self.cells)
         outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
         print(f"{total} cells: {outcome}", flush=True)
@@ -79,13 +76,9 @@ class Sweep:
             changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
             if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
                 raise ToolError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
-        shutil.rmtree(self._partial, ignore_errors=True)  # of a sweep that was killed
-        for folder in (self._partial, self.results / "cells", self.results / "logs"):
-            folder.mkdir(exist_ok=True)
-        self._write("sweep.json", json.dumps(now, indent=1) + "\n")
-
-    def _write(self, name: str, text: str) -> None:
-        write_whole(self.results / name, text, self._partial / "whole.json")
+        for name in ("cells", "logs"):
+            (self.results / name).mkdir(exist_ok=True)
+        write_whole(self.results / "sweep.json", json.dumps(now, indent=1) + "\n")
 
     def _new_log(self, name: str) -> Path:
         """An empty log: the reason for which an earlier run failed must not be found in it."""
@@ -127,7 +120,7 @@ class Sweep:
         """Keep the cell; whether it is whole. Raises ServerFailed, with nothing kept, when the server is lost."""
         began, log = datetime.now(UTC), self._new_log(f"{cell.id}-client")
         try:
-            raw = client.measure(self.suite, cell, server, cwd=self.folder, partial=self._partial, log=log)
+            raw = client.measure(self.suite, cell, server, cwd=self.folder, log=log)
         except CellFailed as error:
             server.check_well()  # the server's failure is the cause of the client's
             self._keep(cell, str(error), server.start_seconds)
@@ -154,7 +147,7 @@ class Sweep:
             server_start_seconds=round(start_seconds, 2),
             **(measured or {"began": datetime.now(UTC).isoformat(timespec="seconds")}),
         )
-        self._write(f"cells/{cell.id}.json", result.to_json())
+        write_whole(self.results / f"cells/{cell.id}.json", result.to_json())
         self._kept, self._left = self._kept + 1, self._left - 1
         # A mean cell of this run, its share of server starts included, gives the time left.
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60

@@ -15,9 +15,9 @@ from peagle_vllm.heads.files import one_line
 PARTIAL = ".partial"
 
 
-def write_whole(file: Path, content: str | bytes, partial: Path | None = None) -> None:
-    """Write whole or not at all: into ``partial`` (without it into a file beside ``file``), which is then renamed."""
-    partial = partial or file.with_name(f".{file.name}.{os.getpid()}")
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write whole or not at all: into a file beside ``file``, which is then renamed."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         sync(partial)
