@@ -40,8 +40,9 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, diagnose, sharpen, tune, doctor):
+for command in (inspect, convert, diagnose, sharpen, tune):
     app.command()(command)
+app.command(context_settings={"ignore_unknown_options": True})(doctor)
 
 
 if __name__ == "__main__":

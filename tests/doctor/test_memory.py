@@ -1,4 +1,4 @@
-"""``doctor --target --speculative-config``: what drafting takes, or why vLLM would not serve it, in one line."""
+"""``doctor --model --speculative-config``: what drafting takes, or why vLLM would not serve it, in one line."""
 
 import json
 from types import SimpleNamespace
@@ -16,8 +16,9 @@ pytestmark = pytest.mark.arm("plugin-v1")
 PEAGLE = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5, "parallel_drafting": True}
 
 
-def drafts(speculative: dict[str, Any] | str, **flags: Any) -> Any:
-    return drafting(str(TARGET), speculative if isinstance(speculative, str) else json.dumps(speculative), flags)
+def drafts(speculative: dict[str, Any] | str, *flags: str) -> Any:
+    config = speculative if isinstance(speculative, str) else json.dumps(speculative)
+    return drafting(["--model", str(TARGET), "--speculative-config", config, *flags])
 
 
 def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
@@ -26,7 +27,7 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 
     from peagle_vllm.v2 import memory
 
-    assert drafts(PEAGLE, max_num_seqs=8)["full_graphs"] == 0
+    assert drafts(PEAGLE, "--max-num-seqs", "8")["full_graphs"] == 0
     original = memory.draft_graphs
 
     def with_graphs(config: Any, mode: Any) -> Any:
@@ -36,7 +37,7 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
         return original(config, CUDAGraphMode.FULL_AND_PIECEWISE)
 
     monkeypatch.setattr(memory, "draft_graphs", with_graphs)
-    sizes = drafts(PEAGLE, max_num_seqs=8)
+    sizes = drafts(PEAGLE, "--max-num-seqs", "8")
     assert (sizes["num_speculative_tokens"], sizes["max_num_seqs"]) == (5, 8)
     assert sizes["full_graph_requests"] == 8
     assert sizes["piecewise_rows"] == 120  # 8 requests decode in 80, and room for prefills beside them
@@ -51,7 +52,7 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("speculative", "line"),
     [
-        ("{", "is not JSON"),
+        ("{", "argument --speculative-config"),
         ({**PEAGLE, "parallel_drafting": False}, "not P-EAGLE"),
         ({**PEAGLE, "num_speculative_tokens": -1}, "num_speculative_tokens"),
     ],

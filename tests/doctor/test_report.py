@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import peagle_vllm
 from peagle_tools.cli import app
-from peagle_tools.doctor.report import Environment, decide_runner, read_environment, show
+from peagle_tools.doctor.report import Environment, decide_runner, read_environment
 from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.version import VllmInstall, read
@@ -31,10 +29,9 @@ GPU = Environment(
     no_triton="",
     registered=True,
     platform=None,
-    top_k="FlashInfer's",
     variables={},
 )
-CPU = replace(GPU, device=None, top_k=None, cpu_build=True, no_triton="it has no CPU backend")
+CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
@@ -117,17 +114,14 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(re.search(rf"{name} +{value}", shown) for name, value in variables.items())
     assert "left out by VLLM_PLUGINS=another" in shown
     data = json.loads(doctor("--json").output)
-    assert data["plugin"] == {"registered": True, "disabled": True, "VLLM_PLUGINS": "another", "excluded": True}
+    assert data["plugin"] == "left out by VLLM_PLUGINS=another" and data["variables"].items() >= variables.items()
     assert data["runner"]["name"] == "stock vLLM"
 
 
-def test_a_release_over_another_ones_library_is_named_for_what_it_is(tmp_path: Path) -> None:
-    """What tools/next.py makes. vLLM takes it for a CPU build, so the doctor must."""
+def test_a_release_over_another_ones_library_is_a_cpu_build(tmp_path: Path) -> None:
+    """What tools/next.py makes: vLLM takes it for one."""
     root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.33.0+cpu.over.0.32.0"\n')
-    said = " ".join(doctor("--vllm", root).output.split())
-    library = "its Python over the compiled library of the CPU build 0.32.0: for tests"
-    assert f"0.33.0 ({installed().distribution}), {library}" in said
     assert read_environment(read(root)).cpu_build
 
 
@@ -207,7 +201,7 @@ def test_a_platform_plugin_is_found_as_vllm_finds_it(
     assert read_environment(None).platform == (gives if active else None)
     if active:
         data = json.loads(doctor("--json").output)
-        assert (data["platform_plugin"], data["runner"]["name"]) == (gives, "out-of-tree")
+        assert (data["platform"], data["runner"]["name"]) == (gives, "out-of-tree")
 
 
 @pytest.fixture
@@ -229,32 +223,3 @@ def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = doctor()
     assert ran.exit_code == 1
     assert re.search(r"vLLM +not installed", ran.output)
-
-
-def does_not_compile(*_: object, **__: object) -> None:
-    raise RuntimeError("Could not find nvcc\nand a page more")
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize(
-    ("top_k", "said"),
-    [
-        (lambda scores, k, sorted, deterministic: scores.topk(k), "FlashInfer's"),
-        (None, "torch's: FlashInfer's does not run here (ModuleNotFoundError: "),
-        (does_not_compile, "torch's: FlashInfer's does not run here (RuntimeError: Could not find nvcc)"),
-    ],
-    ids=["runs", "not installed", "does not compile"],
-)
-def test_it_says_whose_top_k_a_selector_gets_on_cuda(top_k: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by running it, as serving does: FlashInfer that is installed need not compile."""
-    zeros = torch.zeros
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(top_k=top_k) if top_k else None)
-    found = read_environment(None)
-    assert found.top_k and found.top_k.startswith(said)
-    console = Console(width=80, record=True)
-    show(console, None, found)
-    assert re.search(rf"selector's top-k +{said.partition(' ')[0]}", console.export_text())
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert read_environment(None).top_k is None  # ROCm

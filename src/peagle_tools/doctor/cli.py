@@ -15,14 +15,11 @@ def doctor(
         Path | None,
         typer.Option(metavar="PATH", help="Check this vLLM wheel, or unpacked one, instead of the installed vLLM."),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="With --speculative-config: what drafting takes of a GPU's memory.")
-    ] = None,
-    speculative_config: Annotated[str | None, typer.Option(metavar="JSON", help="As `vllm serve` takes it.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="As `vllm serve` takes it, like the next two.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
-    max_cudagraph_capture_size: Annotated[int | None, typer.Option()] = None,
     as_json: JsonOption = False,
+    flags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FLAGS", help="Of `vllm serve`, such as --model: what drafting takes of a GPU."),
+    ] = None,
 ) -> None:
     """Would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
 
@@ -43,18 +40,13 @@ def doctor(
     report = None if install is None else fingerprint.check(install, accepted=accepted)
     environment = read_environment(install) if vllm is None else None
     drafts = None
-    if speculative_config is not None or target is not None:
-        if speculative_config is None or target is None or vllm is not None:
-            fail("--target and --speculative-config go together, without --vllm; give both, or neither")
+    if flags:
+        if vllm is not None:
+            fail("flags of `vllm serve` are those of the installed vLLM; leave --vllm out")
         from peagle_tools.doctor.memory import drafting, lines
 
-        flags = {
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_cudagraph_capture_size": max_cudagraph_capture_size,
-        }
         with one_line_errors():
-            drafts = drafting(target, speculative_config, flags)
+            drafts = drafting(flags)
     if as_json:
         more = {} if drafts is None else {"drafting": drafts}
         print(json.dumps(as_dict(report, environment) | more, indent=2))

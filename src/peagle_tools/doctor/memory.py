@@ -1,33 +1,28 @@
-"""What drafting takes of a GPU's memory, for ``doctor --target ... --speculative-config ...``. Imports vLLM."""
+"""What drafting takes of a GPU's memory, for ``doctor --model ... --speculative-config ...``. Imports vLLM."""
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from peagle_tools.shared.errors import ToolError
 
 MEGA = 1_000_000
 
 
-def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+def drafting(flags: list[str]) -> dict[str, Any]:
     """Configure vLLM as ``vllm serve`` would, load nothing, and say what drafting on Model Runner V2 would take.
 
     Args:
-        speculative_config: JSON, as ``vllm serve`` takes it.
-        flags: more arguments of ``EngineArgs``; None leaves one to vLLM's default for this machine.
+        flags: of ``vllm serve``, those of its engine.
 
     Returns:
         The settings that decide it, and ``v2.memory.draft_memory``.
 
     Raises:
-        ToolError: invalid JSON, a configuration that vLLM refuses, or one that is not P-EAGLE.
+        ToolError: flags or a configuration that vLLM refuses, or one that is not P-EAGLE.
     """
-    try:
-        speculative = json.loads(speculative_config)
-    except json.JSONDecodeError as error:
-        raise ToolError(f"--speculative-config is not JSON ({error})") from None
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from peagle_vllm import plugin
     from peagle_vllm.heads.files import one_line
@@ -35,9 +30,13 @@ def drafting(target: str, speculative_config: str, flags: Mapping[str, Any]) -> 
     from peagle_vllm.v2.memory import draft_memory
 
     plugin.register()
-    given = {name: value for name, value in flags.items() if value is not None}
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ToolError(message)  # without pages of usage
+
+    arguments = EngineArgs.from_cli_args(EngineArgs.add_cli_args(Parser()).parse_args(flags))
     try:
-        arguments = EngineArgs(model=target, speculative_config=speculative, **given)
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM's errors are of many kinds; each says what it refuses
         raise ToolError(one_line(error)) from error

@@ -41,7 +41,6 @@ class Environment:
     no_triton: str  # why Model Runner V2 cannot use Triton here; empty: it can
     registered: bool  # the plugin is an installed entry point
     platform: str | None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
-    top_k: str | None  # whose top-k chooses a sharpened head's candidates on CUDA, and why; None: no CUDA
     variables: Mapping[str, str]  # those of VARIABLES that are set
 
     @property
@@ -72,10 +71,7 @@ class Runner:
 
 
 def read_environment(install: VllmInstall | None) -> Environment:
-    """Look at this process and machine. Imports torch, Triton's list of backends, platform plugins, and FlashInfer.
-
-    On CUDA it compiles FlashInfer's top-k, once for this user, where no prebuilt one is installed.
-    """
+    """Look at this process and machine. Imports torch, Triton's list of backends, and platform plugins."""
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = None if cpu_build else _accelerator()
     found = versions()
@@ -87,7 +83,6 @@ def read_environment(install: VllmInstall | None) -> Environment:
         no_triton=_why_no_triton(cpu_build, device),
         registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
         platform=_platform_plugin(),
-        top_k=_top_k() if device else None,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
@@ -145,21 +140,6 @@ def _accelerator() -> str | None:
         return None
 
 
-def _top_k() -> str | None:
-    """Whose top-k the trial in ``sampling.greedy`` will find to run; None where FlashInfer's is never taken."""
-    import torch
-
-    if torch.version.cuda is None:
-        return None
-    try:
-        top_k = importlib.import_module("flashinfer").top_k
-        top_k(torch.zeros(1, 64, device="cuda"), 2, sorted=True, deterministic=True)[0].tolist()
-    except Exception as error:  # a compiler, a linker and a driver each fail in their own way
-        first_line = str(error).strip().partition("\n")[0]
-        return f"torch's: FlashInfer's does not run here ({type(error).__name__}: {first_line})"
-    return "FlashInfer's"
-
-
 def _platform_plugin() -> str | None:
     """The class of the active platform plugin, by the rule of vLLM's ``resolve_current_platform_cls_qualname``."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
@@ -210,24 +190,8 @@ def as_dict(report: Report | None, environment: Environment | None) -> dict[str,
             for result in report.results
         ]
     if environment is not None:
-        variables, runner = environment.variables, decide_runner(environment, report)
-        data |= {
-            "python": platform.python_version(),
-            "torch": environment.torch,
-            "triton": environment.triton,
-            "device": environment.place,
-            "plugin": {
-                "registered": environment.registered,
-                "disabled": variables.get(DISABLE) == "1",
-                PLUGINS: variables.get(PLUGINS),
-                "excluded": not _is_let_in(PLUGIN_NAME, variables),
-            },
-            "platform_plugin": environment.platform,
-            "top_k": environment.top_k,
-            USE_V2: variables.get(USE_V2),
-            ACCEPT: variables.get(ACCEPT),
-            "runner": asdict(runner),
-        }
+        data |= {"python": platform.python_version(), **asdict(environment)}
+        data |= {"plugin": environment.absent or "registered", "runner": asdict(decide_runner(environment, report))}
     return data
 
 
@@ -247,9 +211,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
     if report is None:
         fact("vLLM", "not installed", "bold red")
     else:
-        release, _, library = report.install.version.partition("+cpu.over.")  # written by tools/next.py
-        over = f", its Python over the compiled library of the CPU build {library}: for tests" if library else ""
-        fact("vLLM", f"{release} ({report.install.distribution}){over}")
+        fact("vLLM", f"{report.install.version} ({report.install.distribution})")
         changed = sum(len(result.moved) for result in report.results)
         but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
         other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
@@ -263,8 +225,6 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         fact("plugin", environment.absent or "registered", "bold red" if environment.absent else "")
         for name in VARIABLES:
             fact(name, environment.variables.get(name, "not set"))
-        if environment.top_k:
-            fact("selector's top-k", environment.top_k)
         fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
         fact("because", runner.why)
     console.print(facts)
