@@ -44,9 +44,6 @@ def diagnose(
     engine: Annotated[
         str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
     ] = "{}",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the JSON here too, after every measurement.")
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Why is acceptance low? Compare the head with its target, measure both in vLLM, and change one thing at a time.
@@ -63,13 +60,13 @@ def diagnose(
         fail("--target and --head are needed, or --url of a running server")
     from rich.console import Console
 
-    from peagle_tools.diagnose.engine import VllmMeasure
+    from peagle_tools.diagnose.engine import measuring
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
     from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
     from peagle_tools.diagnose.search import falling
-    from peagle_tools.shared.engines import cannot_run
-    from peagle_tools.shared.prompts import PROMPTS
+    from peagle_tools.shared.engines import Pair, cannot_run
+    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, token_ids
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -82,35 +79,26 @@ def diagnose(
         model = read_target(target)
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
-        specials = special_tokens(read_tokens(target))
-        if out is not None:
-            out.open("a").close()
+        specials, tokenizer = special_tokens(read_tokens(target)), read_tokenizer(target)
+    has_template = bool(getattr(tokenizer, "chat_template", None))
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
+    setup = setup_of(source, model, k, chat_template=has_template and not raw)
+    hints = list(differences(setup, source, model, has_template))
+    forms = {form: [token_ids(tokenizer, one, form) for one in asked[:num_prompts]] for form in {False, has_template}}
     found: Diagnosis | None = None
-
-    def keep(found: "Diagnosis") -> str:
-        text = json.dumps(as_dict(setup, found, hints), indent=2)
-        if out is not None:
-            out.write_text(text + "\n")
-        return text
-
     try:
-        measuring = VllmMeasure(target, source.name, asked[:num_prompts], max_tokens, arguments)
-        with terminal.logs_on_stderr(), measuring as measure:
-            setup = setup_of(source, model, k, chat_template=measure.has_template and not raw)
-            hints = list(differences(setup, source, model, measure.has_template))
-            fixed = source, model, specials, measure.has_template
+        pair = Pair(target, source.name, arguments)
+        with terminal.logs_on_stderr(), measuring(pair, k, forms, max_tokens) as measure:
 
             def propose(base: "Setup", seen: "Measured") -> "Iterator[Intervention]":
                 context = seen.places.context
                 falls_until = max(context) if falling(context) and measure.takes_windows() else 0
-                return interventions(base, *fixed, falls_until)
+                return interventions(base, source, model, specials, has_template, falls_until)
 
             began = 0.0
             for found, left in search(setup, measure, propose):
                 began = began or time.monotonic()
                 _say(found, left, time.monotonic() - began)
-                keep(found)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -120,9 +108,8 @@ def diagnose(
     except Exception as error:
         fail(str(cannot_run(error)))
     assert found is not None  # the setup itself was measured
-    text = keep(found)
     if as_json:
-        print(text)
+        print(json.dumps(as_dict(setup, found, hints), indent=2))
     else:
         show(Console(), setup, found, hints)
     raise typer.Exit(1 if found.odd or found.causes or not found.complete else 0)

@@ -4,17 +4,17 @@ Prompts run greedily, so the target's text stays the same. Acceptance comes from
 each answer took show how sure a difference is.
 """
 
-import functools
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import BY_REQUEST, places_of, read_engine
 from peagle_tools.shared.engines import Pair
-from peagle_tools.shared.prompts import Messages, token_ids
 from peagle_vllm.observer import drafter_of
 
 KV_CACHE_BYTES = 2 << 30
@@ -23,68 +23,50 @@ WINDOW_IN_LAYER = ("CPUAttentionBackendImpl", "FlashAttentionImpl", "TritonAtten
 
 
 class VllmMeasure:
-    """Runs setups of one pair. A context manager: its end shuts the engine down.
+    """Runs setups of the pair that ``llm`` has loaded; ``prompts`` are token ids, raw and through the chat template."""
 
-    Args:
-        conversations: each prompt as chat messages.
-        max_tokens: the longest answer to each prompt.
-        llm: more arguments for ``vllm.LLM``.
-    """
-
-    def __init__(self, target: str, head: str, conversations: list[Messages], max_tokens: int, llm: dict[str, Any]):
-        self.target, self.conversations, self.max_tokens = target, conversations, max_tokens
-        # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
-        memory = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05}
-        counted = {"per_request_spec_decode_metrics": BY_REQUEST[1]}
-        self.pair, self._engine = Pair(target, head, memory | llm | counted), ExitStack()
-        self._llm: Any = None
-
-    def __enter__(self) -> Self:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
-        from peagle_vllm import plugin
-
-        plugin.register()  # idempotent; an installed package is registered through its entry point too
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.close()
+    def __init__(self, llm: Any, prompts: Mapping[bool, list[list[int]]], max_tokens: int):
+        self.llm, self.prompts, self.max_tokens = llm, prompts, max_tokens
 
     def __call__(self, setup: Setup) -> Measured:
         from vllm import SamplingParams
 
-        self._llm = self._llm or self._start(setup)
-        self._llm.collective_rpc(apply, args=(setup,))
-        before, prompts = read_engine(self._llm), self.prompt_ids(setup.chat_template)
+        self.llm.collective_rpc(apply, args=(setup,))
+        before, prompts = read_engine(self.llm), self.prompts[setup.chat_template]
         greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
         made = [len(output.outputs[0].token_ids) - 1 for output in outputs]  # the prompt's own round makes one token
         metrics = [output.outputs[0].spec_decode_metrics.to_dict() for output in outputs]
         lengths = tuple(tokens / max(1, of["num_spec_steps"]) for tokens, of in zip(made, metrics, strict=True))
         answers = zip(map(len, prompts), metrics, strict=True)
-        return Measured(read_engine(self._llm).since(before), lengths, places_of(answers))
+        return Measured(read_engine(self.llm).since(before), lengths, places_of(answers))
 
     def takes_windows(self) -> bool:
-        """Whether a window can be set in the running engine, which has measured something."""
-        return all(self._llm.collective_rpc(takes_windows))
+        """Whether a window can be set in the running engine."""
+        return all(self.llm.collective_rpc(takes_windows))
 
-    def prompt_ids(self, chat_template: bool) -> list[list[int]]:
-        """Token ids of every prompt, through the chat template or raw."""
-        return [token_ids(self.tokenizer, messages, chat_template) for messages in self.conversations]
 
-    @functools.cached_property
-    def has_template(self) -> bool:
-        return bool(getattr(self.tokenizer, "chat_template", None))
+@contextmanager
+def measuring(
+    pair: Pair, num_k: int, prompts: Mapping[bool, list[list[int]]], max_tokens: int
+) -> Iterator[VllmMeasure]:
+    """An engine that measures, until the block ends.
 
-    @functools.cached_property
-    def tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
+    Args:
+        prompts: token ids of each, by whether they go through the chat template.
+        max_tokens: the longest answer to each prompt.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
+    from peagle_vllm import plugin
 
-        return AutoTokenizer.from_pretrained(self.target)
-
-    def _start(self, setup: Setup) -> Any:
-        longest = max(len(ids) for form in (False, self.has_template) for ids in self.prompt_ids(form))
-        return self._engine.enter_context(self.pair.engine(setup.k, longest + self.max_tokens, len(self.conversations)))
+    plugin.register()  # idempotent; an installed package is registered through its entry point too
+    # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
+    arguments = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05, **pair.arguments}
+    arguments["per_request_spec_decode_metrics"] = BY_REQUEST[1]
+    longest = max(len(ids) for form in prompts.values() for ids in form)
+    with replace(pair, arguments=arguments).engine(num_k, longest + max_tokens, len(prompts[False])) as llm:
+        yield VllmMeasure(llm, prompts, max_tokens)
 
 
 def takes_windows(worker: Any) -> bool:
