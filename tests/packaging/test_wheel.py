@@ -53,7 +53,7 @@ def test_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"peagle_vllm", "peagle_tools", "peagle_kernels"}
-    data = ["peagle_vllm/patches/fingerprints.json", "peagle_tools/bench/suite.yaml", "peagle_tools/shared/prompts.txt"]
+    data = ["peagle_vllm/patches/fingerprints.json", "peagle_tools/shared/prompts.txt"]
     for name in ("peagle_vllm/py.typed", "peagle_kernels/py.typed", *data):
         assert name in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

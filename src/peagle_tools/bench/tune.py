@@ -3,8 +3,7 @@
 import json
 import os
 from pathlib import Path
-from string import Template
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +11,8 @@ from peagle_tools.bench.cli import DEFAULT
 from peagle_tools.shared.terminal import HeadArgument, check_extra, conversations, exit_if_unfit, fail, one_line_errors
 
 MOST_PROMPTS = 80
-DATASET = "prompts"  # as suite.yaml names it
+DATASET = "prompts"
+HEADER = "# `bench run` measures a copy of this that you edit; docs/bench.md explains the keys.\n"
 FULL_BATCH = 64  # requests in flight at which adaptive verification is measured, too
 
 
@@ -55,6 +55,8 @@ def tune(
 
         if not torch.cuda.is_available():
             fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
+    import yaml
+
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
     from peagle_tools.bench.report import warnings
@@ -75,21 +77,23 @@ def tune(
     deepest = read.trained_depth or 7
     depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
     config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
-    adaptive = {"speculative_config": config | {"enable_adaptive_verification": True}, "k": [max(depths)]}
-    text = Template(Path(__file__).with_name("suite.yaml").read_text()).substitute(
-        name=name,
-        target=json.dumps(_as_in_suite(target, folder)),
-        flags=json.dumps(serve),
-        config=json.dumps(config),
-        k=depths,
-        adaptive="" if adaptive_verification else "# ",
-        adaptive_arm=json.dumps(adaptive),
-        source="jsonl: ./suite.jsonl" if lines else "hub: mt-bench",
-        prompts=min(len(lines) or MOST_PROMPTS, MOST_PROMPTS),
-        max_tokens=max_tokens,
-        concurrency=concurrency or [1, 8, *[FULL_BATCH] * adaptive_verification],
-    )
-    files = {folder / "suite.yaml": text} | ({folder / "suite.jsonl": "".join(lines)} if lines else {})
+    arms: dict[str, Any] = {"none": {}, "P-EAGLE": {"speculative_config": config, "k": depths}}
+    if adaptive_verification:
+        adaptive = config | {"enable_adaptive_verification": True}
+        arms["P-EAGLE, adaptive verification"] = {"speculative_config": adaptive, "k": [max(depths)]}
+    source = {"jsonl": "./suite.jsonl"} if lines else {"hub": "mt-bench"}
+    counts = {"prompts": min(len(lines) or MOST_PROMPTS, MOST_PROMPTS), "prompts_per_client": 4}
+    written = {
+        "name": name,
+        "target": _as_in_suite(target, folder),
+        "serve": {"flags": serve},
+        "arms": arms,
+        "datasets": {DATASET: {**source, **counts, "output_tokens": max_tokens}},
+        "concurrency": concurrency or [1, 8, *[FULL_BATCH] * adaptive_verification],
+        "repeats": 3,  # one repeat shows no noise
+    }
+    files = {folder / "suite.yaml": HEADER + yaml.safe_dump(written, sort_keys=False)}
+    files |= {folder / "suite.jsonl": "".join(lines)} if lines else {}
     try:
         with one_line_errors():
             if any(path.exists() and path.read_text() != text for path, text in files.items()):
@@ -100,8 +104,8 @@ def tune(
                 path.write_text(text)
             suite = read_suite(folder / "suite.yaml")
             cells = grid(suite)
-            source = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
-            print(f"tune: {source}, at least {suite.datasets[DATASET].prompts} requests a cell")
+            which = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
+            print(f"tune: {which}, at least {suite.datasets[DATASET].prompts} requests a cell")
             starts = len({cell.server_id for cell in cells})
             print(f"{len(cells)} cells over {starts} server starts; suite and results lie in {folder}")
             if failed := Sweep(suite, folder, folder, cells).run():
