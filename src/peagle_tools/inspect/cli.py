@@ -15,7 +15,7 @@ def inspect(
     ] = None,
     revision: RevisionOption = None,
     headers_only: Annotated[
-        bool, typer.Option("--headers-only", help="Do not read all the weights: no look for NaN and Inf, no hashes.")
+        bool, typer.Option("--headers-only", help="Do not read all the weights: no look for NaN and Inf.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,7 +39,7 @@ def inspect(
         model = read_target(target) if target is not None else None
         token = find_token(read_tokens(target), source.mask_token_id) if target is not None else None
         problems = check(source, model, token, numbers=not headers_only, parallel=source.kind == "peagle")
-        data = report(source, problems, model, token, hashes=not headers_only)
+        data = report(source, problems, model, token)
     if as_json:
         print(json.dumps(data, indent=2))
     else:

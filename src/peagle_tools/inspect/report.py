@@ -3,11 +3,9 @@
 A field is never removed or given another meaning without a new ``SCHEMA``; new fields may come.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -45,17 +43,11 @@ def report(
     problems: list[Problem],
     target: Target | None = None,
     token: Token | None = None,
-    *,
-    hashes: bool = False,
 ) -> dict[str, Any]:
     """The report's fields, ready for JSON. None is what is unknown, missing, or not on this machine.
 
     Args:
         token: what the target's tokenizer calls the head's mask token.
-        hashes: whether to read all of the head's files for their hashes.
-
-    Raises:
-        OSError: a file cannot be read for its hash.
     """
     import numpy as np
 
@@ -108,7 +100,6 @@ def report(
             "embed_tokens": head.has("embed_tokens"),  # its own, or the target's
             "lm_head": head.has("lm_head"),
         },
-        "sha256": _hashes(head.folder, head.weight_files) if hashes and head.folder else None,
         "selector": _selector(head),
         "mapped": dict(head.mapped),  # what serving sets for vLLM, which does not find it in config.json by itself
         "speculative_config": {
@@ -128,16 +119,6 @@ def report(
         "problems": [{"severity": problem.severity, "line": problem.line} for problem in problems],
         "fit": all(problem.severity != "error" for problem in problems),
     }
-
-
-def _hashes(folder: Path, weight_files: list[str]) -> dict[str, str]:
-    """Of each file in hexadecimal digits, as the hub shows it."""
-    selector = [f"{SELECTOR_FOLDER}/{path.name}" for path in (folder / SELECTOR_FOLDER).glob("*.safetensors")]
-    hashes = {}
-    for name in sorted(["config.json", *weight_files, *selector]):
-        with (folder / name).open("rb") as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
 
 
 def _selector(head: Head) -> dict[str, Any] | None:
@@ -220,8 +201,6 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
     yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"
     yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
-    for file in files if data["sha256"] else ():
-        yield "sha256", data["sha256"][file]
     both = ("embed_tokens", "lm_head")
     own, shared = (", ".join(name for name in both if weights[name] is has) for has in (True, False))
     yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
