@@ -9,6 +9,7 @@ RESULTS/report.md           with plots/*.svg; made from the above, any time
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,13 +142,8 @@ def read_results(folder: Path) -> list[CellResult]:
     sweep, found = read_sweep(folder), [read_cell(file) for file in (folder / "cells").glob("*.json")]
     if not sweep or not found:
         raise ToolError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
-    arms = list(sweep["suite"]["arms"])
-
-    def order(result: CellResult) -> tuple[Any, ...]:
-        c = result.cell
-        return arms.index(c.arm), c.k, c.dataset, c.concurrency, c.repeat
-
-    return sorted(found, key=order)
+    arms, cells = list(sweep["suite"]["arms"]), attrgetter("k", "dataset", "concurrency", "repeat")
+    return sorted(found, key=lambda result: (arms.index(result.cell.arm), *cells(result.cell)))
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:

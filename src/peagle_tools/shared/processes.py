@@ -68,12 +68,7 @@ def _group(process: psutil.Popen) -> list[psutil.Process]:
 
 def how_it_ended(returncode: int) -> str:
     """``exit status 1``, or ``killed by SIGKILL``."""
-    if returncode >= 0:
-        return f"exit status {returncode}"
-    try:
-        return f"killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"killed by signal {-returncode}"
+    return f"exit status {returncode}" if returncode >= 0 else f"killed by {signal.Signals(-returncode).name}"
 
 
 # A prefix of vLLM's log lines: "(EngineCore pid=12) ERROR 11-21 03:00:00 [core.py:1] ".
@@ -91,10 +86,7 @@ def failure_reason(log: Path, limit: int = 400) -> str:
     The last error that does not merely repeat another one; else a line about something that died; else the last
     error at all; else the last line.
     """
-    try:
-        text = log.read_text(errors="replace")[-MOST:]
-    except OSError:
-        return "it left no log"
+    text = log.read_text(errors="replace")[-MOST:]
     lines = [line for row in reversed(text.splitlines()) if (line := PREFIX.sub("", row).strip())]
     if not lines:
         return "it wrote nothing"
