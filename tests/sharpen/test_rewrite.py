@@ -5,7 +5,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.sharpen import rewrite as rewriting
 from peagle_tools.sharpen.rewrite import faults, rewrite
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.head import read_head, read_map, target_ids
@@ -44,15 +43,6 @@ def test_a_trimmed_head_keeps_its_rows(pair, tmp_path):
     assert after.pop("t2d").nonzero().flatten().tolist() == ids[kept].tolist()
     for name in set(before) - {"d2t", "t2d"}:
         assert torch.equal(after[name], before[name]), name
-
-
-def test_rows_are_read_in_blocks(pair, tmp_path, monkeypatch):
-    head, target = pair
-    kept = torch.arange(0, head.draft_vocab_size, 3)
-    rewrite(head, target, tmp_path / "whole", kept, "int8")
-    monkeypatch.setattr(rewriting, "PIECE", 1000)
-    rewrite(head, target, tmp_path / "blocks", kept, "int8")
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "blocks/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("quantize", "error"), [("int8", 0.5), ("fp8", 32.0)])  # of a step; fp8 has 3 bits of mantissa

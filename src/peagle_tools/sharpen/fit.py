@@ -48,15 +48,10 @@ def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
 
 def as_written(selector: CandidateSelector) -> CandidateSelector:
     """A copy with its tables rounded to bfloat16."""
-    projection = selector.hidden_projection
-    return CandidateSelector(
-        selector.predecessor_codebook.detach().bfloat16(),
-        selector.successor_codebook.detach().bfloat16(),
-        None if projection is None else projection.detach().bfloat16(),
-        selector.edge_scale.detach().clone(),
-        selector.unary_scale.detach().clone(),
-        selector.num_candidates,
-    )
+    tensors: dict[str, Any] = {name: each for name, each in selector._asdict().items() if isinstance(each, Tensor)}
+    tensors = {name: each.detach().clone() for name, each in tensors.items()}
+    tables = {name: each.bfloat16() for name, each in tensors.items() if "scale" not in name}
+    return selector._replace(**{**tensors, **tables})
 
 
 def fit(

@@ -1,6 +1,6 @@
-"""A head with fewer draft tokens, with 8-bit weights, or both: written anew in vLLM's format, piece by piece."""
+"""A head with fewer draft tokens, with 8-bit weights, or both: written anew in vLLM's format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from peagle_tools.shared.files import new_folder
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.config import SELECTOR
 from peagle_vllm.heads.convert import config_for, copied_tensors, map_tensors, write_head
-from peagle_vllm.heads.files import FLOATS, PIECE, TensorInfo
+from peagle_vllm.heads.files import FLOATS, TensorInfo
 from peagle_vllm.heads.head import Head, read_head, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -23,7 +23,6 @@ OUTPUT = "lm_head.weight"
 # are what vLLM runs without calibration: fp8 from compute capability 8.9 on (weights only below), int8 from 7.5 on and
 # on CPUs.
 SCHEMES = {"fp8": ("FP8_DYNAMIC", "float-quantized", "F8_E4M3"), "int8": ("INT8", "int-quantized", "I8")}
-SCALE_BYTES = 4
 
 
 def faults(head: Head, draft_vocab: int | None, quantize: Quantization | None) -> Iterator[str]:
@@ -54,11 +53,12 @@ def rewrite(head: Head, target: Target, out: Path, kept: Tensor | None, quantize
     if kept is not None:
         config["draft_vocab_size"] = len(kept)
         tensors |= map_tensors(target_ids(head)[kept.numpy()], head.vocab_size)
-        tensors |= _output_rows(head, kept)
+        tensors |= _entry(OUTPUT, head.tensors[OUTPUT].dtype, _weight(head, OUTPUT, kept))
     if quantize:
         config["quantization_config"] = quantization_config(quantize, OUTPUT in head.tensors)
         for name in filter(_is_quantizable, head.tensors):
-            tensors |= _quantized(head, name, kept if name == OUTPUT else None, quantize)
+            weight, scale = _quantized(_weight(head, name, kept if name == OUTPUT else None), quantize)
+            tensors |= _entry(name, SCHEMES[quantize][2], weight) | _entry(f"{name}_scale", "F32", scale)
     with new_folder(out) as work:
         write_head(work, config, dict(tensors.values()))
     return read_head(out)
@@ -88,56 +88,31 @@ def _is_quantizable(name: str) -> bool:
     return name == OUTPUT or (name.startswith("layers.") and name.endswith("_proj.weight"))
 
 
-def _blocks(head: Head, name: str, kept: Tensor | None = None) -> Iterator[Tensor]:
-    """Some rows of a weight at a time; only the ``kept`` ones. Raises ToolError at NaN or Inf."""
+def _weight(head: Head, name: str, kept: Tensor | None) -> Tensor:
+    """A weight, or the ``kept`` rows of it. Raises ToolError at NaN or Inf."""
     info = head.tensors[name]
     assert head.folder is not None
-    step = max(1, PIECE * info.shape[0] // max(info.num_bytes, 1))
     with safe_open(head.folder / info.file, "pt") as file:
-        weight = file.get_slice(info.name)
-        for begin in range(0, info.shape[0], step):
-            rows = weight[begin : begin + step]
-            if kept is not None:
-                rows = rows[kept[(kept >= begin) & (kept < begin + step)] - begin]
-            if not rows.isfinite().all():
-                raise ToolError(*not_finite(head, [name]))
-            yield rows
+        weight = file.get_tensor(info.name)
+    weight = weight if kept is None else weight[kept]
+    if not weight.isfinite().all():
+        raise ToolError(*not_finite(head, [name]))
+    return weight
 
 
-def _output_rows(head: Head, kept: Tensor) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
-    info = head.tensors[OUTPUT]
-    size = info.num_bytes // info.shape[0] * len(kept)
-    written = TensorInfo(OUTPUT, (len(kept), info.shape[1]), info.dtype, "", size)
-    return {OUTPUT: (written, map(_raw, _blocks(head, OUTPUT, kept)))}
-
-
-def _quantized(
-    head: Head, name: str, kept: Tensor | None, quantize: Quantization
-) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+def _quantized(weight: Tensor, quantize: Quantization) -> tuple[Tensor, Tensor]:
     """A weight and its scales, as compressed-tensors stores them."""
     from compressed_tensors.quantization import preset_name_to_scheme
     from compressed_tensors.quantization.lifecycle.forward import quantize as rounded
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    preset, _, dtype = SCHEMES[quantize]
-    args = preset_name_to_scheme(preset, ["Linear"]).weights
+    args = preset_name_to_scheme(SCHEMES[quantize][0], ["Linear"]).weights
     assert args is not None
-
-    def scales(rows: Tensor) -> Tensor:
-        return calculate_qparams(rows.amin(1, keepdim=True), rows.amax(1, keepdim=True), args)[0]
-
-    def weights() -> Iterator[bytes]:
-        for rows in _blocks(head, name, kept):
-            numbers = rows.float()
-            yield _raw(rounded(numbers, scales(numbers), None, args, dtype=args.pytorch_dtype()))
-
-    info, scale_name = head.tensors[name], f"{name}_scale"
-    shape = (len(kept) if kept is not None else info.shape[0], info.shape[1])
-    weight = TensorInfo(name, shape, dtype, "", shape[0] * shape[1])
-    scale = TensorInfo(scale_name, (shape[0], 1), "F32", "", shape[0] * SCALE_BYTES)
-    per_row = (_raw(scales(rows.float())) for rows in _blocks(head, name, kept))
-    return {name: (weight, weights()), scale_name: (scale, per_row)}
+    numbers = weight.float()
+    scale = calculate_qparams(numbers.amin(1, keepdim=True), numbers.amax(1, keepdim=True), args)[0]
+    return rounded(numbers, scale, None, args, dtype=args.pytorch_dtype()), scale
 
 
-def _raw(numbers: Tensor) -> bytes:
-    return numbers.contiguous().view(torch.uint8).numpy().tobytes()
+def _entry(name: str, dtype: str, tensor: Tensor) -> dict[str, tuple[TensorInfo, list[bytes]]]:
+    info = TensorInfo(name, tuple(tensor.shape), dtype, "", tensor.nbytes)
+    return {name: (info, [tensor.contiguous().view(torch.uint8).numpy().tobytes()])}
