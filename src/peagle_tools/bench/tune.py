@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from peagle_tools.bench.cli import DEFAULT
-from peagle_tools.shared.terminal import HeadArgument, check_extra, conversations, exit_if_unfit, fail, one_line_errors
+from peagle_tools.shared.terminal import HeadArgument, check_extra, exit_if_unfit, fail, one_line_errors
 
 MOST_PROMPTS = 80
 DATASET = "prompts"
@@ -70,8 +70,8 @@ def tune(
 
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
-    lines = _prompt_lines(prompts) if prompts else []
     with one_line_errors():
+        lines = _prompt_lines(prompts) if prompts else []
         read = read_head(find(head))
         exit_if_unfit(check(read, read_target(target)))
     deepest = read.trained_depth or 7
@@ -121,7 +121,9 @@ def tune(
 
 def _prompt_lines(prompts: Path) -> list[str]:
     """Each prompt as the line that `vllm bench serve` reads."""
-    asked = conversations(prompts)
+    from peagle_tools.shared.prompts import read_prompts
+
+    asked = read_prompts(prompts)
     for n, messages in enumerate(asked, start=1):
         if [message["role"] for message in messages] != ["user"]:
             fail(f'{prompts}: prompt {n} is a conversation, a sweep sends single prompts; write {{"prompt": ...}}')

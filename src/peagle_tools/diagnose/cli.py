@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peagle_tools.shared import terminal
-from peagle_tools.shared.terminal import JsonOption, conversations, fail, one_line_errors
+from peagle_tools.shared.terminal import JsonOption, fail, one_line_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +53,13 @@ def diagnose(
     Exit status: 0 a usual curve; 1 the head is unfit, the curve is odd, or a change helped; 2 something cannot be
     read or run.
     """
+    from peagle_tools.shared.prompts import PROMPTS, read_prompts, read_tokenizer, token_ids
+
+    with one_line_errors():
+        asked = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
+    asked = asked[:num_prompts]
     if url is not None:
-        _live(url, as_json, _answers(url, conversations(prompts)[:num_prompts], max_tokens, raw) if prompts else [])
+        _live(url, as_json, _answers(url, asked, max_tokens, raw) if prompts else [])
         return
     if target is None or head is None:
         fail("--target and --head are needed, or --url of a running server")
@@ -66,14 +71,12 @@ def diagnose(
     from peagle_tools.diagnose.search import diagnose as search
     from peagle_tools.diagnose.search import falling
     from peagle_tools.shared.engines import Pair, cannot_run
-    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, token_ids
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
     from peagle_vllm.serving import RefusedError
 
-    asked = conversations(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
     arguments = terminal.json_object(engine)
     with one_line_errors():
         model = read_target(target)
@@ -84,7 +87,7 @@ def diagnose(
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k, chat_template=has_template and not raw)
     hints = list(differences(setup, source, model, has_template))
-    forms = {form: [token_ids(tokenizer, one, form) for one in asked[:num_prompts]] for form in {False, has_template}}
+    forms = {form: [token_ids(tokenizer, one, form) for one in asked] for form in {False, has_template}}
     found: Diagnosis | None = None
     try:
         pair = Pair(target, source.name, arguments)

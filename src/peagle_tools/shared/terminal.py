@@ -6,13 +6,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from peagle_tools.shared.prompts import Messages
     from peagle_vllm.heads.checks import Problem
 
 HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
@@ -75,14 +73,6 @@ def exit_if_unfit(problems: "Iterable[Problem]") -> None:
         print(f"{problem.severity}: {problem.line}", file=sys.stderr)
     if any(problem.severity == "error" for problem in problems):
         raise typer.Exit(1)
-
-
-def conversations(prompts: Path) -> "list[Messages]":
-    """Prompts from a file, each as chat messages; the command ends with a line where it cannot be read."""
-    from peagle_tools.shared.prompts import read_prompts
-
-    with one_line_errors():
-        return read_prompts(prompts)
 
 
 @contextmanager

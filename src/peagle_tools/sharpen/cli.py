@@ -4,15 +4,11 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from peagle_tools.shared.terminal import JsonOption, conversations, exit_if_unfit, fail, json_object, one_line_errors
-
-if TYPE_CHECKING:
-    from peagle_tools.sharpen.reduce import Reduction
-    from peagle_tools.sharpen.run import ServedGain, Sharpened
+from peagle_tools.shared.terminal import JsonOption, exit_if_unfit, fail, json_object, one_line_errors
 
 
 def sharpen(
@@ -60,6 +56,7 @@ def sharpen(
     from rich.console import Console
     from rich.progress import Progress
 
+    from peagle_tools.shared.prompts import read_prompts
     from peagle_tools.sharpen import reduce, run
     from peagle_tools.sharpen.prompts import Prompts, divided, read_records, read_tokens
     from peagle_vllm.heads.checks import check
@@ -73,10 +70,9 @@ def sharpen(
         fail("--no-selector leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
     if (prompts is None) == (from_records is None):
         fail("give one of --prompts FILE and --from-records FOLDER")
-    texts = conversations(prompts) if prompts else []
-    aside = conversations(held_out) if held_out else None
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        texts, aside = (read_prompts(file) if file else None for file in (prompts, held_out))
         model, found = read_target(target), read_head(download(head))
         exit_if_unfit(check(found, model))
         depth = num_speculative_tokens or found.trained_depth or 5
@@ -95,10 +91,10 @@ def sharpen(
             print(f"{len(recorded):,} of {num_read:,} different recorded prompts are used", file=sys.stderr)
             asked_of = Prompts(*divided(recorded, read_tokens(target, aside) if aside else None))
         else:
-            asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts, aside)))
+            asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts or [], aside)))
         job = run.Job(model, asked_of, plan, progress)
-        reduction: Reduction | None = None
-        report: Sharpened | None
+        reduction: reduce.Reduction | None = None
+        report: run.Sharpened | None
         if smaller:
             reduction, report = reduce.reduce(found, job, out, draft_vocab, quantize, not no_selector)
         else:
@@ -107,10 +103,8 @@ def sharpen(
         selector = run.as_dict(report, plan) if report else {}
         print(json.dumps(selector | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))
     else:
-        if reduction:
-            show_reduction(reduction)
-        if report:
-            show(report)
+        tables = [reduction.table()] if reduction else []
+        Console().print(*tables, *(report.tables() if report else ()))
         if reduction or (report and report.is_better):
             print(f"wrote {out}")
     if report and reduction and not report.is_better:
@@ -118,37 +112,3 @@ def sharpen(
     elif report and not report.is_better:
         print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
         raise typer.Exit(1)
-
-
-def show(report: "Sharpened") -> None:
-    """Forms on the development share, and AL as served."""
-    from rich.console import Console
-    from rich.table import Table
-
-    forms = Table("form", "AL on the development share", title=f"{report.drafts:,} drafts recorded")
-    for name, gain in report.forms.items():
-        forms.add_row(f"{name} (chosen)" if name == report.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
-    Console().print(forms)
-    show_served("served, held-out prompts", report.served)
-
-
-def show_reduction(reduction: "Reduction") -> None:
-    """What the smaller head saves, and what it loses."""
-    before, after = reduction.bytes_before, reduction.bytes_after
-    title = f"{reduction.draft_vocab:,} draft tokens"
-    if reduction.covered is not None:
-        title += f", {reduction.covered:.2%} of what the target says"
-    title += f"; weights a draft step reads: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB ({after / before - 1:+.0%})"
-    show_served(title, reduction.served)
-
-
-def show_served(title: str, served: "list[ServedGain]") -> None:
-    """AL by K, before and after."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("K", "AL before", "AL after", "gain", title=title)
-    for one in served:
-        lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (one.before, one.after)]
-        table.add_row(str(one.num_speculative_tokens), *lengths, f"{one.after.length / one.before.length - 1:+.1%}")
-    Console().print(table)

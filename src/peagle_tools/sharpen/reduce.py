@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from peagle_tools.shared.errors import ToolError
@@ -34,6 +35,15 @@ class Reduction:
     bytes_before: int
     bytes_after: int
     served: list[run.ServedGain]
+
+    def table(self) -> Table:
+        """What the smaller head saves, and what it loses."""
+        before, after = self.bytes_before, self.bytes_after
+        title = f"{self.draft_vocab:,} draft tokens"
+        if self.covered is not None:
+            title += f", {self.covered:.2%} of what the target says"
+        read = f"{before / 1e6:,.1f} -> {after / 1e6:,.1f} MB ({after / before - 1:+.0%})"
+        return run.served_table(f"{title}; weights a draft step reads: {read}", self.served)
 
 
 def reduce(

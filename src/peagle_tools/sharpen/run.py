@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from peagle_kernels import CandidateSelector
 from peagle_tools.shared import engines
@@ -83,6 +84,22 @@ class Sharpened:
         """Whether the largest K gains more than the standard error of the gain."""
         gained = self.served[-1].difference
         return gained.length > gained.error
+
+    def tables(self) -> tuple[Table, Table]:
+        """Forms on the development share, and AL as served."""
+        forms = Table("form", "AL on the development share", title=f"{self.drafts:,} drafts recorded")
+        for name, gain in self.forms.items():
+            forms.add_row(f"{name} (chosen)" if name == self.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
+        return forms, served_table("served, held-out prompts", self.served)
+
+
+def served_table(title: str, served: list[ServedGain]) -> Table:
+    """AL by K, before and after."""
+    table = Table("K", "AL before", "AL after", "gain", title=title)
+    for one in served:
+        lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (one.before, one.after)]
+        table.add_row(str(one.num_speculative_tokens), *lengths, f"{one.after.length / one.before.length - 1:+.1%}")
+    return table
 
 
 def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
