@@ -41,7 +41,7 @@ class Recorded(NamedTuple):
 class Live(engines.Pair):
     """A pair whose engine runs already."""
 
-    def engine(self, num_k: int, longest: int, num_reqs: int) -> Any:
+    def engine(self, num_k: int, longest: int) -> Any:
         return nullcontext(self.arguments["llm"])
 
 
@@ -110,14 +110,3 @@ def test_a_smaller_head_with_a_selector_walks_over_its_candidates(
         assert row.draft == sampler.draft(Draft((), plain, to_target), [row.bonus, *row.draft], 0.0).tokens
         moved += row.draft != tuple(to_target[candidates[:, 0]].tolist())
     assert moved > len(drafts) / 4
-
-
-def num_blocks(pair: engines.Pair) -> int:
-    with pair.engine(K, 250, 5) as llm:
-        return llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
-
-
-@pytest.mark.arm("plugin-v1")
-def test_a_cpus_memory_is_taken_for_these_requests_only():
-    """256 tokens are two blocks of vLLM's 128, and one block is vLLM's own; by default it takes 92% of all memory."""
-    assert engines.in_process(num_blocks, engines.Pair(str(TARGET), str(PEAGLE), {"dtype": "float32"})) == 5 * 2 + 1

@@ -14,10 +14,9 @@ from typing import Any
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import BY_REQUEST, places_of, read_engine
-from peagle_tools.shared.engines import Pair
+from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
 from peagle_vllm.observer import drafter_of
 
-KV_CACHE_BYTES = 2 << 30
 # In these each layer states its own window, and what is prepared for several layers may hold for none in particular.
 WINDOW_IN_LAYER = ("CPUAttentionBackendImpl", "FlashAttentionImpl", "TritonAttentionImpl")
 
@@ -65,7 +64,7 @@ def measuring(
     arguments = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05, **pair.arguments}
     arguments["per_request_spec_decode_metrics"] = BY_REQUEST[1]
     longest = max(len(ids) for form in prompts.values() for ids in form)
-    with replace(pair, arguments=arguments).engine(num_k, longest + max_tokens, len(prompts[False])) as llm:
+    with replace(pair, arguments=arguments).engine(num_k, longest + max_tokens) as llm:
         yield VllmMeasure(llm, prompts, max_tokens)
 
 

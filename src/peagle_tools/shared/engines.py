@@ -1,6 +1,5 @@
 """vLLM engines of a pair, each in a fresh process, and the acceptance that they measure."""
 
-import copy
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -17,9 +16,9 @@ from peagle_tools.shared.acceptance import Acceptance, read_engine
 from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import HeadError, one_line
 from peagle_vllm.patches.record import RECORD
-from peagle_vllm.serving import kv_bytes_per_token
 
 GROUP = 4  # prompts measured together: the standard error is over groups
+KV_CACHE_BYTES = 2 << 30  # 16,384 tokens of an 8B target
 
 
 def quick_dtype() -> str:
@@ -43,12 +42,11 @@ class Pair:
     arguments: dict[str, Any]
 
     @contextmanager
-    def engine(self, num_k: int, longest: int, num_reqs: int) -> Iterator[Any]:
+    def engine(self, num_k: int, longest: int) -> Iterator[Any]:
         """A ``vllm.LLM`` that ends with the block: its own processes would outlive this one's last line.
 
         Args:
             longest: prompt and answer, in tokens.
-            num_reqs: requests that run at once.
         """
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -66,29 +64,13 @@ class Pair:
         speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": num_k}
         arguments |= {**self.arguments, "speculative_config": speculative | {"parallel_drafting": True}}
         if current_platform.is_cpu() and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & arguments.keys():
-            arguments["kv_cache_memory_bytes"] = kv_cache_bytes(arguments, num_reqs)
+            # By default vLLM takes 92% of a CPU's memory, or does not start where other processes use some of it.
+            arguments["kv_cache_memory_bytes"] = min(KV_CACHE_BYTES, psutil.virtual_memory().available // 2)
         llm = LLM(**arguments)
         try:
             yield llm
         finally:
             llm.llm_engine.engine_core.shutdown()
-
-
-def kv_cache_bytes(arguments: dict[str, Any], num_reqs: int) -> int:
-    """KV cache for so many requests of max_model_len tokens, or half of the memory that is free.
-
-    By default vLLM takes 92% of a CPU's memory, or does not start where other processes use some of it.
-    """
-    from vllm.engine.arg_utils import EngineArgs
-
-    config = EngineArgs(**copy.deepcopy(arguments)).create_engine_config()
-    spec, cache = config.speculative_config, config.cache_config
-    assert spec is not None
-    a_token = kv_bytes_per_token(config.model_config, config.parallel_config, cache.cache_dtype)
-    a_token += kv_bytes_per_token(spec.draft_model_config, spec.draft_parallel_config, cache.cache_dtype)
-    blocks = -(-config.model_config.max_model_len // cache.block_size)  # of a request; vLLM keeps one more for itself
-    num_reqs = min(num_reqs, config.scheduler_config.max_num_seqs)
-    return min((num_reqs * blocks + 1) * cache.block_size * a_token, psutil.virtual_memory().available // 2)
 
 
 def in_process(task: Callable[..., Any], *args: Any) -> Any:
@@ -127,7 +109,7 @@ def measure(
 
     until = RepetitionDetectionParams(**loop) if loop else None
     greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until), []
-    with pair.engine(num_k, max(map(len, prompts)) + max_tokens, GROUP) as llm:
+    with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         for at in range(0, len(prompts), GROUP):
             before = read_engine(llm)
             group = [{"prompt_token_ids": ids} for ids in prompts[at : at + GROUP]]

@@ -108,7 +108,7 @@ def record_all(
     if not wanted:
         return
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    with pair.engine(num_k, max(map(len, prompts)) + max_tokens, SHARD) as llm:
+    with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         llm.collective_rpc(start, args=(num_candidates,))
         for file, group in wanted:
             outputs = llm.generate([{"prompt_token_ids": ids} for _, ids in group], greedy, use_tqdm=False)
