@@ -115,11 +115,10 @@ def test_nothing_but_failures(tmp_path: Path, suite: Suite) -> None:
     assert not (folder / "report.md").exists()
 
 
-def test_without_a_folder_the_latest_sweep_is_reported(tmp_path: Path, suite: Suite, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["bench", "report"])
-    assert done.exit_code == 2 and "no sweep in ./bench-results" in done.stderr
-    synthetic.write(tmp_path / "bench-results/trial", suite)
-    done = CliRunner().invoke(app, ["bench", "report"])
+def test_the_command_names_the_report(tmp_path: Path, suite: Suite) -> None:
+    done = CliRunner().invoke(app, ["bench", "report", str(tmp_path)])
+    assert done.exit_code == 2 and "no results here" in done.stderr
+    synthetic.write(tmp_path / "trial", suite)
+    done = CliRunner().invoke(app, ["bench", "report", str(tmp_path / "trial")])
     assert done.exit_code == 0
-    assert (tmp_path / "bench-results/trial/report.md").exists()
+    assert (tmp_path / "trial/report.md").exists()

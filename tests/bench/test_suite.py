@@ -78,7 +78,7 @@ def test_shipped_suites(file: Path) -> None:
     assert {"none", "EAGLE-3", "P-EAGLE"} <= {arm.kind for arm in suite.arms.values()}
 
 
-@pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report"], ["bench", "compare", "a", "b"]])
+@pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report", "x"], ["bench", "compare", "a", "b"]])
 def test_without_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = CliRunner().invoke(app, command)

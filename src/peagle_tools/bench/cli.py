@@ -16,14 +16,6 @@ app = typer.Typer(
 DEFAULT = Path("bench-results")
 
 
-def latest_results() -> Path:
-    """The sweep under ``bench-results`` that was written to last."""
-    found = sorted(DEFAULT.glob("*/cells"), key=lambda folder: folder.stat().st_mtime)
-    if not found:
-        fail(f"no sweep in ./{DEFAULT}; name the folder of results")
-    return found[-1].parent
-
-
 @app.command()
 def run(
     suite: Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="What to measure: benchmarks/suites/.")],
@@ -62,9 +54,7 @@ def run(
 
 @app.command()
 def report(
-    results: Annotated[
-        Path | None, typer.Argument(metavar="RESULTS", help="Folder of a sweep; the last one in bench-results.")
-    ] = None,
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Folder of a sweep.")],
 ) -> None:
     """Write report.md, report.csv and plots/*.svg into RESULTS: ratios with their noise, every cell, the best K."""
     check_extra()
@@ -73,11 +63,10 @@ def report(
 
     from peagle_tools.bench.report import write_report
 
-    folder = results or latest_results()
     with one_line_errors():
-        summary, advice = write_report(folder)
+        summary, advice = write_report(results)
     Console().print(Markdown(summary))
-    print("\nWhich K to serve:", *advice, "", folder / "report.md", sep="\n")
+    print("\nWhich K to serve:", *advice, "", results / "report.md", sep="\n")
 
 
 @app.command()
