@@ -149,17 +149,11 @@ class Every(Strict):
 
     Attributes:
         checkpoint: weights and optimizer are saved.
-        replay: loss and AL of the held-out documents are measured; a multiple of ``checkpoint``.
+        replay: loss and AL of the held-out documents are measured, and weights and optimizer are saved.
     """
 
     checkpoint: Positive = 500
     replay: Positive = 500
-
-    @model_validator(mode="after")
-    def _measured_is_kept(self) -> "Every":
-        if self.replay % self.checkpoint:
-            raise ValueError(f"replay ({self.replay}) is no multiple of checkpoint ({self.checkpoint})")
-        return self
 
 
 class Config(Strict):

@@ -132,9 +132,8 @@ class Trainer(library.Trainer):
         self.local_step += 1
         self.bar.update()
         last, every = self.global_step == self.total, self.settings.every
-        stopping = self._any_stopping()
-        if last or stopping or self.global_step % every.checkpoint == 0:
-            measured = last or self.global_step % every.replay == 0
+        stopping, measured = self._any_stopping(), last or self.global_step % every.replay == 0
+        if measured or stopping or self.global_step % every.checkpoint == 0:
             self._save(self._measure() if measured else None)
         if stopping and not last:
             raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command goes on")
