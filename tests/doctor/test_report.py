@@ -25,13 +25,12 @@ GPU = Environment(
     torch="2.11.0",
     triton="3.6.0",
     device="a GPU",
-    cpu_build=False,
     no_triton="",
     registered=True,
     platform=None,
     variables={},
 )
-CPU = replace(GPU, device=None, cpu_build=True, no_triton="it has no CPU backend")
+CPU = replace(GPU, device="CPU", no_triton="it has no CPU backend")
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
@@ -122,7 +121,7 @@ def test_a_release_over_another_ones_library_is_a_cpu_build(tmp_path: Path) -> N
     """What tools/next.py makes: vLLM takes it for one."""
     root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.33.0+cpu.over.0.32.0"\n')
-    assert read_environment(read(root)).cpu_build
+    assert read_environment(read(root)).device == "CPU"
 
 
 @pytest.mark.usefixtures("registered")

@@ -36,8 +36,7 @@ class Environment:
 
     torch: str | None
     triton: str | None
-    device: str | None  # the accelerator's name; None: there is none
-    cpu_build: bool
+    device: str | None  # the accelerator's name, or CPU where vLLM is built for that; None: there is none
     no_triton: str  # why Model Runner V2 cannot use Triton here; empty: it can
     registered: bool  # the plugin is an installed entry point
     platform: str | None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
@@ -51,10 +50,6 @@ class Environment:
         if not _is_let_in(PLUGIN_NAME, self.variables):
             return f"left out by {PLUGINS}={self.variables[PLUGINS]}"
         return f"switched off by {DISABLE}=1" if self.variables.get(DISABLE) == "1" else ""
-
-    @property
-    def place(self) -> str | None:
-        return self.device or ("CPU" if self.cpu_build else None)
 
 
 def _is_let_in(plugin: str, variables: Mapping[str, str]) -> bool:
@@ -73,13 +68,12 @@ class Runner:
 def read_environment(install: VllmInstall | None) -> Environment:
     """Look at this process and machine. Imports torch, Triton's list of backends, and platform plugins."""
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
-    device = None if cpu_build else _accelerator()
+    device = "CPU" if cpu_build else _accelerator()
     found = versions()
     return Environment(
         torch=found.get("torch"),
         triton=found.get("triton"),
         device=device,
-        cpu_build=cpu_build,
         no_triton=_why_no_triton(cpu_build, device),
         registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
         platform=_platform_plugin(),
@@ -103,7 +97,7 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         return Runner("out-of-tree", f"{environment.platform} brings workers of its own, which the plugin leaves alone")
     if report.moved:
         return Runner("refused", report.differs(report.moved))
-    if environment.place is None:
+    if environment.device is None:
         return Runner("none", "no accelerator is visible, and this is not a CPU build of vLLM")
     if forced == "invalid":
         return Runner("none", f"{USE_V2}={use_v2} is not a number, so vLLM does not start")
@@ -221,7 +215,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         fact("torch", environment.torch or "not installed")
         fact("Triton", environment.triton or "not installed")
         fact("Python", platform.python_version())
-        fact("platform", environment.place or "no accelerator visible")
+        fact("platform", environment.device or "no accelerator visible")
         fact("plugin", environment.absent or "registered", "bold red" if environment.absent else "")
         for name in VARIABLES:
             fact(name, environment.variables.get(name, "not set"))
