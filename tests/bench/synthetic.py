@@ -30,7 +30,6 @@ def result(
     return CellResult(
         cell=cell,
         kind=kind,
-        status="failed" if reason else "ok",
         reason=reason,
         configuration={
             "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
@@ -40,7 +39,6 @@ def result(
         versions={"vllm": "0.0"},
         hardware={"cpu": "a CPU, 2 cores", "system": "Linux x86_64"} | ({"gpu": gpu} if gpu else {}),
         began="2026-01-01T00:00:00+00:00",
-        server_start_seconds=1.0,
         drafts=None if reason else from_bench_serve(data),
         raw={name: value for name, value in data.items() if name not in ("generated_texts", "errors")}
         | {"texts_sha256": data.get("generated_texts", [])},

@@ -99,13 +99,11 @@ class CellResult:
 
     cell: Cell
     kind: str
-    status: Literal["ok", "failed"]
-    reason: str
+    reason: str  # why it failed
     configuration: dict[str, Any]
     versions: dict[str, str]
     hardware: dict[str, str]
     began: str
-    server_start_seconds: float
     drafts: Acceptance | None = None
     places: Places = field(default_factory=Places)
     raw: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +111,7 @@ class CellResult:
 
     @property
     def ok(self) -> bool:
-        return self.status == "ok"
+        return not self.reason
 
     def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"

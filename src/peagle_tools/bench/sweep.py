@@ -90,15 +90,14 @@ class Sweep:
         """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
         failed = starts = 0
         while missing:
-            first, served, starts, start_seconds = missing[0], 0, starts + 1, 0.0
+            first, served, starts = missing[0], 0, starts + 1
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
             log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
             try:
                 arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
                 with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
-                    server.wait_until_ready(self.suite.server_start_seconds)
-                    start_seconds = server.start_seconds
-                    print(f"  ready after {start_seconds:.0f} s", flush=True)
+                    seconds = server.wait_until_ready(self.suite.server_start_seconds)
+                    print(f"  ready after {seconds:.0f} s", flush=True)
                     for cell in missing:
                         served += 1
                         failed += not self._measure(cell, server)
@@ -109,7 +108,7 @@ class Sweep:
                     print(f"  the server did not start: {error}\n  its log: {log}", flush=True)
                     lost, served = missing, len(missing)
                 for cell in lost:
-                    self._keep(cell, str(error), start_seconds)
+                    self._keep(cell, str(error))
                 failed += len(lost)
                 if served < len(missing):
                     print(f"  {error}; starting it again for the next cell", flush=True)
@@ -123,7 +122,7 @@ class Sweep:
             raw = client.measure(self.suite, cell, server, cwd=self.folder, log=log)
         except CellFailed as error:
             server.check_well()  # the server's failure is the cause of the client's
-            self._keep(cell, str(error), server.start_seconds)
+            self._keep(cell, str(error))
             return False
         measured: dict[str, Any] = {
             "began": began.isoformat(timespec="seconds"),
@@ -131,20 +130,18 @@ class Sweep:
             "places": places_of(raw.get("answers", ())),
             "raw": client.without_texts(raw),
         }
-        self._keep(cell, "", server.start_seconds, measured)
+        self._keep(cell, "", measured)
         return True
 
-    def _keep(self, cell: Cell, reason: str, start_seconds: float, measured: dict[str, Any] | None = None) -> None:
+    def _keep(self, cell: Cell, reason: str, measured: dict[str, Any] | None = None) -> None:
         """Write the result of a cell, and a line about it; without ``measured`` it failed for ``reason``."""
         result = CellResult(
             cell=cell,
             kind=self.suite.arms[cell.arm].kind,
-            status="ok" if measured else "failed",
             reason=reason.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~"),  # no path of this machine
             configuration=client.configuration(self.suite, self.folder, cell),
             versions=self.versions,
             hardware=self.hardware,
-            server_start_seconds=round(start_seconds, 2),
             **(measured or {"began": datetime.now(UTC).isoformat(timespec="seconds")}),
         )
         write_whole(self.results / f"cells/{cell.id}.json", result.to_json())

@@ -52,7 +52,7 @@ class Server:
     def __init__(self, arguments: list[str], port: int | None, *, cwd: Path, env: Mapping[str, str], log: Path):
         self.port = port or free_port()
         check_port(self.port)
-        self._url, self._log, self.start_seconds = f"http://{HOST}:{self.port}", log, 0.0
+        self._url, self._log = f"http://{HOST}:{self.port}", log
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
         env = {name: value for name, value in env.items() if name != RECORD}  # what tools ask is no traffic
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
@@ -84,8 +84,8 @@ class Server:
         if not healthy:
             raise self._failed("the server is not healthy any more")
 
-    def wait_until_ready(self, seconds: float) -> None:
-        """Raises ServerFailed when it ends first, or takes longer than ``seconds``."""
+    def wait_until_ready(self, seconds: float) -> float:
+        """The seconds that it took. Raises ServerFailed when it ends first, or takes longer than ``seconds``."""
         began = time.monotonic()
         while not self._is_healthy():
             self.check()
@@ -93,7 +93,7 @@ class Server:
                 raise self._failed(f"the server was not ready after {seconds:.0f} s")
             time.sleep(0.2)
         self.check()  # it was our server that answered
-        self.start_seconds = time.monotonic() - began
+        return time.monotonic() - began
 
     def _failed(self, what: str) -> ServerFailed:
         return ServerFailed(f"{what}: {processes.failure_reason(self._log)}")
