@@ -41,7 +41,7 @@ def convert(
     Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     from peagle_vllm.heads import convert as converting
     from peagle_vllm.heads.files import download
@@ -57,8 +57,7 @@ def convert(
         model = read_target(target) if target is not None else None
         exit_if_unfit(converting.obstacles(source, to, model))
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        bars = Progress(console=console, transient=True, disable=not console.is_terminal)
         with bars as progress, new_folder(out) as folder:
             bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
             converting.convert(source, folder, to, model, lambda count: progress.advance(bar, count))

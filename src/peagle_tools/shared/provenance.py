@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,8 @@ def versions() -> dict[str, str]:
     """Of Python, and of every package here that decides what is measured."""
     found = {"Python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -1,7 +1,7 @@
 """``--draft-vocab`` and ``--quantize``: choose, write and measure a smaller head, then sharpen that one."""
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -72,13 +72,7 @@ def reduce(
         measured = run.served(head, folder, job)
         before, after = step_bytes(head), step_bytes(smaller)
         reduction = Reduction(smaller.draft_vocab_size, covered, before, after, measured)
-        report = None
-        if fits_selector:
-
-            def again(what: str, done: int, of: int) -> object:
-                return job.progress(f"{what} the smaller head", done, of)
-
-            report = run.sharpen(smaller, replace(job, progress=again), out)
+        report = run.sharpen(smaller, job, out) if fits_selector else None
         if report is None or not report.is_better:
             with new_folder(out) as made:
                 shutil.copytree(folder, made, dirs_exist_ok=True)
