@@ -19,15 +19,15 @@ from peagle_tools.shared.acceptance import read_engine
 PROMPT, TOKENS, REPEATS = (128, 512, 2) if HAS_GPU else (8, 8, 2)
 TARGET = GPT_OSS_20B if HAS_GPU else HEAD.target.config()
 
-# With the published acceptance length at each K.
-ARMS = {
-    "none": EngineArm(V2 | STOCK, "NoneType"),
-    "EAGLE-3 K=3": EngineArm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
-    "EAGLE-3 K=7": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
-    "stock P-EAGLE K=7, V1": EngineArm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
-    "plugin P-EAGLE K=7, V2": EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
-}
 OURS = "plugin P-EAGLE K=7, V2"
+# With the published acceptance length at each K. The first ones make the ratios.
+ARMS = {
+    OURS: EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
+    "stock P-EAGLE K=7, V1": EngineArm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
+    "EAGLE-3 K=7": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
+    "EAGLE-3 K=3": EngineArm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
+    "none": EngineArm(V2 | STOCK, "NoneType"),
+}
 ADAPTIVE = f"{OURS}, adaptive verification"
 ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 

@@ -33,7 +33,9 @@ SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 # (attention backend, how the engine runs it), as tests/gpu names them; "compiled" leaves the KV cache's size to vLLM.
 MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
 DEPTHS, BATCHES, TOKENS = ((7, 5), (1, 4, 16, 64), (4096,)) if HAS_GPU else ((3,), (1, 2), (64,))
-ON_KERNELS = {} if HAS_GPU else {"TRITON_INTERPRET": "1"}
+ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": "1"}  # a fault names its launch
+# How the names of parts begin that run before the others. The very first shows whether an engine starts here at all.
+FIRST = ("drafts FLASH_ATTN full", "exact", "draft step K=7", "engine", "drafts FLASH_ATTN compiled")
 # The tables of a page, by how the names of their parts begin.
 PAGES = {"kernels": arms.table, "draft step": draft_step.page, "engine": engine.page, "partition": arms.table}
 STATE = "state.json"
@@ -55,11 +57,11 @@ class Part:
 
 
 def all_parts() -> list[Part]:
-    """Every part."""
+    """Every part, the most valuable first."""
     v2 = {"PEAGLE_TEST_ARM": "plugin-v2"} | SYNC_CHECK
     # A part for each kernel: hypothesis may compile a variant an example, 60 of them at up to 1.5 s.
     exact = ("prepare_inputs", "gather_hidden", "select_candidates", "limit_logits", "lookup_drafts")
-    return [
+    parts = [
         *(Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), env=ON_KERNELS) for name in exact),
         *(
             Part(f"drafts {backend} {mode}", (*PYTEST, "tests/gpu", "-k", f"{backend} and {mode}"), 360, v2)
@@ -73,12 +75,13 @@ def all_parts() -> list[Part]:
             for k, (arm, known) in product(DEPTHS, draft_step.ARMS.items())
         ),
         *(
-            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), 360, known.env | SYNC_CHECK)
+            Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), 360, known.env)
             for arm, known in engine.ARMS.items()
             if HAS_GPU or not known.adaptive
         ),
         Part("partition", call(partition.run_all, CELLS, tokens=TOKENS), 300),
     ]
+    return sorted(parts, key=lambda part: next((i for i, name in enumerate(FIRST) if part.name.startswith(name)), 99))
 
 
 def finished(file: Path) -> list[Any]:
@@ -99,6 +102,8 @@ def best(part: Part, folder: Path) -> list[Any]:
 def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
     """Run what is not done. A part begins where at least half of its limit is left of the slice of ``seconds``.
 
+    Where the first part finishes nothing, no other would: it ends there.
+
     Returns:
         By part name "state": done, failed, cut (by the slice's end) or running (the driver was killed), and "tries".
     """
@@ -114,14 +119,17 @@ def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) ->
     for part in parts:
         past = state.get(part.name, {"state": "", "tries": 0})
         left = deadline - time.monotonic()
-        if past["state"] in ("done", "failed") or left < part.limit / 2:
+        if past["state"] == "done" or left < part.limit / 2:
             continue
         if past["tries"] == TRIES:
-            keep(part, state="failed", tries=TRIES, error=f"cut off {TRIES} times")
+            if past["state"] != "failed":
+                keep(part, state="failed", tries=TRIES, error=f"cut off {TRIES} times")
             continue
         tries = past["tries"] + 1
         keep(part, state="running", tries=tries)
         keep(part, **run(part, folder, tries, left), tries=tries)
+        if part is parts[0] and state[part.name]["state"] == "failed" and not best(part, folder):
+            break
     return state
 
 
