@@ -13,10 +13,35 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import PLAIN, SETS, TIMED_PROMPTS, TIMED_TOKENS, RealArm, al_of, best_arms, live, read_set
+from benchmarks.real import (
+    PLAIN,
+    SETS,
+    TIMED_PROMPTS,
+    TIMED_TOKENS,
+    Engine,
+    RealArm,
+    al_of,
+    best_arms,
+    live,
+    read_set,
+)
 
 SHOWN = ("none", "n-gram", "EAGLE-3", PLAIN, "P-EAGLE")
 FIRST = ("none", "EAGLE-3")  # these compile the target, without and with hidden states; the others find it compiled
+
+
+def stream(engine: Engine, question: str) -> None:
+    """Print an answer as it comes; in the process of its engine."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    how = SamplingParams(temperature=0.0, max_tokens=TIMED_TOKENS, output_kind=RequestOutputKind.DELTA)
+    core = engine.llm.llm_engine
+    core.add_request("streamed", engine.prompt([question]), how)
+    while core.has_unfinished_requests():
+        for output in core.step():
+            print(output.outputs[0].text, end="", flush=True)
+    print("\n", flush=True)
 
 
 def main() -> None:
@@ -38,8 +63,7 @@ def main() -> None:
                     call("prompt", ["Hello"])  # returns when the engine has started
                 calls |= started
         console.print(f"[bold]{question}[/]\n")
-        said = calls[drafters[-1]]("answer", [[question]], TIMED_TOKENS)[0].text
-        console.print(said, "\n", markup=False, highlight=False)
+        calls[drafters[-1]](stream, question)
         first: dict[str, list[str]] = {}
         for row, arm in zip(rows, drafters, strict=True):
             call = calls[arm]
