@@ -10,6 +10,20 @@ SERVED = "tests/train/test_selector.py::test_a_checkpoint_is_served_with_its_sel
 
 TRAINING = (
     Mutation(
+        "selector: its predecessors begin at random",
+        SELECTOR,
+        "torch.zeros(head.verifier_vocab_size, rank)",
+        "torch.randn(head.verifier_vocab_size, rank)",
+        "tests/train/test_selector.py::test_a_new_selector_changes_no_draft",
+    ),
+    Mutation(
+        "selector: checkpoints are judged without it",
+        "src/peagle_tools/train/replay.py",
+        "return found[REPLAY]",
+        "return found.get(UNSELECTED, found[REPLAY])",
+        "tests/train/test_selector.py::test_a_checkpoint_is_judged_with_its_selector",
+    ),
+    Mutation(
         "selector: its gradients are dropped",
         TRAINED,
         "output += self.candidate_selector.parameters()",

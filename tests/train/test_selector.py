@@ -3,7 +3,8 @@
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError, TryAgain
+from peagle_tools.train import replay as replaying
 from peagle_tools.train import selector as module
 from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.config import read_config
@@ -66,6 +69,25 @@ def whole_step(
     gradients |= {f"candidate_selector.{name}": weight.grad for name, weight in selector.named_parameters()}
     found = {"total": counts[0], "recall": counts[1], "selector": counts[2], "loss": of_selector.detach()}
     return {"loss": (loss + ALPHA * of_selector).detach()}, found, gradients
+
+
+def test_a_new_selector_changes_no_draft() -> None:
+    """Its predecessors are 0, and its successors are not: else neither would ever get a gradient."""
+    head = SimpleNamespace(hidden_size=8, draft_vocab_size=DRAFT_VOCAB, verifier_vocab_size=VOCAB)
+    selector = new_selector(head, RANK, None)
+    assert not selector.predecessor_codebook.any()
+    assert selector.successor_codebook.all()
+
+
+def test_a_checkpoint_is_judged_with_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = {replaying.REPLAY: [Acceptance(10, (5,))], replaying.UNSELECTED: [Acceptance(10, (9,))]}
+    monkeypatch.setattr(replaying, "replay", lambda *_: found)
+    parts = {"head": {"depths": 1}, "data": {"max_tokens": 8}, "step": {"chunk_rows": 8}}
+    config: Any = SimpleNamespace(run=tmp_path, ks=[1], **{name: SimpleNamespace(**of) for name, of in parts.items()})
+    head: Any = torch.nn.Identity()
+    assert replaying.measure(config, head, cast("Any", []), 3) == 1.5
+    how = {line["how"]: line["al"] for line in map(json.loads, (tmp_path / "al.jsonl").read_text().splitlines())}
+    assert how == {replaying.REPLAY: 1.5, replaying.UNSELECTED: 1.9}
 
 
 @pytest.mark.parametrize(
