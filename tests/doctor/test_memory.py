@@ -43,7 +43,7 @@ def test_what_a_gpu_would_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     assert sizes["piecewise_rows"] == 120  # 8 requests decode in 80, and room for prefills beside them
     assert sizes["buffers_bytes"] > (8 * 6 + 1) * 3 * 128 * 4
     assert sizes["head_kv_bytes_per_token"] == 4 * 2 * 2 * 32 * 2  # layers, key and value, heads, width, bfloat16
-    drawn = drafts({**PEAGLE, "draft_sample_method": "probabilistic"}, max_num_seqs=8)
+    drawn = drafts({**PEAGLE, "draft_sample_method": "probabilistic"}, "--max-num-seqs", "8")
     assert drawn["buffers_bytes"] == sizes["buffers_bytes"] + 8 * 5 * 512 * 2  # logits in bfloat16
     assert any("bytes of KV cache a token" in value for _, value in lines(sizes))
     assert any("120 rows" in value for _, value in lines(sizes))
