@@ -40,7 +40,8 @@ from peagle_vllm.serving import LOOKUP
 TARGET, PROMPTS, HEADS = ROOT / ".cache/real-target", ROOT / ".cache/real-prompts", ROOT / "models/real"
 WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
 SETS = ("humaneval", "mt-bench")
-MAX_TOKENS, MOST = 128, 16  # of an answer; requests in flight where acceptance is measured
+MAX_TOKENS = {"humaneval": 128, "mt-bench": 256}  # of an answer
+MOST = 16  # requests in flight where acceptance is measured
 TIMED_PROMPTS, TIMED_TOKENS, IN_FLIGHT, REPEATS = 8, 64, (1, 4, 8), 3
 RESAMPLES = 2000
 THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
@@ -81,7 +82,7 @@ class RealArm:
     @property
     def is_timed(self) -> bool:
         """The others are measured for their acceptance alone: all engines live at once, in 2.3 GB each."""
-        return self.k < 7 and self.name != OFF
+        return self.head in (None, "ngram") or (self.k in (2, 3) and self.name != OFF)
 
     @property
     def log(self) -> Path:
@@ -136,11 +137,11 @@ NONE = RealArm("none")
 DRAFTERS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
-    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
+    *(RealArm("EAGLE-3", "eagle3", k) for k in (1, 2, 3, 5, 7)),
     RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
     *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
     RealArm(OFF, "peagle", 3),
-    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 7)),
+    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (1, 2, 3, 5, 7)),
     RealArm("P-EAGLE with look-up", "peagle", 3, selector=True, lookup=2),
 ]
 ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
@@ -225,7 +226,7 @@ class Engine:
                 chats = [words[:1] for words in turns]
                 if number:
                     chats = [[words[0], said, words[1]] for words, said in zip(turns, given, strict=True)]
-                outputs = self.answer(chats, MAX_TOKENS)
+                outputs = self.answer(chats, MAX_TOKENS[name])
                 given = given or [output.text for output in outputs]
                 sums += [self.counts(output) for output in outputs]
                 tokens += [len(output.token_ids) for output in outputs]
@@ -298,16 +299,12 @@ def gain_of(counts: np.ndarray, other: np.ndarray) -> dict[str, Any]:
     return {"gain": round(float(lengths(counts.sum(0)) / lengths(other.sum(0)) - 1), 4), "gain_95": interval(ratio - 1)}
 
 
-def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
-    """Acceptance of a set with 95% intervals.
-
-    Args:
-        other: the same set of the arm that this one is compared with (``gain_of``).
-    """
+def summarize(cell: dict[str, Any]) -> dict[str, Any]:
+    """Acceptance of a set with 95% intervals."""
     counts = np.asarray(cell["counts"])
     looping = np.asarray(cell["loops"])
     total = counts.sum(0)
-    found = {
+    return {
         **al_of(counts),
         "acceptance": [round(float(total[i:].sum() / max(total.sum(), 1)), 4) for i in range(1, len(total))],
         "al_of_prompts_that_do_not_loop": round(float(lengths(counts[~looping].sum(0))), 4),
@@ -315,14 +312,15 @@ def summarize(cell: dict[str, Any], other: dict[str, Any] | None) -> dict[str, A
         "prompts_that_loop": int(looping.sum()),
         "tokens": sum(cell["tokens"]),
     }
-    return found | (gain_of(counts, np.asarray(other["counts"])) if other else {})
 
 
-def compared_with(arm: RealArm) -> RealArm | None:
-    """At the same K: of drafts looked up the head's own; of a head with its selector the one trained without."""
+def compared_with(arm: RealArm) -> list[RealArm]:
+    """At the same K: look-up with the head's own drafts, a selector with none, both P-EAGLE heads with EAGLE-3."""
+    joint = RealArm("P-EAGLE", "peagle", arm.k, selector=True)
+    plain, eagle3 = RealArm(PLAIN, "peagle-plain", arm.k), RealArm("EAGLE-3", "eagle3", arm.k)
     if arm.lookup:
-        return RealArm("P-EAGLE", arm.head, arm.k, selector=True)
-    return RealArm(PLAIN, "peagle-plain", arm.k) if arm.selector else None
+        return [joint]
+    return {joint: [plain, eagle3], plain: [eagle3]}.get(arm, [])
 
 
 def acceptance(
@@ -354,7 +352,7 @@ def measure_all() -> dict[str, Any]:
         for arm in ARMS:
             first = {name: cells[NONE]["sets"][name]["first"] for name in SETS} if NONE in cells else {}
             cells[arm] = acceptance(arm, calls.get(arm), first, found_by["commit"])
-            print(arm.label, *(summarize(cells[arm]["sets"][name], None)["al"] for name in SETS), flush=True)
+            print(arm.label, *(summarize(cells[arm]["sets"][name])["al"] for name in SETS), flush=True)
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
         for _ in range(REPEATS):
@@ -366,10 +364,12 @@ def measure_all() -> dict[str, Any]:
                 samples[arm].append({of: tokens / seconds for of, (tokens, seconds) in found.items()})
     rows = []
     for arm in ARMS:
-        base = compared_with(arm)
+        bases = [base for base in compared_with(arm) if base in cells]
         row: dict[str, Any] = {"arm": asdict(arm), "sets": {}} | {key: cells[arm][key] for key in ("drafter", "commit")}
         for name in SETS:
-            found = summarize(cells[arm]["sets"][name], cells[base]["sets"][name] if base in cells else None)
+            found = summarize(cells[arm]["sets"][name])
+            counts, *others = (np.asarray(cells[one]["sets"][name]["counts"]) for one in (arm, *bases))
+            found["over"] = {base.name: gain_of(counts, other) for base, other in zip(bases, others, strict=True)}
             row["sets"][name] = found
             if not arm.is_timed:
                 continue

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import MAX_TOKENS, OFF, Engine, RealArm, gain_of, live, read_set, summarize
+from benchmarks.real import OFF, Engine, RealArm, gain_of, live, read_set, summarize
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
 
-PROMPTS = 40
+PROMPTS, MAX_TOKENS = 40, 128
 TEXT = {"type": "string", "maxLength": 120}
 FIELDS = {
     "topic": TEXT,
@@ -49,9 +49,12 @@ def main() -> None:
             row: dict[str, Any] = {"arm": asdict(arm)}
             for case in CASES:
                 cells[arm.name, case] = cell = call(answers, case)
-                row[case] = summarize(cell, cells[OFF, case] if arm.selector else None) | {"cut": cell["cut"]}
-                both = [np.asarray(c["counts"]) for c in (cell, cells[arm.name, "free"])]
-                row[case] |= {"over_free": gain_of(*both)} if case != "free" else {}
+                row[case] = summarize(cell) | {"cut": cell["cut"]}
+                mine, off, free = (
+                    np.asarray(cells[of]["counts"]) for of in ((arm.name, case), (OFF, case), (arm.name, "free"))
+                )
+                row[case] |= gain_of(mine, off) if arm.selector else {}
+                row[case] |= {"over_free": gain_of(mine, free)} if case != "free" else {}
                 print(arm.label, case, row[case], flush=True)
         rows.append(row)
     how = {"schema": SCHEMA, "max_tokens": MAX_TOKENS, "temperature": 0, "arms": rows}

@@ -23,7 +23,7 @@ from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, Rea
 from peagle_tools.shared.provenance import provenance
 from peagle_vllm.patches.record import RECORD
 
-TRAFFIC = 82  # of HumanEval's problems
+TRAFFIC, RECORDED = 82, 128  # of HumanEval's problems; tokens of an answer
 BEFORE = RealArm("P-EAGLE", "peagle", 3, selector=True)
 WORK = real.WORK / "traffic"
 RECORDS, OUT = WORK / "records", WORK / "sharpened"
@@ -33,7 +33,7 @@ def serve(engine: Engine, folder: str) -> None:
     """Answer the traffic, and set aside what was recorded: no other prompt, nor the one that warmed up."""
     for file in Path(folder).glob("*.jsonl"):
         file.unlink()
-    engine.answer([turns[:1] for turns in read_set("humaneval")[:TRAFFIC]], MAX_TOKENS)
+    engine.answer([turns[:1] for turns in read_set("humaneval")[:TRAFFIC]], RECORDED)
     shutil.copytree(folder, f"{folder}.traffic", dirs_exist_ok=True)
 
 
@@ -49,7 +49,7 @@ def acceptance(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
 
 def fitted() -> tuple[dict[str, Any], int]:
     """What ``sharpen`` reports, and the seconds that it took."""
-    began, options = time.perf_counter(), {"max_tokens": MAX_TOKENS, "engine": json.dumps(ENGINE)}
+    began, options = time.perf_counter(), {"max_tokens": RECORDED, "engine": json.dumps(ENGINE)}
     options |= {"target": TARGET, "from_records": f"{RECORDS}.traffic"}
     report = sharpen(HEADS / str(BEFORE.head), OUT, BEFORE.env, "-k", str(BEFORE.k), **options)
     return report, round(time.perf_counter() - began)

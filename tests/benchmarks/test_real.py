@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import arms, real
@@ -30,21 +31,31 @@ def cell(*counts: list[int]) -> dict:
 
 
 def test_acceptance_of_a_set() -> None:
-    found = real.summarize(cell([2, 1, 1], [0, 0, 4]), None)
+    found = real.summarize(cell([2, 1, 1], [0, 0, 4]))
     assert found["al"] == 1 + (1 + 2 + 8) / 8
     assert found["acceptance"] == [6 / 8, 5 / 8]
     assert found["al_of_prompts_that_do_not_loop"] == 1 + 3 / 4
     assert found["al_95"] == [1.75, 3.0]  # both prompts are the one, or the other
-    assert real.summarize(cell([0, 0, 0], [0, 0, 0]), None)["al"] == 1
+    assert real.summarize(cell([0, 0, 0], [0, 0, 0]))["al"] == 1
 
 
 def test_a_gain_is_paired() -> None:
     """Prompts differ far more than the two arms do on each of them."""
     hard, easy = [[8, 1, 1]] * 20, [[1, 1, 8]] * 20
-    better = real.summarize(cell(*([7, 2, 1] for _ in hard), *easy), cell(*hard, *easy))
-    (low, high), (al_low, al_high) = better["gain_95"], better["al_95"]
+    mine, other = np.array([[7, 2, 1]] * 20 + easy), np.array(hard + easy)
+    better, alone = real.gain_of(mine, other), real.al_of(mine)
+    (low, high), (al_low, al_high) = better["gain_95"], alone["al_95"]
     assert 0 < low < better["gain"] < high
-    assert high - low < (al_high - al_low) / better["al"] / 4
+    assert high - low < (al_high - al_low) / alone["al"] / 4
+
+
+def test_arms_are_compared_at_the_same_k() -> None:
+    """Look-up with the head's own drafts, a selector with none, both P-EAGLE heads with EAGLE-3."""
+    compared = {arm.label: [base.label for base in real.compared_with(arm)] for arm in real.DRAFTERS}
+    assert compared.pop("P-EAGLE with look-up K=3") == ["P-EAGLE K=3"]
+    assert compared.pop("P-EAGLE K=7") == [f"{real.PLAIN} K=7", "EAGLE-3 K=7"]
+    assert compared.pop(f"{real.PLAIN} K=7") == ["EAGLE-3 K=7"]
+    assert not compared["EAGLE-3 K=7"] and not compared[f"{real.PLAIN}, stock vLLM K=3"]
 
 
 def test_the_best_arm_is_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
