@@ -137,7 +137,7 @@ NONE = RealArm("none")
 DRAFTERS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
-    *(RealArm("EAGLE-3", "eagle3", k) for k in (1, 2, 3, 5, 7)),
+    *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
     RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
     *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
     RealArm(OFF, "peagle", 3),
