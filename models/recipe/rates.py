@@ -27,7 +27,7 @@ from peagle_tools.train.pipeline import settings
 from peagle_vllm.heads.head import read_head
 
 TIMES, STEPS, K, MAX_TOKENS = (0.5, 1.0, 2.0), 50, 3, 128  # times both rates of peagle.yaml
-SHAPES: tuple[dict[str, Any], ...] = ({}, {"layers": 1}, {"layers": 4}, {"draft_vocab": 4096}, {"draft_vocab": 16384})
+SHAPES: tuple[dict[str, Any], ...] = ({}, {"layers": 1}, {"layers": 4}, {"draft_vocab": 4096})
 
 
 def counts(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
