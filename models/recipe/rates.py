@@ -1,6 +1,7 @@
-"""Three learning rates for each head of the real target, on a tenth of its steps: ``python models/recipe/rates.py``.
+"""Learning rates of the real target's heads, or shapes of P-EAGLE, on a tenth of their steps.
 
-With ``--shapes`` other numbers of layers and draft tokens of P-EAGLE instead. The hidden states are those of ``make
+``python models/recipe/rates.py`` trains each head at three rates, with ``--shapes`` P-EAGLE with its selector with
+other numbers of layers and draft tokens. The hidden states are those of ``make
 real-heads``. A head is judged by its AL in vLLM on held-out prompts, of which it learned nothing. What is trained is
 kept.
 """
