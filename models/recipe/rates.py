@@ -1,9 +1,8 @@
 """Learning rates of the real target's heads, or shapes of P-EAGLE, on a tenth of their steps.
 
 ``python models/recipe/rates.py`` trains each head at three rates, with ``--shapes`` P-EAGLE with its selector with
-other numbers of layers and draft tokens. The hidden states are those of ``make
-real-heads``. A head is judged by its AL in vLLM on held-out prompts, of which it learned nothing. What is trained is
-kept.
+other numbers of layers and draft tokens. The hidden states are those of ``make real-heads``. A head is judged by its
+AL in vLLM on held-out prompts, of which it learned nothing. What is trained is kept.
 """
 
 import sys
