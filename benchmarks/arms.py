@@ -70,18 +70,17 @@ def call(function: Callable[..., Any], out: str | Path, **arguments: Any) -> tup
     return ("benchmarks.arms", module.__spec__.name, function.__name__, json.dumps(arguments), str(out))
 
 
-def run(function: Callable[..., Any], env: dict[str, str], log: Path | None = None, **arguments: Any) -> Any:
+def run(function: Callable[..., Any], env: dict[str, str], **arguments: Any) -> Any:
     """What ``function(**arguments)`` returns in a process of its own; arguments and result travel as JSON.
 
     Args:
         env: the arm's own variables.
-        log: gets what the process writes.
 
     Raises:
         ArmError: the process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "out.json"), log or Path(folder, "log")
+        out, log = Path(folder, "out.json"), Path(folder, "log")
         command = [sys.executable, "-m", *call(function, out, **arguments)]
         with log.open("w") as file:
             done = subprocess.run(command, cwd=ROOT, env=environment(env), stdout=file, stderr=file)

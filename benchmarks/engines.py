@@ -56,29 +56,23 @@ def prepare_process() -> None:
         gc.freeze()
 
 
-def small_llm(target: str, head: str | None, k: int, *, config: Any = None, **more: Any) -> Any:
+def small_llm(target: str, head: str, k: int, *, config: Any = None, **more: Any) -> Any:
     """A live ``LLM`` in this process, in float32.
 
     Args:
-        target, head: folders, absolute or in models/; None for no speculation.
+        target, head: folders, absolute or in models/.
         config: more of the speculative config.
         more: arguments of ``LLM``.
     """
     prepare_process()
     from vllm import LLM
 
-    speculative = None
-    if head:
-        speculative = {
-            "method": "eagle3",
-            "model": str(ROOT / "models" / head),
-            "num_speculative_tokens": k,
-            **(config or {}),
-        }
-        speculative |= {"parallel_drafting": True} if "peagle" in Path(head).name else {}
+    models = ROOT / "models"
+    speculative = {"method": "eagle3", "model": str(models / head), "num_speculative_tokens": k, **(config or {})}
+    speculative |= {"parallel_drafting": True} if "peagle" in Path(head).name else {}
     how: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
     how |= {"enable_prefix_caching": False, "speculative_config": speculative}
-    return LLM(str(ROOT / "models" / target), **how, **more)
+    return LLM(str(models / target), **how, **more)
 
 
 def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:

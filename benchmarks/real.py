@@ -2,8 +2,8 @@
 
 ``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
 the engines of all arms live at once, and answer one prompt after the other in turn, timed. Acceptance is kept in
-.cache/real-bench and not measured again, unless arm or head have changed (remove it after a change of the drafting): a
-row names its commit. Tokens/s are measured anew.
+.cache/real-bench and not measured again, unless arm, head or the answers' length have changed (remove it after a change
+of the drafting): a row names its commit. Tokens/s are measured anew.
 """
 
 import hashlib
@@ -81,8 +81,7 @@ class RealArm:
 
     @property
     def is_timed(self) -> bool:
-        """The others are measured for their acceptance alone: all engines live at once, in 2 GB each."""
-        return self.head in (None, "ngram") or bool(self.lookup) or (self.k in (2, 3) and self.name != OFF)
+        return self.k in TIMED_K.get(self.name, (0, 3))
 
     @property
     def log(self) -> Path:
@@ -133,6 +132,8 @@ class RealArm:
 
 
 PLAIN, OFF = "P-EAGLE without selector", "P-EAGLE, selector off"
+# The K that are timed, of other drafters 3: all engines live at once, in 2.1 GB each.
+TIMED_K = {"n-gram": (5,), "EAGLE-3": (2, 3), "P-EAGLE with look-up": (3, 5)}
 NONE = RealArm("none")
 DRAFTERS = [
     NONE,
@@ -140,8 +141,7 @@ DRAFTERS = [
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
     RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
     *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
-    RealArm(OFF, "peagle", 3),
-    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (1, 2, 3, 5, 7)),
+    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (2, 3, 5, 7)),
     *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 5)),
 ]
 ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
@@ -332,7 +332,8 @@ def acceptance(
         live_call: of the arm's engine, if it has one.
         first: see ``Engine.acceptance``.
     """
-    file, of = WORK / f"{arm.label}.json", {"arm": asdict(arm), "head": arm.digest()}
+    file = WORK / f"{arm.label}.json"
+    of = {"arm": asdict(arm), "head": arm.digest(), "max_tokens": MAX_TOKENS}
     kept = json.loads(file.read_text()) if file.exists() else {}
     if kept.get("of") != of:
         with nullcontext(live_call) if live_call else live(arm) as call:
@@ -368,8 +369,8 @@ def measure_all() -> dict[str, Any]:
         row: dict[str, Any] = {"arm": asdict(arm), "sets": {}} | {key: cells[arm][key] for key in ("drafter", "commit")}
         for name in SETS:
             found = summarize(cells[arm]["sets"][name])
-            counts, *others = (np.asarray(cells[one]["sets"][name]["counts"]) for one in (arm, *bases))
-            found["over"] = {base.name: gain_of(counts, other) for base, other in zip(bases, others, strict=True)}
+            counts = {one: np.asarray(cells[one]["sets"][name]["counts"]) for one in (arm, *bases)}
+            found["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
             row["sets"][name] = found
             if not arm.is_timed:
                 continue

@@ -81,7 +81,14 @@ def main() -> None:
         found = {"prompts": len(both[0]), "before": al_of(both[0]), "after": al_of(both[1])}
         sets[name] = found | gain_of(both[1], both[0])
         print(name, sets[name], flush=True)
-    how = {"head": BEFORE.head, "k": BEFORE.k, "traffic": TRAFFIC, "max_tokens": MAX_TOKENS, "engine": ENGINE}
+    how = {
+        "head": BEFORE.head,
+        "k": BEFORE.k,
+        "traffic": TRAFFIC,
+        "recorded": RECORDED,
+        "max_tokens": MAX_TOKENS,
+        "engine": ENGINE,
+    }
     how |= {"threads": BEFORE.env["OMP_NUM_THREADS"], "written": OUT.exists()}
     arms.write_result(args.out, __doc__, how | {"sharpen": report, "seconds": seconds, "sets": sets} | found_by)
 

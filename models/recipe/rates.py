@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.real import TARGET, Engine, RealArm, al_of, live
-from models.recipe.heads import changed
-from models.recipe.real import HEADS, settings_here, train
+from models.recipe.real import HEADS, changed, settings_here, train
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.sharpen.reduce import step_bytes
 from peagle_tools.train.config import Config
