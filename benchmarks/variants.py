@@ -18,6 +18,7 @@ from benchmarks.engines import sharpen
 from benchmarks.real import (
     ENGINE,
     HEADS,
+    MAX_TOKENS,
     NONE,
     PLAIN,
     SETS,
@@ -89,7 +90,7 @@ def variants(commit: str) -> dict[str, Any]:
     folder, report = made("sharpened", PROMPTS)
     after = RealArm("P-EAGLE sharpened after training", str(folder), K, selector=True)
     rows += [compared(after, BASE, commit, sharpen=report), compared(JOINT, after, commit)]
-    return {"prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
+    return {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
 
 
 def seeds(heads: Path, commit: str) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def seeds(heads: Path, commit: str) -> dict[str, Any]:
         name: {"settings": of["settings"], "commit": of["commit"], "al": [row for row in of["al"] if row["K"] == K]}
         for name, of in reports.items()
     }
-    return {"engine": ENGINE, "variants": rows, "trained": trained}
+    return {"max_tokens": MAX_TOKENS, "engine": ENGINE, "variants": rows, "trained": trained}
 
 
 def main() -> None:

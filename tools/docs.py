@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -59,6 +58,13 @@ def spread(found: dict, form: str) -> str:
     return f"{found['median']:{form}} ({found['p10']:{form}} to {found['p90']:{form}})"
 
 
+def answer(result: dict) -> str:
+    """How long an answer may be."""
+    first, *others = result["max_tokens"].items()
+    more = [f"{number} on {TITLES[name]}" for name, number in others if number != first[1]]
+    return f"up to {first[1]} tokens an answer" + (f" on {TITLES[first[0]]}, {', '.join(more)}" if more else "")
+
+
 def times(found: dict) -> dict[str, str]:
     """By requests in flight, tokens/s against no speculation."""
     return {n: f"{one['median']:.2f}x" for n, one in found.get("times_no_speculation", {}).items()}
@@ -66,7 +72,7 @@ def times(found: dict) -> dict[str, str]:
 
 def real() -> str:
     """Every drafter on the real target, at the fastest K."""
-    from benchmarks.real import best_arms
+    from benchmarks.real import TIMED_K, best_arms
 
     rows, columns = [], ["drafter", "K"]
     for row in best_arms():
@@ -78,24 +84,28 @@ def real() -> str:
         columns += [f"{title}: AL [95%]", "tokens/s, 1 in flight", "8 in flight"]
     settings = read("real")["settings"]
     timed = settings["timed"]
+    several = " and ".join(f"{name} (K = {ks[0]}, {ks[1]})" for name, ks in TIMED_K.items() if len(ks) > 1)
     prompts = " and ".join(f"{row['sets'][name]['prompts']} prompts of {title}" for name, title in TITLES.items())
     note = (
         f"SmolLM2-135M-Instruct, {settings['engine']['dtype']}, greedy. AL: acceptance "
-        f"length, bonus token included, over {prompts}, up to {settings['max_tokens']} tokens an answer. tokens/s: "
+        f"length, bonus token included, over {prompts}, {answer(settings)}. tokens/s: "
         f"times those of no speculation, {timed['prompts']} prompts of up to {timed['max_tokens']} tokens, "
-        f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. EAGLE-3 at the faster of K = 2 "
-        "and 3 over both sets at 1 in flight, the others were timed at this K."
+        f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. Of {several} the faster K, both "
+        "sets together at 1 in flight; the others were timed at this K."
     )
     return shown("real", columns, rows, note)
 
 
 def drafters() -> str:
     """Every arm on the real target."""
+    from benchmarks.real import PLAIN
+
     rows = []
     for row in read("real")["arms"][1:]:  # the first is none
         cells = [row["arm"]["name"], row["arm"]["k"]]
         for found in row["sets"].values():
-            gained = f", {gain(found)}" if "gain" in found else ""
+            base = found["over"].get(PLAIN) or found["over"].get("P-EAGLE")  # EAGLE-3's is among the aims
+            gained = f", {gain(base)}" if base else ""
             unlooped = f"{found['al']:.2f} ({found['al_of_prompts_that_do_not_loop']:.2f})"
             cells += [f"{unlooped}{gained}", " ".join(times(found).values())]
         rows.append(cells)
@@ -229,11 +239,8 @@ def learning() -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for (head, name), seed in product(HEADS.items(), SEEDS):
         report = trained(head, seed)
-        for line in report["al"]:
-            if line["K"] == 3 and line["how"].startswith("replay"):
-                series = name if line["how"] == "replay" else f"{name}, selector off"
-                tokens = line["step"] * report["settings"][1]["tokens"]
-                found.setdefault(f"{series}{seed}", {})[tokens] = line["al"]
+        rows = (row for row in report["al"] if row["K"] == 3 and row["how"] == "replay")
+        found[name + seed] = {row["step"] * report["settings"][1]["tokens"]: row["al"] for row in rows}
     return found
 
 
@@ -248,10 +255,11 @@ def recipe() -> str:
     files = ", ".join(f"`{file.format('*')}`" for file in SEEDS.values())
     note = f"AL by replay of held-out answers, K = 3; minutes: at the pace of P-EAGLE's second seed; {files}. Held-out "
     note += "accuracy by depth at the end:"
-    for head, name in HEADS.items():
-        shares = trained(head)["held_out"][-1]["held_out"]["accuracy"][:4]
-        note += f" {name} {', '.join(f'{share:.0%}' for share in shares)};"
-    return f"{table(('tokens seen', 'minutes', *series), rows)}\n\n{note[:-1]}."
+    shares = {name: trained(head)["held_out"][-1]["held_out"] for head, name in HEADS.items()}
+    parts = [(name, found["accuracy"]) for name, found in shares.items()]
+    parts.append(("among the selector's 16 candidates", shares["P-EAGLE"]["recall_at_16"]))
+    note += ";".join(f" {name} {', '.join(f'{share:.0%}' for share in of[:4])}" for name, of in parts)
+    return f"{table(('tokens seen', 'minutes', *series), rows)}\n\n{note}."
 
 
 def rates() -> str:
@@ -264,6 +272,18 @@ def rates() -> str:
     note = f"After {result['steps']} steps, K = {result['k']}, in vLLM on the held-out prompts, greedy, up to "
     note += f"{result['max_tokens']} tokens an answer."
     return f"{table(columns, rows)}\n\n{note} {where(result, 'rates')}"
+
+
+def shapes() -> str:
+    """AL of the real target's P-EAGLE head by layers and draft vocabulary, and what of it is left per byte."""
+    result, rows = read("shapes"), []
+    for row in result["rows"]:
+        head, rounds = row["settings"][0], [of["bytes"] + of["target_bytes"] for of in (row, result["rows"][0])]
+        per_byte = row["al"] / rounds[0] / (result["rows"][0]["al"] / rounds[1]) - 1
+        cells = (f"{row['bytes'] / 1e6:.1f} MB", length(row, ".3f"), f"{per_byte:+.1%}")
+        rows.append((head["layers"], f"{head['draft_vocab']:,}", *cells))
+    columns = ("layers", "draft tokens", "bytes of a draft step", "AL [95%]", "AL per byte of a round")
+    return shown("shapes", columns, rows, "Measured as the rates were. A round reads the target, too.")
 
 
 def recipe_plot() -> str:
@@ -301,12 +321,8 @@ def aims() -> str:
     of_eagle = [row["sets"] for row in arms if row["arm"]["name"] == "EAGLE-3" and row["arm"]["k"] < 7]
 
     def al(name: str, mine: str, other: str) -> tuple[float, ...]:
-        one, two = at_7[mine][name], at_7[other][name]
-        ratio = one["al"] / two["al"]
-        if other == PLAIN:
-            return (ratio, *(1 + edge for edge in one["gain_95"]))
-        spread = math.hypot(*((of["al_95"][1] - of["al_95"][0]) / 2 / of["al"] for of in (one, two)))
-        return ratio, ratio * (1 - spread), ratio * (1 + spread)
+        over = at_7[mine][name]["over"][other]
+        return tuple(1 + edge for edge in (over["gain"], *over["gain_95"]))
 
     def speed(name: str, mine: str, other: str) -> tuple[float, ...]:
         found = of_eagle if other == "EAGLE-3" else [timed[other]]
@@ -330,8 +346,8 @@ def aims() -> str:
             verdict = "met" if low >= aim else "missed" if high < aim else "undecided"
             cells[at] = f"{value:.2f} [{low:.2f}, {high:.2f}], {verdict}"
         rows.append((f"{what}: {mine} / {other}", f"{aim:.2f}", *cells))
-    note = "AL: 95%, paired by prompt, but against EAGLE-3 as if its prompts were others. tokens/s: at 1 in flight, "
-    note += "median, least and most of three runs; EAGLE-3 at the faster of K = 2 and 3 on the set."
+    note = "AL: 95%, paired by prompt. tokens/s: at 1 in flight, median, least and most of three runs; EAGLE-3 at the "
+    note += "K that is faster on the set, the others at README's."
     return f"{table(('ratio', 'aim', *TITLES.values()), rows)}\n\n{note}"
 
 
@@ -364,7 +380,8 @@ def variants() -> str:
         rows.append((row["name"], row["k"], row["against"], *cells, size))
     columns = ("drafter", "K", "against", "HumanEval: AL [95%], gain", "MT-Bench", "bytes of a draft step")
     covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
-    note = f"Share of held-out answers' tokens that so many draft tokens cover, chosen by the other answers: {covered}."
+    note = f"AL: {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
+    note += f"other answers: {covered}."
     return (
         f"{table(columns, rows)}\n\n{note} Second seeds: `benchmarks/results/seeds.json`. {where(result, 'variants')}"
     )
@@ -378,8 +395,8 @@ def traffic() -> str:
         rows.append((title, found["prompts"], *lengths, gain(found)))
     columns = ("prompts", "number", "AL before [95%]", "AL after", "gain, paired")
     note = (
-        f"SmolLM2-135M-Instruct, {result['engine']['dtype']}, greedy, K = {result['k']}, up to {result['max_tokens']} "
-        f"tokens an answer; traffic: HumanEval's first {result['traffic']} problems, "
+        f"SmolLM2-135M-Instruct, {result['engine']['dtype']}, greedy, K = {result['k']}, {answer(result)}; "
+        f"traffic: HumanEval's first {result['traffic']} problems, "
         f"whose answers gave {result['sharpen']['drafts']:,} drafts to learn from."
     )
     return shown("traffic", columns, rows, note)
@@ -390,7 +407,7 @@ GENERATED = {
     "README.md": [real],
     "docs/features.md": [targets],
     "docs/sharpen.md": [variants],
-    "docs/recipe.md": [recipe, rates],
+    "docs/recipe.md": [recipe, rates, shapes],
     "docs/performance.md": [host, rounds],
     "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured, calibration],
 }
