@@ -46,7 +46,7 @@ def stream(engine: Engine, question: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8, help="of each set")
+    parser.add_argument("--prompts", type=int, default=5, help="of each set")
     args = parser.parse_args()
     console, table = Console(), Table(title=f"{args.prompts} prompts of each set")
     for column in ("drafter", "prompts", "AL [95%]", "AL in README", "tokens/s"):
