@@ -84,14 +84,14 @@ def real() -> str:
         columns += [f"{title}: AL [95%]", "tokens/s, 1 in flight", "8 in flight"]
     settings = read("real")["settings"]
     timed = settings["timed"]
-    several = " and ".join(f"{name} (K = {ks[0]}, {ks[1]})" for name, ks in TIMED_K.items() if len(ks) > 1)
+    several = ", ".join(f"{name} at K = {ks[0]} and {ks[1]}" for name, ks in TIMED_K.items() if len(ks) > 1)
     prompts = " and ".join(f"{row['sets'][name]['prompts']} prompts of {title}" for name, title in TITLES.items())
     note = (
         f"SmolLM2-135M-Instruct, {settings['engine']['dtype']}, greedy. AL: acceptance "
         f"length, bonus token included, over {prompts}, {answer(settings)}. tokens/s: "
         f"times those of no speculation, {timed['prompts']} prompts of up to {timed['max_tokens']} tokens, "
-        f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. Of {several} the faster K, both "
-        "sets together at 1 in flight; the others were timed at this K."
+        f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. Timed were {several}, of "
+        "which the K is shown that is faster over both sets at 1 in flight, and the others at the K shown."
     )
     return shown("real", columns, rows, note)
 
@@ -244,6 +244,11 @@ def learning() -> dict[str, dict[int, float]]:
     return found
 
 
+def percent(shares: list[float]) -> str:
+    """Shares of the first four depths."""
+    return ", ".join(f"{share:.0%}" for share in shares[:4])
+
+
 def recipe() -> str:
     """What the heads of the real target learned, by tokens, and how long that took."""
     series, rows, second = learning(), [], trained("peagle", ", second seed")
@@ -256,9 +261,8 @@ def recipe() -> str:
     note = f"AL by replay of held-out answers, K = 3; minutes: at the pace of P-EAGLE's second seed; {files}. Held-out "
     note += "accuracy by depth at the end:"
     shares = {name: trained(head)["held_out"][-1]["held_out"] for head, name in HEADS.items()}
-    parts = [(name, found["accuracy"]) for name, found in shares.items()]
-    parts.append(("among the selector's 16 candidates", shares["P-EAGLE"]["recall_at_16"]))
-    note += ";".join(f" {name} {', '.join(f'{share:.0%}' for share in of[:4])}" for name, of in parts)
+    note += ";".join(f" {name} {percent(found['accuracy'])}" for name, found in shares.items())
+    note += f". The right token is among the selector's 16 candidates in {percent(shares['P-EAGLE']['recall_at_16'])}"
     return f"{table(('tokens seen', 'minutes', *series), rows)}\n\n{note}."
 
 
@@ -380,7 +384,9 @@ def variants() -> str:
         rows.append((row["name"], row["k"], row["against"], *cells, size))
     columns = ("drafter", "K", "against", "HumanEval: AL [95%], gain", "MT-Bench", "bytes of a draft step")
     covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
-    note = f"AL: {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
+    note = (
+        f"Answers: {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
+    )
     note += f"other answers: {covered}."
     return (
         f"{table(columns, rows)}\n\n{note} Second seeds: `benchmarks/results/seeds.json`. {where(result, 'variants')}"

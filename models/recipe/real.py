@@ -72,7 +72,6 @@ def train(head: str, config: Config) -> Path:
 def train_eagle3(config: Any) -> Path:
     """speculators' own command in this process, without a GPU; the folder of its head."""
     from datasets import load_from_disk
-    from safetensors.torch import load_file, save_file
     from speculators.train import cli
     from speculators.train.config import TrainConfig
 
