@@ -385,7 +385,7 @@ def variants() -> str:
     columns = ("drafter", "K", "against", "HumanEval: AL [95%], gain", "MT-Bench", "bytes of a draft step")
     covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
     note = (
-        f"Answers: {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
+        f"Greedy, {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
     )
     note += f"other answers: {covered}."
     return (

@@ -131,11 +131,12 @@ def small(head: Path, folder: Path) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def publish(folder: Path, place: Path) -> None:
-    """Put a copy of ``folder`` at ``place``; what was there is replaced by two renames."""
+def publish(head: Path, place: Path) -> None:
+    """Put what is needed of ``head`` at ``place``; what was there is replaced by two renames."""
     fresh, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(folder, fresh)
+    fresh.mkdir(parents=True)
+    small(head, fresh)
     for file in fresh.rglob("*.safetensors"):
         file.chmod(0o644)  # safetensors files come readable by their owner only
     if place.exists():
@@ -174,14 +175,11 @@ def main() -> None:
         print(f"{step}: {time.monotonic() - began:.0f} s", flush=True)
     for head in args.only:
         of, began = changed(config, folder=str(config.run / head), **HEADS[head]), time.monotonic()
-        best, made = train(head, of), of.run / head
+        best = train(head, of)
         if head != "eagle3":
             do("check", of)
         seconds = round(time.monotonic() - began)
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir()
-        small(best, made)
-        publish(made, args.out / head)
+        publish(best, args.out / head)
         drafts = greedy_drafts((args.out / head).absolute())
         log, al = (list(read_lines(of.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
         held_out = [line for line in log if "held_out" in line]
