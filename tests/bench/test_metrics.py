@@ -6,21 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from peagle_tools.bench.cells import Cell, read_results
-from peagle_tools.bench.metrics import Ratio, Spread, best_depth, metric, points, same_texts
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import Ratio, Spread, best_depth, points, same_texts
 from peagle_tools.bench.suite import read_suite
 from peagle_tools.shared.acceptance import Acceptance, from_bench_serve, places_of, read_engine
 from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
-
-
-def test_answers_of_one_token_have_no_tpot(suite_file: Path) -> None:
-    def edit(_: Cell, data: dict) -> None:
-        data["output_lens"] = [1, 1]
-
-    found = synthetic.result(read_suite(suite_file), Cell("P-EAGLE", 3, "prompts", 1, 1), edit=edit)
-    assert math.isnan(metric(found, "p50_tpot_ms")) and metric(found, "p50_ttft_ms") == 20
-    assert metric(found, "acceptance_length") == pytest.approx(1 + 0.75 + 0.562 + 0.422)
 
 
 def test_counters_come_back_whole() -> None:

@@ -11,6 +11,7 @@ import yaml
 from peagle_tools.bench.cells import CellResult, read_results
 from peagle_tools.bench.metrics import metric, points, same_texts
 from peagle_tools.shared.acceptance import Places, sum_of
+from tests.support.models import prompt_token_ids
 from tests.support.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,14 +72,7 @@ def test_speculation_changes_no_answer(cells: list[CellResult]) -> None:
 
 def test_the_chat_template_was_applied(cells: list[CellResult]) -> None:
     """The template frames a prompt with special tokens, so prompts grow by what it adds."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models/tiny-llama")
-    lines = (ROOT / "models/prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
-    chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
-    expected = [
-        len(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats
-    ]
+    expected = [len(ids) for ids in prompt_token_ids()[:PROMPTS]]
     assert all(r.raw["input_lens"] == expected for r in cells)
 
 

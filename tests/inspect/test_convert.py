@@ -16,7 +16,7 @@ from peagle_tools.shared.files import new_folder
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.head import read_head
-from tests.heads import published, writers
+from tests.heads import writers
 from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed
 from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB, Written
 from tests.inspect.running import only_line, run
@@ -142,7 +142,7 @@ def test_specforge_is_given_its_mask_token(tmp_path: Path, monkeypatch: pytest.M
     head = writers.specforge().save(tmp_path / "head")
     ran = run(monkeypatch, "convert", head, tmp_path / "out")
     assert ran.code == 1
-    assert ran.err.startswith("error: no mask token id: ")
+    assert ran.err.startswith("error: no mask token id: ") and "--mask-token-id" in ran.err
     assert run(monkeypatch, "convert", head, tmp_path / "out", "--mask-token-id", VOCAB).code == 1
     assert not (tmp_path / "out").exists()
     assert run(monkeypatch, "convert", head, tmp_path / "out", "--mask-token-id", MASK_TOKEN).code == 0
@@ -202,9 +202,25 @@ def test_the_quicker_of_two_converts_wins(tmp_path: Path):
     assert (tmp_path / "out" / "file").read_text() == "quick"
 
 
-def start(head: Path, out: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "peagle_tools.cli", "convert", str(head), str(out)]
-    quiet = subprocess.DEVNULL
+# `convert`, which writes the first tensor and then waits.
+SLOW = """
+import sys, time
+from peagle_tools.cli import app
+from peagle_vllm.heads import convert
+
+def slow(*args):
+    yield from pieces(*args)
+    time.sleep(60)
+
+pieces, convert._pieces = convert._pieces, slow
+sys.argv[1:] = ["convert", *sys.argv[1:]]
+app()
+"""
+
+
+def start(head: Path, out: Path, is_slow: bool = False) -> subprocess.Popen:
+    how = ["-c", SLOW] if is_slow else ["-m", "peagle_tools.cli", "convert"]
+    command, quiet = [sys.executable, *how, str(head), str(out)], subprocess.DEVNULL
     # A job in the background starts its children with SIGINT ignored, and they would keep to that.
     return subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=_heed_interrupts)
 
@@ -219,10 +235,10 @@ def partials(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: Path):
-    head, out = published.write_head(tmp_path / "head"), tmp_path / "out"
-    process = start(head, out)
+    head, out = writers.aws().save(tmp_path / "head"), tmp_path / "out"
+    process = start(head, out, is_slow=True)
     limit = time.monotonic() + 60
-    while not any(path.stat().st_size > 1 << 20 for part in partials(tmp_path) for path in part.rglob("*")):
+    while not any(file for part in partials(tmp_path) for file in part.rglob("*.safetensors")):
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.005)
     process.send_signal(how)
@@ -231,6 +247,5 @@ def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: P
     assert not out.exists()
     assert len(partials(tmp_path)) == (how == signal.SIGKILL)
     # The next convert removes what is left, writes, and leaves nothing else.
-    small = writers.aws().save(tmp_path / "small")
-    assert start(small, out).wait() == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "out", "small"]
+    assert start(head, out).wait() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "out"]

@@ -291,13 +291,6 @@ DRAFTING = (
         "tests/sampling/test_greedy.py::test_ranks_find_the_candidates_alike",
     ),
     Mutation(
-        "select_candidates prefers the candidates that come first",
-        SELECT,
-        "return scores.argmax(dim=-1)",
-        "return (scores - torch.arange(scores.shape[-1])).argmax(dim=-1)",
-        "tests/sampling/test_greedy.py::test_drafts_move_only_at_ties_where_ties_come_in_another_order",
-    ),
-    Mutation(
         "adaptive verification reads a selector's candidates alone",
         "src/peagle_vllm/v2/candidate_sampler.py",
         "return beside_others(scores, candidates.logits) if estimated",

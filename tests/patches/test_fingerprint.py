@@ -14,7 +14,7 @@ from peagle_vllm.patches.fingerprint import AcceptError, Report, Status, accepte
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.source import Source
 from peagle_vllm.patches.version import VllmInstall, read
-from tests.patches.trees import change, copy_of_used, fake, installed, next_release
+from tests.patches.trees import fake, installed, next_release
 from tools import record
 
 GATE = '''
@@ -145,22 +145,6 @@ def test_recording_a_build_keeps_the_others(tmp_path: Path, monkeypatch: pytest.
     assert list(after) == ["0.4", "0.32"]
     assert after["0.4"]["vllm 0.4.0"] == after["0.32"]["vllm old"] == old
     assert after["0.32"][install.label] == build(install.root, PATCH)
-
-
-CHANGES = {
-    "gate": ("vllm.config.vllm", 'unsupported.append("parallel dr', 'unsupported.insert(0, "parallel dr'),
-    "speculator": ("vllm.v1.worker.gpu.spec_decode.speculator", "idx_mapping.fill_(-1)", "idx_mapping.fill_(0)"),
-    "proposer": ("vllm.v1.spec_decode.llm_base_proposer", "def dummy_run(", "def dummy_run_2("),
-    "drafter-limit": ("vllm.v1.worker.gpu_model_runner", "def _input_fits_in_drafter(", "def _fits("),
-    "cpu-sampling": ("vllm.utils.cpu_triton_utils", "def _expand_kernel_impl(", "def _expand("),
-}
-
-
-@pytest.mark.parametrize("patch", CHANGES)
-def test_a_change_in_vllm_moves_its_patch_alone(tmp_path: Path, patch: str) -> None:
-    root = copy_of_used(tmp_path)
-    change(root, *CHANGES[patch])
-    assert [result.patch.name for result in check(read(root)).moved] == [patch]
 
 
 def test_every_patch_is_installed_by_a_hook() -> None:

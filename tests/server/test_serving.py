@@ -30,12 +30,6 @@ def streamed_chat(client: OpenAI, prompt: str) -> list[str]:
     return [chunk.choices[0].delta.content or "" for chunk in ask(client, prompt, stream=True) if chunk.choices]
 
 
-def test_streaming_chat(client: OpenAI, prompts: list[str]) -> None:
-    pieces = streamed_chat(client, prompts[0])
-    assert len(pieces) > 3
-    assert "".join(pieces) == chat(client, prompts[0])
-
-
 def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[str]) -> None:
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
     before = [server.metric(f"vllm:spec_decode_{name}_total") for name in names]

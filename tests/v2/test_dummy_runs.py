@@ -11,7 +11,6 @@ import pytest
 
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Settings, engine
-from tests.v2.test_traps import forward_contexts
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
@@ -77,9 +76,12 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
 def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):
     """On the live engine: uncompiled there, vLLM would compile and capture in the next run, whose memory it drops."""
     live = start(pair)
-    contexts, target = forward_contexts(monkeypatch), Mock(wraps=live.runner.execute_model)
+    from peagle_vllm.v2 import speculator
+
+    drafter, target = Mock(wraps=speculator.set_forward_context), Mock(wraps=live.runner.execute_model)
+    monkeypatch.setattr(speculator, "set_forward_context", drafter)
     monkeypatch.setattr(live.runner, "execute_model", target)
     live.runner.profile_run()
     live.runner._dummy_run(BUDGET)  # with attention, as vLLM's warm-up of kernels has it
     assert [each.args[0].total_num_scheduled_tokens for each in target.call_args_list] == [BUDGET] * 2
-    assert [each.kwargs["num_tokens"] for each in contexts] == [BUDGET] * 2
+    assert [each.kwargs["num_tokens"] for each in drafter.call_args_list] == [BUDGET] * 2
