@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from peagle_tools.shared import server
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import prompts
 from peagle_vllm.patches import record
@@ -95,6 +97,15 @@ def test_half_a_line_stays_the_last_one_until_the_next_start(tmp_path: Path, mon
     record.Records(tmp_path, 0).add(request([5, 6]))
     assert lines(file) == [[1, 2], [5, 6]]
     assert mode(file) == 0o600
+
+
+def test_a_server_of_the_tools_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(record.RECORD, str(tmp_path / "records"))
+    said = f"import os; print('records:', os.environ.get('{record.RECORD}'))"
+    monkeypatch.setattr(server, "COMMAND", [sys.executable, "-c", said])
+    with server.Server([], None, cwd=tmp_path, env={}, log=tmp_path / "log") as started:
+        started.process.wait()
+    assert (tmp_path / "log").read_text().strip() == "records:"
 
 
 def test_records_are_read_once_each_and_of_a_chat_its_last_prompt(tmp_path: Path):
