@@ -91,7 +91,7 @@ def real() -> str:
         f"length, bonus token included, over {prompts}, {answer(settings)}. tokens/s: "
         f"times those of no speculation, {timed['prompts']} prompts of up to {timed['max_tokens']} tokens, "
         f"{timed['threads']} threads, median of {timed['repeats']} interleaved runs. Timed were {several}, of "
-        "which the K is shown that is faster over both sets at 1 in flight, and the others at the K shown."
+        "which the faster K over both sets at 1 in flight is shown."
     )
     return shown("real", columns, rows, note)
 
@@ -141,7 +141,7 @@ def host() -> str:
     from benchmarks.host import REQUESTS, TIMED_K, K
 
     result, aim, counts = read("host"), 0.6, []
-    for arm in result["arms"]:
+    for arm in (arm for arm in result["arms"] if "reduced" not in arm["arm"]):
         for name, run in ((arm["arm"], arm), (f"{arm['arm']}, replayed", arm.get("replayed"))):
             if run:
                 totals = run["totals"]
@@ -163,6 +163,7 @@ def calibration() -> str:
     rows = [
         (arm["arm"], title, *(f"{x:.3f}" for x in arm[of]), f"{sum(arm[of]):.2f}")
         for arm, (of, title) in product(found["arms"], titles.items())
+        if "alone" not in arm["arm"]
     ]
     drafts = " and ".join(str(n) for n in sorted({arm["drafts"] for arm in found["arms"]}))
     notes = (
@@ -359,7 +360,7 @@ def rounds() -> str:
     """Where a round on the real target goes."""
     result, rows = read("rounds"), []
     parts = ("target's forward", "drafts: preparation", "drafts: head's forward", "drafts: logits and choice")
-    for arm in result["arms"]:
+    for arm in (arm for arm in result["arms"] if "bound" not in arm["arm"]["name"]):
         ms, name = arm["ms"], arm["arm"]["name"] + (f", K = {arm['arm']['k']}" if arm["arm"]["k"] else "")
         if "drafts" in ms:
             ms["drafts: other"] = ms["drafts"] - sum(ms[part] for part in parts[1:])

@@ -58,7 +58,7 @@ def test_artifacts_name_this_version() -> None:
 
 
 def test_each_alert_has_a_case_in_which_it_fires() -> None:
-    """Whether it does, ``promtool test rules`` says; examples/deploy/README.md names the command."""
+    """Whether it does, ``promtool test rules`` says of that file."""
     cases = (ROOT / "tests/examples/peagle.rules.test.yml").read_text()
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     alerts = {rule["alert"] for rule in rules if "alert" in rule}
