@@ -1,7 +1,6 @@
 """Train the heads of the real target from the committed text, by the commands that users run: ``make real-heads``.
 
-What is there is kept, so a killed run continues (EAGLE-3's, which speculators trains, from its start). The heads go to
-models/real, each with its training log.
+What is there is kept, so a killed run continues. The heads go to models/real, each with its training log.
 """
 
 import argparse
@@ -63,14 +62,16 @@ def train(head: str, config: Config) -> Path:
     if not config.data_folder.exists():
         config.data_folder.symlink_to(config.run.parent / "data")
     if head == "eagle3":
-        shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
         return train_eagle3(config)
     do("run", config)
     return config.run / "checkpoints/best"
 
 
 def train_eagle3(config: Any) -> Path:
-    """speculators' own command in this process, without a GPU; the folder of its head."""
+    """speculators' own command in this process, without a GPU; the folder of its head.
+
+    It goes on from its last checkpoint, whose weights and moments speculators rounds to bfloat16.
+    """
     from datasets import load_from_disk
     from speculators.train import cli
     from speculators.train.config import TrainConfig
@@ -94,12 +95,17 @@ def train_eagle3(config: Any) -> Path:
         return head
 
     cpu.setup()
+    stamp, mine = config.run / "settings.json", json.dumps(settings(config)["run"])
+    if not stamp.exists() or stamp.read_text() != mine:
+        shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
+        write_whole(stamp, mine)
     data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
     rows, steps = len(data), config.optimizer.steps
     flat = to_options(config).flatten() | {
         "speculator_type": "eagle3",
         "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,
         "max_steps": steps,
+        "checkpoint_freq": 0.05,  # of an epoch
         "train_data_ratio": (rows - held_out + 0.5) / rows,
         "max_anchors": config.step.tokens,
         "ttt_steps": config.head.depths,
