@@ -4,6 +4,7 @@ import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +152,18 @@ def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch:
     hot = ("temperature", 1.5)
     assert told("top-k", hot, ("top_k", 1)) == told("top-p", hot, ("top_p", 1e-6)) == said
     assert len(set(steps.values())) == 1
+
+
+@pytest.mark.arm("plugin-v1")
+def test_few_candidates_are_limited_without_a_kernel_of_their_width(monkeypatch: pytest.MonkeyPatch):
+    """vLLM's, on a GPU, would be compiled for it while a request waits."""
+    from peagle_vllm.v1 import proposer
+
+    monkeypatch.setattr(proposer, "apply_top_k_top_p", lambda logits, *_: logits)
+    metadata = SimpleNamespace(temperature=torch.tensor([0.5]), top_k=torch.tensor([2]), top_p=None)
+    for width, kept in ((16, 2), (2000, 2000)):
+        limited = proposer.within_limits(torch.randn(3, width), metadata)
+        assert limited.isfinite().sum(dim=1).tolist() == [kept] * 3
 
 
 @pytest.mark.arm("plugin-v1")

@@ -98,6 +98,27 @@ def test_trap_12_windowed_drafters_have_no_ahead_of_time_schedule(flash_attentio
     assert not flash_attention.aot_schedule
 
 
+def test_the_drafter_uses_the_targets_scratch_buffer(pair):
+    """FlashInfer's. A smaller one would not do; a backend without one is left alone."""
+    start(pair)
+    from peagle_vllm.v2 import attention
+
+    def builder(size: int) -> Any:
+        made = SimpleNamespace(scratch=torch.empty(size), _get_workspace_buffer=lambda: made.scratch)
+        made.set_workspace_buffer = lambda scratch: setattr(made, "scratch", scratch)
+        return made
+
+    def groups(*builders: Any) -> list[list[Any]]:
+        return [[], [SimpleNamespace(metadata_builders=[each]) for each in builders]]
+
+    target, small, large = builder(8), builder(4), builder(16)
+    own = large.scratch
+    attention.share_workspace(groups(small, large, object()), groups(object(), target))
+    assert small.scratch is target.scratch and large.scratch is own
+    attention.share_workspace(groups(small), groups(object()))
+    assert small.scratch is target.scratch
+
+
 def test_trap_17_split_kv_buffers_end_at_512_rows(flash_attention):
     """Above them the builder leaves the number of splits open: one, in a graph."""
     from peagle_vllm.v2 import attention

@@ -23,6 +23,7 @@ SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]
 PROJECTION = "candidate_selector.hidden_projection.weight"  # [rank, hidden_size]; absent: the selector has no gate
 EDGE_SCALE = "candidate_selector.edge_scale"  # [positions] float32; absent: 1
 UNARY_SCALE = "candidate_selector.unary_scale"  # likewise
+MOST = 1024  # rank, and candidates a position
 HASHED_BYTES = 1 << 20  # of a tensor
 SHARPEN_AGAIN = f"sharpen the head again, or remove {SELECTOR} from its config.json"
 
@@ -54,8 +55,8 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
     if not isinstance(found, Mapping):
         raise HeadError(f"{SELECTOR} is {shown(found)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
     for field in ("selector_rank", "selector_top_k"):
-        if type(found.get(field)) is not int or not 1 <= found[field] <= 1024:
-            what = f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to 1024"
+        if type(found.get(field)) is not int or not 1 <= found[field] <= MOST:
+            what = f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to {MOST}"
             raise HeadError(f"{what}: {file}; {SHARPEN_AGAIN}")
     return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
 

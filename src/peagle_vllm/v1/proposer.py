@@ -15,7 +15,11 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p, sample_with_exponential_noise
+from vllm.v1.sample.ops.topk_topp_sampler import (
+    apply_top_k_top_p,
+    apply_top_k_top_p_pytorch,
+    sample_with_exponential_noise,
+)
 from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
@@ -32,6 +36,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_log import log_start
+from peagle_vllm.heads import selector as selectors
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selector import load_selector, select
@@ -301,10 +306,11 @@ class ParallelEagleProposer(EagleProposer):
             return draft_token_ids, draft_probs
         assert sampling_metadata.temperature is not None
         num_k = len(logits) // len(sampling_metadata.temperature)  # 1 while candidates are selected
-        unfinished_prefill = self.runner.discard_request_mask.np
+        # Read on the host: a number of the metadata would be waited for until the GPU has drafted.
+        temperature, unfinished_prefill = self.runner.input_batch.temperature_cpu, self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
             # Drafts of an unfinished prefill are thrown away; drawing them would tie the random stream to the chunks.
-            if sampling_metadata.temperature[req] < _SAMPLING_EPS or unfinished_prefill[req]:
+            if temperature[req] < _SAMPLING_EPS or unfinished_prefill[req]:
                 continue
             rows = slice(req * num_k, (req + 1) * num_k)
             noise = torch.empty_like(draft_probs[rows]).exponential_(generator=generator)
@@ -330,7 +336,9 @@ def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> 
     top_k = None if top_k is None else top_k.clamp(max=logits.shape[1]).repeat_interleave(rows)
     top_p = None if top_p is None else top_p.repeat_interleave(rows)
     logits = logits.float()
-    kept = apply_top_k_top_p(logits / scale, top_k, top_p)
+    # vLLM's kernel for a GPU would be compiled anew for the few candidates of a selector, while a request waits.
+    apply = apply_top_k_top_p_pytorch if logits.shape[1] <= selectors.MOST else apply_top_k_top_p
+    kept = apply(logits / scale, top_k, top_p)
     return logits.masked_fill(kept == -float("inf"), -float("inf"))
 
 

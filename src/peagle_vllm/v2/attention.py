@@ -180,6 +180,21 @@ def used_group_ids(attn_groups: list[list[AttentionGroup]]) -> list[int]:
     return [gid for gid, groups in enumerate(attn_groups) if groups]
 
 
+def share_workspace(attn_groups: list[list[AttentionGroup]], target_attn_groups: list[list[AttentionGroup]]) -> None:
+    """Let the drafter's builders use the target's scratch buffer where it is as large: the two never attend at once.
+
+    FlashInfer's takes gigabytes at large ``max_num_batched_tokens``, and no profile run counts it.
+    """
+    ours, theirs = (
+        [each for groups in both for group in groups for each in group.metadata_builders]
+        for both in (attn_groups, target_attn_groups)
+    )
+    found = [each._get_workspace_buffer() for each in theirs if hasattr(each, "_get_workspace_buffer")]
+    for builder in ours:
+        if found and hasattr(builder, "set_workspace_buffer"):
+            builder.set_workspace_buffer(max(*found, builder._get_workspace_buffer(), key=torch.Tensor.numel))
+
+
 def _adapt_flash_attention(builder: Any) -> None:
     """Two settings of FlashAttention's builder that suit the target, not the drafter.
 

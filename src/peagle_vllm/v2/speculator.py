@@ -49,7 +49,13 @@ from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selector import load_selector, num_candidates
 from peagle_vllm.serving import check_loaded_head, own_windows, prompt_lookup_min
 from peagle_vllm.updates import HeadUpdates
-from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, used_group_ids, with_whole_kv
+from peagle_vllm.v2.attention import (
+    DraftAttention,
+    draft_attention_config,
+    share_workspace,
+    used_group_ids,
+    with_whole_kv,
+)
 from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.candidate_sampler import CandidateSampler
 from peagle_vllm.v2.cudagraph import (
@@ -146,6 +152,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         target_attn_groups: list[list[AttentionGroup]],
     ) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
+        share_workspace(self.attn_groups, target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = (len(used_group_ids(self.attn_groups)), self.max_num_tokens)
         self.buffers = self.buffers._replace(
