@@ -192,6 +192,12 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
         torch.testing.assert_close(found["hidden_states"], expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_users_variables_come_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-30")
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    assert serve.environment() == serve.ENVIRONMENT | serve.ON_CPU | {"VLLM_CPU_OMP_THREADS_BIND": "0-30"}
+
+
 def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
     """No server listens at this port; what is there stays."""
     elsewhere = changed(config, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")

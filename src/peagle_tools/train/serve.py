@@ -21,6 +21,17 @@ from peagle_vllm.heads.target import read_target
 
 START_SECONDS = 3600.0
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
+# One process, a thread on each core. vLLM's own way on a CPU keeps a core for the scheduler, whose process spins there
+# until its "TODO: make scheduler proc sleep when idle" (vllm/utils/ompmultiprocessing.py) is done.
+ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def environment() -> dict[str, str]:
+    """The server's variables; on a CPU the user's own come first."""
+    from vllm.platforms import current_platform
+
+    on_cpu = ON_CPU if current_platform.is_cpu() else {}
+    return ENVIRONMENT | {name: os.environ.get(name, value) for name, value in on_cpu.items()}
 
 
 def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
@@ -82,7 +93,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     _end_left(left)
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
-        with Server(words, address.port, cwd=Path.cwd(), env=ENVIRONMENT, log=log) as server:
+        with Server(words, address.port, cwd=Path.cwd(), env=environment(), log=log) as server:
             process = server.process
             write_whole(left, json.dumps({"pid": process.pid, "began": process.create_time()}))
             print(f"the target's server starts; its log: {log}", flush=True)
