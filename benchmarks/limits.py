@@ -52,7 +52,8 @@ def measure(arm: RealArm) -> dict[str, Any]:
 
 def main() -> None:
     out = arms.parser(__doc__).parse_args().out
-    drafters = [arms.kept(WORK / f"limits {arm.label}.json", lambda arm=arm: measure(arm)) for arm in ARMS]
+    files = {arm: WORK / f"limits {arm.label} {arm.digest()}.json" for arm in ARMS}
+    drafters = [arms.kept(file, lambda arm=arm: measure(arm)) for arm, file in files.items()]
     how = {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "drafters": drafters}
     arms.write_result(out, __doc__, how | provenance())
 

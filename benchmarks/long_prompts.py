@@ -43,7 +43,7 @@ def measured_counts(arm: RealArm, files: int) -> dict[str, list[list[int]]]:
         with live(arm) as call:
             return call(answers, files)
 
-    return kept(WORK / f"long-{arm.label}-{arm.window}-{files}.json", measure)
+    return kept(WORK / f"long-{arm.label}-{arm.window}-{files}-{arm.digest()}.json", measure)
 
 
 def main() -> None:

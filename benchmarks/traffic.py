@@ -25,7 +25,7 @@ from peagle_vllm.patches.record import RECORD
 
 TRAFFIC, RECORDED = 82, 128  # of HumanEval's problems; tokens of an answer
 BEFORE = RealArm("P-EAGLE", "peagle", 3, selector=True)
-WORK = real.WORK / "traffic"
+WORK = real.WORK / f"traffic-{BEFORE.digest()}"
 RECORDS, OUT = WORK / "records", WORK / "sharpened"
 
 

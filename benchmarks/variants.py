@@ -55,7 +55,7 @@ def coverage() -> dict[int, float]:
 
 def made(name: str, num_prompts: int, *options: str) -> tuple[Path, Any]:
     """A variant's folder, and what ``sharpen`` reports."""
-    out = WORK / "variants" / name
+    out = WORK / f"variants-{BASE.digest()}" / name
 
     def make() -> Any:
         ended = [{"prompt": row["text"]} for row in read_rows("prompts.sampled") if row["end"] == "stop"]
