@@ -21,8 +21,8 @@ from peagle_vllm.heads.target import read_target
 
 START_SECONDS = 3600.0
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
-# One process, a thread on each core. vLLM's own way on a CPU keeps a core for the scheduler, whose process spins there
-# until its "TODO: make scheduler proc sleep when idle" (vllm/utils/ompmultiprocessing.py) is done.
+# One process with a thread on each core. vLLM's default on a CPU reserves a core for the scheduler, whose process spins
+# there while the worker computes, until vLLM lets it sleep (vllm/utils/ompmultiprocessing.py says that this is planned).
 ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 

@@ -306,7 +306,7 @@ class ParallelEagleProposer(EagleProposer):
             return draft_token_ids, draft_probs
         assert sampling_metadata.temperature is not None
         num_k = len(logits) // len(sampling_metadata.temperature)  # 1 while candidates are selected
-        # Read on the host: a number of the metadata would be waited for until the GPU has drafted.
+        # The metadata's temperature is on the GPU: reading it would wait until the GPU has drafted.
         temperature, unfinished_prefill = self.runner.input_batch.temperature_cpu, self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
             # Drafts of an unfinished prefill are thrown away; drawing them would tie the random stream to the chunks.
