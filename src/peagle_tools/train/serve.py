@@ -22,7 +22,7 @@ from peagle_vllm.heads.target import read_target
 START_SECONDS = 3600.0
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 # One process with a thread on each core. vLLM's default on a CPU reserves a core for the scheduler, whose process spins
-# there while the worker computes, until vLLM lets it sleep (vllm/utils/ompmultiprocessing.py says that this is planned).
+# there while the worker computes; to be dropped when vLLM lets it sleep (planned in vllm/utils/ompmultiprocessing.py).
 ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
