@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import arms, draft_step, engine, kernels, partition
+from benchmarks import arms, draft_step, engine, kernels
 from benchmarks.arms import HAS_GPU, call
 from peagle_tools.shared import processes
 from peagle_tools.shared.files import write_whole
@@ -32,12 +32,12 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outc
 SYNC_CHECK = {"VLLM_GPU_SYNC_CHECK": "error"}
 # (attention backend, how the engine runs it), as tests/gpu names them; "compiled" leaves the KV cache's size to vLLM.
 MODES = [*product(("FLASH_ATTN", "TRITON_ATTN"), ("eager", "full", "compiled"))] if HAS_GPU else [("CPU_ATTN", "eager")]
-DEPTHS, BATCHES, TOKENS = ((7, 5), (1, 4, 16, 64), (4096,)) if HAS_GPU else ((3,), (1, 2), (64,))
+DEPTHS, BATCHES = ((7, 5), (1, 4, 16, 64)) if HAS_GPU else ((3,), (1, 2))
 ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": "1"}  # a fault names its launch
 # How the names of parts begin that run before the others. The very first shows whether an engine starts here at all.
 FIRST = ("drafts FLASH_ATTN full", "exact", "draft step K=7", "engine", "drafts FLASH_ATTN compiled")
 # The tables of a page, by how the names of their parts begin.
-PAGES = {"kernels": arms.table, "draft step": draft_step.page, "engine": engine.page, "partition": arms.table}
+PAGES = {"kernels": arms.table, "draft step": draft_step.page, "engine": engine.page}
 STATE = "state.json"
 TRIES = 2
 
@@ -79,7 +79,6 @@ def all_parts() -> list[Part]:
             for arm, known in engine.ARMS.items()
             if HAS_GPU or not known.adaptive
         ),
-        Part("partition", call(partition.run_all, CELLS, tokens=TOKENS), 300),
     ]
     return sorted(parts, key=lambda part: next((i for i, name in enumerate(FIRST) if part.name.startswith(name)), 99))
 

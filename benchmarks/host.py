@@ -5,19 +5,12 @@ dispatches (a ``TorchDispatchMode`` sees them; views and allocations apart) and 
 a launch or more. Every arm runs in a process of its own on the tiny models; the plugin's run under Triton's
 interpreter, so that they launch what they launch on a GPU. V2 is counted again with FULL graphs whose replay does
 nothing (``stand_ins``): what is left is what a GPU's host does, and the replays.
-
-Timed: ``propose()`` of P-EAGLE's and EAGLE-3's live V2 speculators in turns, on decode batches of equal shape, with
-the same stand-ins and with launches that do nothing. EAGLE-3's eager operations on hidden states are one element wide,
-so that little but PyTorch's dispatch is left of them.
 """
 
-import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -26,13 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import arms
 from benchmarks.arms import INTERPRETED_V2, STOCK, V1
 from benchmarks.engines import generate, inside, small_llm
-from benchmarks.stand_ins import Graph, decode_batch, give_graphs, no_launches
+from benchmarks.stand_ins import Graph, give_graphs
 
-TIMED_K = 7
-HEADS = {"P-EAGLE": "tiny-llama-peagle", "EAGLE-3": "tiny-llama-eagle3"}
-BATCHES = (1, 8, 64, 256)
-ROUNDS, CALLS = 50, 20  # turns of each speculator; its calls in one
-Calls = dict[int, dict[str, Any]]  # by batch size: propose's arguments
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 FULL, REDUCED = "tiny-llama-peagle", "tiny-llama-peagle-d2t"  # the draft vocabulary
@@ -121,18 +109,13 @@ def counted(drafter: Any) -> Iterator[list[dict[str, Any]]]:
         yield steps
 
 
-def live(head: str, k: int, batch: int, rows: int, config: dict[str, Any] | None = None) -> Any:
-    """An engine on tiny-llama for ``batch`` requests and steps of so many rows."""
-    sizes = {"max_model_len": 128, "max_num_seqs": batch, "max_num_batched_tokens": rows, "skip_tokenizer_init": True}
-    return small_llm("tiny-llama", head, k, config=config, **sizes)
-
-
 def count_arms(names: list[str]) -> list[dict[str, Any]]:
     """One decode step's draft of each arm, in this process, whose environment is theirs."""
     results = []
+    sizes = {"max_model_len": 128, "max_num_seqs": REQUESTS, "max_num_batched_tokens": 512, "skip_tokenizer_init": True}
     for name in names:
         head, env = ARMS[name]
-        llm = live(head, K, REQUESTS, 512, CONFIG.get(name))
+        llm = small_llm("tiny-llama", head, K, config=CONFIG.get(name), **sizes)
         results.append({"arm": name, **count_steps(llm)})
         if env == INTERPRETED_V2:
             give_graphs(inside(llm)[1], range(1, REQUESTS + 1), K)
@@ -153,60 +136,11 @@ def count_steps(llm: Any) -> dict[str, Any]:
     return {"totals": totals, **step}
 
 
-def speculator(head: str, batches: list[int]) -> tuple[Any, Calls]:
-    """A speculator with graphs that do nothing, and its arguments. Its engine is shut down: the next one can start."""
-    llm = live(head, TIMED_K, max(batches), 2 * TIMED_K * max(batches))
-    runner, drafter = inside(llm)
-    give_graphs(drafter, batches, TIMED_K)
-    calls = {batch: decode_batch(runner, batch, TIMED_K) for batch in batches}
-    llm.llm_engine.engine_core.shutdown()
-    return drafter, calls
-
-
-def narrow_to_one_element(drafter: Any, calls: Calls) -> None:
-    """Take the work out of EAGLE-3's eager operations on hidden states, and leave the operations."""
-    from torch import nn, ones
-    from vllm.model_executor.layers.utils import default_unquantized_gemm
-
-    fc = drafter.model.model.fc
-    fc.weight = nn.Parameter(ones(1, 3), requires_grad=False)
-    fc.quant_method._gemm_impl = default_unquantized_gemm  # what a GPU runs; a CPU's reads packed weights
-    drafter.hidden_states = drafter.hidden_states[:, :1].contiguous()
-    for arguments in calls.values():
-        arguments["aux_hidden_states"] = [h[:, :1].contiguous() for h in arguments["aux_hidden_states"]]
-
-
-def timed(both: dict[str, tuple[Any, Calls]], batch: int, rounds: int) -> dict[str, Any]:
-    """One batch size, the speculators in turns; a sample is the median of CALLS calls, in microseconds."""
-    samples: dict[str, list[float]] = {name: [] for name in both}
-    replays = {}
-    for _, (name, (drafter, calls)) in product(range(rounds), both.items()):
-        seconds, before = [], Graph.replays
-        for _ in range(CALLS):
-            began = time.perf_counter()
-            drafter.propose(**calls[batch])
-            seconds.append(time.perf_counter() - began)
-        samples[name].append(statistics.median(seconds) * 1e6)
-        replays[name] = (Graph.replays - before) / CALLS
-    us = {name: arms.summary(own) for name, own in samples.items()}
-    ratio = us["P-EAGLE"]["median"] / us["EAGLE-3"]["median"]
-    return {"batch": batch, "us": us, "replays": replays, "ratio": ratio}
-
-
-def run_timed(batches: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Every batch size, in this process."""
-    both = {name: speculator(head, batches) for name, head in HEADS.items()}
-    narrow_to_one_element(*both["EAGLE-3"])
-    with no_launches():
-        return [timed(both, batch, rounds) for batch in batches]
-
-
-def measure(names: Iterable[str] = ARMS, batches: Sequence[int] = BATCHES, rounds: int = ROUNDS) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """The report, from processes of their own."""
-    counts = [found for name in names for found in arms.run(count_arms, ARMS[name][1], names=[name])]
-    cells = arms.run(run_timed, INTERPRETED_V2, batches=batches, rounds=rounds)
-    print(arms.table([{"arm": arm["arm"], **arm["totals"]} for arm in counts]), arms.table(cells), sep="\n\n")
-    return {"rounds": rounds, "arms": counts, "cells": cells}
+    counts = [found for name, (_, env) in ARMS.items() for found in arms.run(count_arms, env, names=[name])]
+    print(arms.table([{"arm": arm["arm"], **arm["totals"]} for arm in counts]))
+    return {"arms": counts}
 
 
 if __name__ == "__main__":

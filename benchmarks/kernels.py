@@ -72,6 +72,6 @@ def run_all() -> Iterator[dict[str, Any]]:
         num_bytes = moved_bytes(case)
         for name, call in calls(case).items():
             us = arms.summary(device_us(call))
-            share = round(num_bytes[name] / (us["median"] * 1e-6) / bandwidth, 3)
+            share = float(f"{num_bytes[name] / (us['median'] * 1e-6) / bandwidth:.3g}")
             shape = {"kernel": name, "requests": REQUESTS, "rows": ROWS, "k": K, "width": width}
             yield {**shape, "device_us": us, "bytes": num_bytes[name], "of_copy_bandwidth": share}

@@ -5,13 +5,10 @@ of Triton launches.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
-
-import torch
 
 
 class Graph:
@@ -55,38 +52,3 @@ def give_graphs(drafter: Any, batches: Sequence[int], k: int) -> None:
         if isinstance(manager, cudagraph_utils.CudaGraphManager):
             manager.graphs = {desc: Graph() for descs in manager._capture_descs.values() for desc in descs}
             manager._graphs_captured = True
-
-
-def decode_batch(runner: Any, num_reqs: int, k: int) -> dict[str, Any]:
-    """The arguments with which the runner calls ``propose`` after ``num_reqs`` requests verified k drafts each."""
-    from vllm.v1.worker.gpu.input_batch import InputBatch
-
-    num_rows, width = num_reqs * (1 + k), runner.model_config.get_hidden_size()
-    hidden_states = torch.zeros(num_rows, width, dtype=runner.dtype)
-    sampling = runner.sampler.sampling_states
-    return {
-        "input_batch": InputBatch.make_dummy(num_reqs, num_rows, runner.input_buffers),
-        "attn_metadata": {},  # graphs hold their own
-        "slot_mappings": {},
-        "last_hidden_states": hidden_states,
-        "aux_hidden_states": [hidden_states] * 3,
-        "num_sampled": torch.ones(num_reqs, dtype=torch.int32),
-        "num_rejected": torch.zeros(num_reqs, dtype=torch.int32),
-        "last_sampled": runner.req_states.last_sampled_tokens,
-        "next_prefill_tokens": runner.req_states.next_prefill_tokens,
-        "temperature": sampling.temperature.gpu,
-        "seeds": sampling.seeds.gpu,
-        "num_speculative_tokens": k,
-    }
-
-
-@contextmanager
-def no_launches() -> Iterator[None]:
-    """Triton launches do nothing until the end of the block."""
-    from triton.runtime import interpreter
-
-    def launch(*args: Any, **kwargs: Any) -> None:
-        """Nothing."""
-
-    with patch.object(interpreter.InterpretedFunction, "__getitem__", lambda kernel, grid: launch, create=True):
-        yield

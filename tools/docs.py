@@ -53,11 +53,6 @@ def shown(name: str, columns: Sequence[object], rows: Iterable[Iterable[object]]
     return f"{table(columns, rows)}\n\n{note} {where(read(name), name)}"
 
 
-def spread(found: dict, form: str) -> str:
-    """A median, and from where to where the middle of the samples lies."""
-    return f"{found['median']:{form}} ({found['p10']:{form}} to {found['p90']:{form}})"
-
-
 def answer(result: dict) -> str:
     """How long an answer may be."""
     first, *others = result["max_tokens"].items()
@@ -137,46 +132,17 @@ def targets() -> str:
 
 
 def host() -> str:
-    """What each arm dispatches, as it is and with graphs that are replayed; then the times."""
-    from benchmarks.host import REQUESTS, TIMED_K, K
+    """What each arm dispatches, as it is and with graphs that are replayed."""
+    from benchmarks.host import REQUESTS, K
 
-    result, aim, counts = read("host"), 0.6, []
+    result, counts = read("host"), []
     for arm in (arm for arm in result["arms"] if "reduced" not in arm["arm"]):
         for name, run in ((arm["arm"], arm), (f"{arm['arm']}, replayed", arm.get("replayed"))):
             if run:
                 totals = run["totals"]
                 counts.append((name, totals["operations"], totals["launches"], totals["replays"] or ""))
-    cells = result["cells"]
-    rows = [(of["batch"], *(spread(us, ".1f") for us in of["us"].values()), f"{of['ratio']:.2f}") for of in cells]
-    met = "met" if all(cell["ratio"] <= aim for cell in cells) else "missed"
-    first = table(("arm", "tensor operations", "Triton launches", "graph replays"), counts)
-    second = table(("batch", *(f"{name}, us" for name in cells[0]["us"]), "ratio"), rows)
-    note = f"medians of {result['rounds']} turns (p10 to p90); goal: ratio at most {aim}, {met}."
-    shape = f"K = {K}, {REQUESTS} requests."
-    return f"{first}\n\n{shape}\n\n{second}\n\nK = {TIMED_K}, {note}\n\n{where(result, 'host')}"
-
-
-def calibration() -> str:
-    """What adaptive verification expects to be accepted on the real target, and what is; shared blocks kept."""
-    found, kept = (read("calibration")[part] for part in ("estimator", "block_drop"))
-    titles = {"accepted": "accepted", "at the start": "expected", "refitted": "expected, refitted"}
-    rows = [
-        (arm["arm"], title, *(f"{x:.3f}" for x in arm[of]), f"{sum(arm[of]):.2f}")
-        for arm, (of, title) in product(found["arms"], titles.items())
-        if "alone" not in arm["arm"]
-    ]
-    drafts = " and ".join(str(n) for n in sorted({arm["drafts"] for arm in found["arms"]}))
-    notes = (
-        f"SmolLM2-135M-Instruct and its P-EAGLE head, K = {found['k']}, greedy, float32: {drafts} drafts for "
-        f"{found['prompts']} prompts of HumanEval and MT-Bench, {found['max_tokens']} tokens an answer, in Triton's "
-        "interpreter. *expected*: with the coefficients that vLLM starts with; *refitted*: with those that its refits "
-        "reach on the other half of the drafts.\n\n"
-        f"Shared blocks kept, in the worst case of {kept['prompts']} prompts that part at the end of a block of "
-        f"{kept['block_size']} tokens: AL {kept['kept']['al']:.3f}, computed again {kept['dropped']['al']:.3f}, change "
-        f"{gain(kept)} (K = {kept['k']}, {kept['max_tokens']} tokens an answer)."
-    )
-    columns = ("drafts of", "share of drafts", *range(1, found["k"] + 1), "tokens a draft")
-    return f"{table(columns, rows)}\n\n{notes}\n\n{where(read('calibration'), 'calibration')}"
+    columns = ("arm", "tensor operations", "Triton launches", "graph replays")
+    return shown("host", columns, counts, f"K = {K}, {REQUESTS} requests.")
 
 
 def structured() -> str:
@@ -267,30 +233,6 @@ def recipe() -> str:
     return f"{table(('tokens seen', 'minutes', *series), rows)}\n\n{note}."
 
 
-def rates() -> str:
-    """AL of the real target's heads by learning rate."""
-    result, rows = read("rates"), []
-    for head in dict.fromkeys(row["head"] for row in result["rows"]):
-        found = [row for row in result["rows"] if row["head"] == head]
-        rows.append((HEADS.get(head, "EAGLE-3"), *(length(row, ".3f") for row in found)))
-    columns = ("AL [95%] at", *(f"`lr` {row['lr']:g}, `muon_lr` {row['muon_lr']:g}" for row in found))
-    note = f"After {result['steps']} steps, K = {result['k']}, in vLLM on the held-out prompts, greedy, up to "
-    note += f"{result['max_tokens']} tokens an answer."
-    return f"{table(columns, rows)}\n\n{note} {where(result, 'rates')}"
-
-
-def shapes() -> str:
-    """AL of the real target's P-EAGLE head by layers and draft vocabulary, and what of it is left per byte."""
-    result, rows = read("shapes"), []
-    for row in result["rows"]:
-        head, rounds = row["settings"][0], [of["bytes"] + of["target_bytes"] for of in (row, result["rows"][0])]
-        per_byte = row["al"] / rounds[0] / (result["rows"][0]["al"] / rounds[1]) - 1
-        cells = (f"{row['bytes'] / 1e6:.1f} MB", length(row, ".3f"), f"{per_byte:+.1%}")
-        rows.append((head["layers"], f"{head['draft_vocab']:,}", *cells))
-    columns = ("layers", "draft tokens", "bytes of a draft step", "AL [95%]", "AL per byte of a round")
-    return shown("shapes", columns, rows, "Measured as the rates were. A round reads the target, too.")
-
-
 def recipe_plot() -> str:
     """``learning`` as SVG."""
     from peagle_tools.bench.plots import draw
@@ -356,26 +298,6 @@ def aims() -> str:
     return f"{table(('ratio', 'aim', *TITLES.values()), rows)}\n\n{note}"
 
 
-def rounds() -> str:
-    """Where a round on the real target goes."""
-    result, rows = read("rounds"), []
-    parts = ("target's forward", "drafts: preparation", "drafts: head's forward", "drafts: logits and choice")
-    for arm in (arm for arm in result["arms"] if "bound" not in arm["arm"]["name"]):
-        ms, name = arm["ms"], arm["arm"]["name"] + (f", K = {arm['arm']['k']}" if arm["arm"]["k"] else "")
-        if "drafts" in ms:
-            ms["drafts: other"] = ms["drafts"] - sum(ms[part] for part in parts[1:])
-        found = (f"{ms[part]:.1f}" if part in ms else "" for part in (*parts, "drafts: other", "rest", "round"))
-        rows.append((name, *found, spread(arm["plain_steps"], ".2f")))
-    columns = ("ms of a round", *parts, "drafts: other", "rest", "all", "plain steps")
-    timed = result["timed"]
-    note = (
-        f"SmolLM2-135M-Instruct, bfloat16, V1, one request, {timed['threads']} threads: medians over the rounds of "
-        f"{timed['repeats']} x {timed['prompts']} answers of {timed['tokens']} tokens. Plain steps: against a round of "
-        "none in the same turn, median (p10 to p90)."
-    )
-    return shown("rounds", columns, rows, note)
-
-
 def variants() -> str:
     """Smaller heads and one sharpened after its training, on the real target."""
     result, rows = read("variants"), []
@@ -414,9 +336,9 @@ GENERATED = {
     "README.md": [real],
     "docs/features.md": [targets],
     "docs/sharpen.md": [variants],
-    "docs/recipe.md": [recipe, rates, shapes],
-    "docs/performance.md": [host, rounds],
-    "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured, calibration],
+    "docs/recipe.md": [recipe],
+    "docs/performance.md": [host],
+    "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured],
 }
 PLOT = "docs/images/recipe.svg"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import arms, host
-from tests.benchmarks.running import PROVENANCE, ROOT, is_summary
+from tests.benchmarks.running import ROOT
 
 PLUGIN = [name for name in host.ARMS if name.startswith("plugin")]
 MORE_KERNELS = {
@@ -33,15 +33,3 @@ def test_operations_of_a_draft_step(runner):
             assert totals["host_to_device"] == 0
             one_launch_and_one_replay = {"operations": 0, "launches": 1, "host_to_device": 0, "replays": 1}
             assert result["replayed"]["totals"] == one_launch_and_one_replay
-
-
-def test_both_drafters_replay_all_that_they_have_graphs_for():
-    """And a result has the shape of the committed one."""
-    result = host.measure(names=[], batches=[2], rounds=3)
-    (cell,) = result["cells"]
-    assert set(cell["us"]) == {"P-EAGLE", "EAGLE-3"}
-    assert all(is_summary(times, 3) for times in cell["us"].values())
-    assert cell["replays"] == {"P-EAGLE": 1, "EAGLE-3": 2}  # EAGLE-3's first step, and its K-1 others
-    assert cell["ratio"] == cell["us"]["P-EAGLE"]["median"] / cell["us"]["EAGLE-3"]["median"]
-    committed = json.loads(RESULT.read_text())
-    assert set(committed) == set(result) | PROVENANCE and all(set(timed) == set(cell) for timed in committed["cells"])
