@@ -36,24 +36,31 @@ def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float],
 
 
 def measure(arm: RealArm) -> dict[str, Any]:
-    cells: list[dict[str, Any]] = []
+    """``cells``: by request and set the ``sampled`` counts within its limits, and where it has some beside them."""
+    cells = []
     with live(arm) as call:
         for heat, limit, name in product(TEMPERATURES, ({},) if arm.head == "eagle3" else LIMITS, SETS):
             sampling = {"temperature": heat, **limit}
-            within = np.asarray(call(sampled, name, PROMPTS, sampling, True))
-            found = {"within_limits": al_of(within)}
-            if limit:
-                without = np.asarray(call(sampled, name, PROMPTS, sampling, False))
-                found = {"temperature_only": al_of(without)} | found | gain_of(within, without)
-            cells.append({"sampling": sampling, "set": name, **found})
-            print(cells[-1], flush=True)
+            counts = [call(sampled, name, PROMPTS, sampling, within) for within in (True, False)[: 1 + len(limit)]]
+            cells.append({"sampling": sampling, "set": name, "counts": counts})
+            print(arm.name, sampling, name, *(al_of(np.asarray(one)) for one in counts), flush=True)
     return {"name": arm.name, "cells": cells, "commit": provenance()["commit"]}
 
 
 def main() -> None:
     out = arms.parser(__doc__).parse_args().out
-    files = {arm: WORK / f"limits {arm.label} {arm.digest()}.json" for arm in ARMS}
+    files = {arm: WORK / f"limits {arm.label} {arm.digest()} counts.json" for arm in ARMS}
     drafters = [arms.kept(file, lambda arm=arm: measure(arm)) for arm, file in files.items()]
+    eagle3 = {(cell["sampling"]["temperature"], cell["set"]): cell["counts"][0] for cell in drafters[-1]["cells"]}
+    for drafter in drafters:
+        for cell in drafter["cells"]:
+            within, *alone = map(np.asarray, cell.pop("counts"))
+            cell["within_limits"] = al_of(within)
+            if alone:
+                cell |= {"temperature_only": al_of(*alone)} | gain_of(within, *alone)
+            elif drafter is not drafters[-1]:
+                other = np.asarray(eagle3[cell["sampling"]["temperature"], cell["set"]])
+                cell["over_eagle3"] = gain_of(within, other)
     how = {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "drafters": drafters}
     arms.write_result(out, __doc__, how | provenance())
 

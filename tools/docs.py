@@ -169,7 +169,9 @@ def limits() -> str:
 
     def al(cell: dict) -> str:
         before = f"{cell['temperature_only']['al']:.2f} → " if "gain" in cell else ""
-        return f"{before}{cell['within_limits']['al']:.2f}" + (f", {gain(cell)}" if "gain" in cell else "")
+        more = f", {gain(cell)}" if "gain" in cell else ""
+        more += f" ({gain(cell['over_eagle3'])})" if "over_eagle3" in cell else ""
+        return f"{before}{cell['within_limits']['al']:.2f}{more}"
 
     for drafter in result["drafters"]:
         cells = drafter["cells"]
@@ -180,6 +182,8 @@ def limits() -> str:
         f"AL of SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
         f"{result['max_tokens']} tokens an answer, without seeds, so the two of a cell differ in their noise, too."
     )
+    if "over_eagle3" in result["drafters"][0]["cells"][0]:
+        note += " In brackets: over EAGLE-3's drafts, paired by prompt."
     columns = ("drafter", "requests", "HumanEval: by temperature only → within the limits", "MT-Bench")
     return shown("limits", columns, rows, note)
 
