@@ -146,8 +146,9 @@ def slots(
         block_size: tokens a block.
     """
     writes_kv = writes_kv & (position < max_model_len)
-    column = torch.where(writes_kv, position, 0) // block_size
+    position = torch.where(writes_kv, position, 0)
+    column = position // block_size
     block = block_table[req, column]
-    # Widened by the position, which is int64: int32 block ids times a block's size can overflow.
-    slot = position + (block - position // block_size) * block_size
+    # Widened by the column, which is int64: int32 block ids times a block's size can overflow.
+    slot = position + (block - column) * block_size
     return torch.where(writes_kv & (block > 0), slot, PAD_SLOT)

@@ -63,8 +63,8 @@ def prepare_inputs_torch(
         # A padding request has no rows of its own: it starts where the last real one ends.
         request = torch.arange(batch.num_reqs_padded + 1, device=target.positions.device)
         out.query_start_loc[: batch.num_reqs_padded + 1] = request.clamp(max=num_reqs) * batch.static_length
-    start = out.query_start_loc[: num_reqs + 1]
-    query_start_loc = target.query_start_loc[: num_reqs + 1]
+    start = out.query_start_loc[: num_reqs + 1].long()
+    query_start_loc = target.query_start_loc[: num_reqs + 1].long()
     idx = target.idx_mapping[:num_reqs]
 
     win = geometry.window(
@@ -98,9 +98,10 @@ def prepare_inputs_torch(
     out.seq_lens[:num_reqs] = win.seq_len
     _fill_samples(win, idx, start, batch, out)
     _fill_padding(batch, num_real, len(groups.block_tables), out)
-    mine = idx[idx >= 0]
-    for name in ("temperature", "seeds", "top_k", "top_p"):
-        getattr(out, name)[mine] = getattr(target, name)[mine]
+    if target.temperature is not out.temperature:
+        mine = idx[idx >= 0]
+        for name in ("temperature", "seeds", "top_k", "top_p"):
+            getattr(out, name)[mine] = getattr(target, name)[mine]
     if aux:
         _stage(target, aux, win, batch, out)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -91,21 +92,19 @@ def select_candidates_torch(
     choose: Callable[[Tensor, int], Tensor] = argmax,
 ) -> None:
     """The meaning of ``select_candidates`` in plain torch, and what a CPU runs. Greedy by default."""
-    num_reqs, num_k = out.shape
-    ids, logits = candidates.ids.view(num_reqs, num_k, -1), candidates.logits.view(num_reqs, num_k, -1)
-    gates = None if candidates.gates is None else candidates.gates.view(num_reqs, num_k, -1)
+    num_k, last = out.shape[1], len(selector.edge_scale) - 1
     previous = candidates.input_ids[candidates.sample_indices[::num_k]]
-    last = len(selector.edge_scale) - 1
-    for column in range(num_k):
+    gates = () if candidates.gates is None else candidates.gates.unflatten(0, (-1, num_k)).unbind(1)
+    columns = (part.unflatten(0, (-1, num_k)).unbind(1) for part in (candidates.ids, candidates.logits, scores))
+    for column, (ids, logits, scored) in enumerate(zip(*columns, strict=True)):
         at = min(column, last)
-        predecessor = selector.predecessor_codebook[previous].float()
-        if gates is not None:
-            predecessor = predecessor * gates[:, column].float()
-        successors = selector.successor_codebook[ids[:, column]].float()
-        pair = torch.einsum("nr,nmr->nm", predecessor, successors)
-        scored = selector.unary_scale[at] * logits[:, column] + selector.edge_scale[at] * pair
-        scores.view(num_reqs, num_k, -1)[:, column] = scored
-        chosen = ids[:, column].gather(1, choose(scored, column)[:, None])[:, 0]
+        predecessor = F.embedding(previous, selector.predecessor_codebook).float()
+        if gates:
+            predecessor = predecessor * gates[column]
+        successors = F.embedding(ids, selector.successor_codebook).float()
+        pair = torch.bmm(successors, predecessor[:, :, None])[:, :, 0]
+        torch.add(selector.unary_scale[at] * logits, selector.edge_scale[at] * pair, out=scored)
+        chosen = ids.gather(1, choose(scored, column)[:, None])[:, 0]
         previous = chosen if offsets is None else chosen + offsets[chosen]
         out[:, column] = previous
 
