@@ -94,8 +94,8 @@ def select_candidates_torch(
     """The meaning of ``select_candidates`` in plain torch, and what a CPU runs. Greedy by default."""
     num_k, last = out.shape[1], len(selector.edge_scale) - 1
     previous = candidates.input_ids[candidates.sample_indices[::num_k]]
-    gates = () if candidates.gates is None else candidates.gates.unflatten(0, (-1, num_k)).unbind(1)
-    columns = (part.unflatten(0, (-1, num_k)).unbind(1) for part in (candidates.ids, candidates.logits, scores))
+    gates = () if candidates.gates is None else candidates.gates.view(*out.shape, -1).unbind(1)
+    columns = (part.view(*out.shape, -1).unbind(1) for part in (candidates.ids, candidates.logits, scores))
     for column, (ids, logits, scored) in enumerate(zip(*columns, strict=True)):
         at = min(column, last)
         predecessor = F.embedding(previous, selector.predecessor_codebook).float()

@@ -72,8 +72,8 @@ HEADS = (
     Mutation(
         "selector: the predecessor is the token before the last",
         SELECT,
-        "selector.predecessor_codebook[previous].float()",
-        "selector.predecessor_codebook[out[:, column - 2] if column > 1 else previous].float()",
+        "F.embedding(previous, selector.predecessor_codebook)",
+        "F.embedding(out[:, column - 2] if column > 1 else previous, selector.predecessor_codebook)",
         SHARPENED,
     ),
     Mutation(
@@ -90,7 +90,7 @@ HEADS = (
         "num_candidates=selector_config.selector_top_k - 1,",
         SHARPENED,
     ),
-    Mutation("selector: every position has the first one's gate", SELECT, "gates[:, column]", "gates[:, 0]", SHARPENED),
+    Mutation("selector: every position has the first one's gate", SELECT, "gates[column]", "gates[0]", SHARPENED),
     Mutation(
         "selector: q keeps the candidates of the step before",
         SELECT,
