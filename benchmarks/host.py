@@ -4,13 +4,15 @@ Counted, in one ``propose()`` of a decode batch and outside the drafter's forwar
 dispatches (a ``TorchDispatchMode`` sees them; views and allocations apart) and the Triton launches. On a GPU each is
 a launch or more. Every arm runs in a process of its own on the tiny models; the plugin's run under Triton's
 interpreter, so that they launch what they launch on a GPU. V2 is counted again with FULL graphs whose replay does
-nothing (``stand_ins``): what is left is what a GPU's host does, and the replays.
+nothing (``give_graphs``): what is left is what a GPU's host does, and the replays.
 """
 
+import copy
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import arms
 from benchmarks.arms import INTERPRETED_V2, STOCK, V1
 from benchmarks.engines import generate, inside, small_llm
-from benchmarks.stand_ins import Graph, give_graphs
 
 K, REQUESTS = 5, 4
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
@@ -40,6 +41,49 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "EAGLE-3 V2": ("tiny-llama-eagle3", INTERPRETED_V2),
 }
 CONFIG = {"plugin V2, probabilistic": {"draft_sample_method": "probabilistic"}}  # more of an arm's speculative config
+
+
+class Graph:
+    """Stands for a captured graph.
+
+    Attributes:
+        replays: of all of them.
+    """
+
+    replays = 0
+
+    def replay(self) -> None:
+        Graph.replays += 1
+
+
+def give_graphs(drafter: Any, batches: Sequence[int], k: int) -> None:
+    """FULL graphs for decode batches of these sizes, as with FlashAttention: metadata is refreshed inside them.
+
+    Args:
+        drafter: an ``EagleSpeculator``, of an engine without graphs that is still running.
+    """
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    drafter.vllm_config = copy.copy(drafter.vllm_config)
+    compilation = drafter.vllm_config.compilation_config = copy.copy(drafter.vllm_config.compilation_config)
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    compilation.cudagraph_capture_sizes = sorted({*batches, *(n * (1 + k) for n in batches)})
+    compilation.max_cudagraph_capture_size = max(batches) * (1 + k)
+    if hasattr(drafter, "_allocate_buffers"):  # ours: as large as the largest graph
+        drafter._allocate_buffers()
+        attention = ("model_state", "kv_cache_config", "block_tables", "target_input_buffers", "target_attn_groups")
+        drafter.set_attn(*(getattr(drafter, name) for name in attention))
+    drafter.supports_decode_metadata_update = True
+    drafter.attn_cg_support = SimpleNamespace(min_cg_support=AttentionCGSupport.UNIFORM_BATCH, min_cg_attn_backend=None)
+    platform = SimpleNamespace(get_global_graph_pool=lambda: None)
+    with patch.object(cudagraph_utils, "current_platform", platform):
+        drafter.init_cudagraph_manager(compilation.cudagraph_mode)
+    for manager in vars(drafter).values():
+        if isinstance(manager, cudagraph_utils.CudaGraphManager):
+            manager.graphs = {desc: Graph() for descs in manager._capture_descs.values() for desc in descs}
+            manager._graphs_captured = True
 
 
 class Counting(TorchDispatchMode):

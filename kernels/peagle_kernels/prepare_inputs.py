@@ -98,7 +98,7 @@ def prepare_inputs_torch(
     out.seq_lens[:num_reqs] = win.seq_len
     _fill_samples(win, idx, start, batch, out)
     _fill_padding(batch, num_real, len(groups.block_tables), out)
-    if target.temperature is not out.temperature:
+    if target.temperature is not out.temperature:  # V1 samples by its own, and passes these
         mine = idx[idx >= 0]
         for name in ("temperature", "seeds", "top_k", "top_p"):
             getattr(out, name)[mine] = getattr(target, name)[mine]
