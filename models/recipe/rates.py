@@ -68,12 +68,12 @@ def runs(base: Config, folder: Path, of_shapes: bool) -> Iterator[tuple[str, Con
 
 def main() -> None:
     parser = arms.parser(__doc__)
-    parser.add_argument("--run", type=Path, help="of `make real-heads` (default: as peagle.yaml says)")
+    parser.add_argument("--run", type=Path, help="of a sitting of `make real-heads` (default: the first)")
     parser.add_argument("--shapes", action="store_true", help="measure shapes instead")
     args, found_by = parser.parse_args(), provenance()
     rows, every = [], dict.fromkeys(("checkpoint", "replay"), STEPS)
     base = changed(settings_here(), optimizer={"steps": STEPS}, every=every)
-    for head, of in runs(base, (args.run or base.run).absolute(), args.shapes):
+    for head, of in runs(base, (args.run or base.run / "first").absolute(), args.shapes):
         rows.append(arms.kept(Path(f"{of.run}.json"), lambda head=head, of=of: measure(head, of)))
         print({name: value for name, value in rows[-1].items() if name != "settings"}, flush=True)
     arms.write_result(args.out, __doc__, {"steps": STEPS, "k": K, "max_tokens": MAX_TOKENS, "rows": rows} | found_by)

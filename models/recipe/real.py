@@ -1,6 +1,7 @@
 """Train the heads of the real target from the committed text, by the commands that users run: ``make real-heads``.
 
-What is there is kept, so a killed run continues. The heads go to models/real, each with its training log.
+In two sittings: all heads learn from the first answers, and then go on, with a new schedule, with others. What is there
+is kept, so a killed run continues. The heads go to models/real, each with its training log.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -31,6 +33,7 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
+SITTINGS = {"first": (3264, 500), "second": (8576, 1340)}  # answers, 128 of them held out, and steps
 LOGGED = 20  # of the log, which has a line every 10 steps, the first and each so many steps are in the report
 # Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
 HEADS: dict[str, dict[str, Any]] = {
@@ -91,10 +94,12 @@ def train_eagle3(config: Any) -> Path:
 
     def begun(*args: Any) -> Any:
         head = build(*args).float()
-        begin_as_target(head, config.target)
+        if init == "target":
+            begin_as_target(head, config.target)
         return head
 
     cpu.setup()
+    init = config.head.init
     stamp, mine = config.run / "settings.json", json.dumps(settings(config)["run"])
     if not stamp.exists() or stamp.read_text() != mine:
         shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
@@ -111,10 +116,21 @@ def train_eagle3(config: Any) -> Path:
         "ttt_steps": config.head.depths,
         "loss_implementation": "eager",
     }
+    if init != "target":
+        flat |= vocabulary(Path(str(init)), config.run) | {"from_pretrained": init}
     build = cli.build_draft_model
     with patch.object(cli, "Trainer", OnCpu), patch.object(cli, "build_draft_model", begun):
         cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
     return max((config.run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name))
+
+
+def vocabulary(head: Path, folder: Path) -> dict[str, str]:
+    """speculators' options for the draft vocabulary of ``head``, which it reads from files."""
+    weights, options = load_file(head / "model.safetensors"), {}
+    for name in ("d2t", "t2d"):
+        options[f"{name}_path"] = str(folder / f"{name}.npy")
+        np.save(options[f"{name}_path"], weights[name].numpy())
+    return options
 
 
 def small(head: Path, folder: Path) -> None:
@@ -147,27 +163,8 @@ def publish(head: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
-    parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
-    parser.add_argument("--only", choices=HEADS, nargs="+", default=list(HEADS), help="these heads (default: all)")
-    parser.add_argument("--answers", type=int, help="the first ones, an eighth of them held out (default: all)")
-    parser.add_argument("--steps", type=int, help="default: as peagle.yaml says")
-    parser.add_argument("--seed", type=int, help="default: as peagle.yaml says")
-    args = parser.parse_args()
-    config = settings_here()
-    text = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes())
-    if args.run:
-        config = changed(config, folder=str(args.run.absolute()))
-    if args.steps:
-        every = min(args.steps, config.every.checkpoint)
-        config = changed(config, optimizer={"steps": args.steps}, every={"checkpoint": every, "replay": every})
-    if args.seed is not None:
-        config = changed(config, optimizer={"seed": args.seed})
-    if args.answers:
-        config = changed(config, data={"held_out": args.answers // 8})
-        text = b"".join(text.splitlines(keepends=True)[: args.answers])
+def sit(heads: list[str], config: Config, text: bytes, begin: Path | None, out: Path) -> None:
+    """Train ``heads`` on the answers ``text`` and publish them in ``out``; without ``begin``, from their target."""
     config.run.mkdir(parents=True, exist_ok=True)
     if not (config.run / "answers.jsonl").exists():
         write_whole(config.run / "answers.jsonl", text)
@@ -175,21 +172,54 @@ def main() -> None:
         began = time.monotonic()
         do(step, config)
         print(f"{step}: {time.monotonic() - began:.0f} s", flush=True)
-    for head in args.only:
+    for head in heads:
         of, began = changed(config, folder=str(config.run / head), **HEADS[head]), time.monotonic()
+        if begin:
+            of = changed(of, head={"init": str(begin / head)})
         best = train(head, of)
         if head != "eagle3":
             do("check", of)
         seconds = round(time.monotonic() - began)
-        publish(best, args.out / head)
-        drafts = greedy_drafts((args.out / head).absolute())
+        publish(best, out / head)
+        drafts = greedy_drafts((out / head).absolute())
         log, al = (list(read_lines(of.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
         held_out = [line for line in log if "held_out" in line]
         print(f"{head}: {seconds} s", flush=True)
-        report = {"settings": settings(of)["run"], "best": best.resolve().name, "al": al}
+        used = settings(changed(of, head={"init": "the first sitting's head"}) if begin else of)["run"]
+        report = {"settings": used, "best": best.resolve().name, "al": al}
         report["log"] = [line for line in log if line["step"] % LOGGED == 1 and "time" in line]
         report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": drafts, **provenance()}
-        write_whole(args.out / head / "training.json", json.dumps(report, indent=1) + "\n")
+        if begin:
+            report["first"] = json.loads((begin / head / "training.json").read_text())
+        write_whole(out / head / "training.json", json.dumps(report, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
+    parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
+    parser.add_argument("--only", choices=HEADS, nargs="+", default=list(HEADS), help="these heads (default: all)")
+    parser.add_argument("--first", type=Path, help="heads of the first sitting (default: they are trained)")
+    parser.add_argument("--answers", type=int, help="of each sitting, an eighth of them held out (default: all)")
+    parser.add_argument("--steps", type=int, help="of each sitting (default: all)")
+    parser.add_argument("--seed", type=int, help="default: as peagle.yaml says")
+    args = parser.parse_args()
+    config = settings_here()
+    if args.run:
+        config = changed(config, folder=str(args.run.absolute()))
+    if args.seed is not None:
+        config = changed(config, optimizer={"seed": args.seed})
+    if args.answers:
+        config = changed(config, data={"held_out": args.answers // 8})
+    lines = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()).splitlines(keepends=True)
+    begin = None
+    for name, (answers, steps) in SITTINGS.items():
+        steps, out = args.steps or steps, args.out if name == "second" else config.run / "first/heads"
+        every = {part: min(steps, often) for part, often in config.every.model_dump().items()}
+        sitting = changed(config, folder=str(config.run / name), optimizer={"steps": steps}, every=every)
+        if name == "second" or not args.first:
+            sit(args.only, sitting, b"".join(lines[: args.answers or answers]), begin, out)
+        begin, lines = (args.first or out).absolute(), lines[answers:]
 
 
 if __name__ == "__main__":

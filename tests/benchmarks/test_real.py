@@ -73,7 +73,7 @@ def test_the_best_arm_is_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path) 
 
 @pytest.mark.full
 def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
-    """`make real-heads` on 24 answers, two steps a head."""
+    """`make real-heads` on 24 answers a sitting, two steps a head."""
     small = ["--answers", "24", "--steps", "2", "--run", f"{tmp_path}/run", "--out", f"{tmp_path}/heads"]
     subprocess.run([sys.executable, "models/recipe/real.py", *small], cwd=arms.ROOT, check=True)
     for head in ("peagle", "peagle-plain", "eagle3"):
@@ -81,3 +81,4 @@ def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
         assert ("candidate_selector" in config) == (head == "peagle")
         record = json.loads((tmp_path / "heads" / head / "training.json").read_text())
         assert record["drafts"]["output_tokens"] == 256
+        assert record["settings"][0]["init"] != record["first"]["settings"][0]["init"] == "target"
