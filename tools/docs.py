@@ -206,12 +206,16 @@ def trained(head: str, seed: str = "") -> dict:
 
 
 def learning() -> dict[str, dict[int, float]]:
-    """Of each P-EAGLE head of the real target, AL at K = 3 by tokens seen."""
+    """Of each P-EAGLE head of the real target, AL at K = 3 by tokens seen, of its sittings one after the other."""
     found: dict[str, dict[int, float]] = {}
     for (head, name), seed in product(HEADS.items(), SEEDS):
-        report = trained(head, seed)
-        rows = (row for row in report["al"] if row["K"] == 3 and row["how"] == "replay")
-        found[name + seed] = {row["step"] * report["settings"][1]["tokens"]: row["al"] for row in rows}
+        report, before = trained(head, seed), 0
+        found[name + seed] = {}
+        for sitting in filter(None, (report.get("first"), report)):
+            _, step, optimizer, *_ = sitting["settings"]
+            rows = (row for row in sitting["al"] if row["K"] == 3 and row["how"] == "replay")
+            found[name + seed] |= {before + row["step"] * step["tokens"]: row["al"] for row in rows}
+            before += optimizer["steps"] * step["tokens"]
     return found
 
 

@@ -96,6 +96,8 @@ def train_eagle3(config: Any) -> Path:
         head = build(*args).float()
         if init == "target":
             begin_as_target(head, config.target)
+        elif unknown := head.load_state_dict(load_file(f"{init}/model.safetensors"), strict=False).unexpected_keys:
+            raise SystemExit(f"{init}: {unknown[0]} is no tensor of this head")
         return head
 
     cpu.setup()
@@ -117,7 +119,7 @@ def train_eagle3(config: Any) -> Path:
         "loss_implementation": "eager",
     }
     if init != "target":
-        flat |= vocabulary(Path(str(init)), config.run) | {"from_pretrained": init}
+        flat |= vocabulary(Path(str(init)), config.run)
     build = cli.build_draft_model
     with patch.object(cli, "Trainer", OnCpu), patch.object(cli, "build_draft_model", begun):
         cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
