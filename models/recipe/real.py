@@ -33,7 +33,7 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
-SITTINGS = {"first": (3264, 500), "second": (8576, 1340)}  # answers, 128 of them held out, and steps
+SITTINGS = {"first": (3264, 500), "second": (8576, 1487)}  # answers, 128 of them held out, and steps
 LOGGED = 20  # of the log, which has a line every 10 steps, the first and each so many steps are in the report
 # Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
 HEADS: dict[str, dict[str, Any]] = {
