@@ -47,10 +47,8 @@ def measure(arm: RealArm) -> dict[str, Any]:
     return {"name": arm.name, "cells": cells, "commit": provenance()["commit"]}
 
 
-def main() -> None:
-    out = arms.parser(__doc__).parse_args().out
-    files = {arm: WORK / f"limits {arm.label} {arm.digest()} counts.json" for arm in ARMS}
-    drafters = [arms.kept(file, lambda arm=arm: measure(arm)) for arm, file in files.items()]
+def compared(drafters: list[dict[str, Any]]) -> None:
+    """Put figures in place of the counts of ``cells``; the last drafter is EAGLE-3."""
     eagle3 = {(cell["sampling"]["temperature"], cell["set"]): cell["counts"][0] for cell in drafters[-1]["cells"]}
     for drafter in drafters:
         for cell in drafter["cells"]:
@@ -61,6 +59,13 @@ def main() -> None:
             elif drafter is not drafters[-1]:
                 other = np.asarray(eagle3[cell["sampling"]["temperature"], cell["set"]])
                 cell["over_eagle3"] = gain_of(within, other)
+
+
+def main() -> None:
+    out = arms.parser(__doc__).parse_args().out
+    files = {arm: WORK / f"limits {arm.label} {arm.digest()} counts.json" for arm in ARMS}
+    drafters = [arms.kept(file, lambda arm=arm: measure(arm)) for arm, file in files.items()]
+    compared(drafters)
     how = {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "drafters": drafters}
     arms.write_result(out, __doc__, how | provenance())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import arms, real
+from benchmarks import arms, limits, real
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,21 @@ def test_a_gain_is_paired() -> None:
     (low, high), (al_low, al_high) = better["gain_95"], alone["al_95"]
     assert 0 < low < better["gain"] < high
     assert high - low < (al_high - al_low) / alone["al"] / 4
+
+
+def test_drafts_with_a_temperature_are_compared() -> None:
+    """Within the request's limits with those beside them; where it has none, with EAGLE-3's at its temperature."""
+
+    def drafter(*cells: tuple[dict, list]) -> dict:
+        return {"cells": [{"sampling": sampling, "set": "humaneval", "counts": counts} for sampling, counts in cells]}
+
+    low, high, hot, cold = [[4, 0]] * 2, [[0, 4]] * 2, {"temperature": 1.0}, {"temperature": 0.7}
+    drafters = [drafter((hot, [high]), (cold, [high]), (hot | {"top_k": 20}, [high, low]))]
+    limits.compared([*drafters, drafter((hot, [low]), (cold, [high]))])
+    over, same, within = drafters[0]["cells"]
+    assert over["over_eagle3"]["gain"] == within["gain"] == 1 and same["over_eagle3"]["gain"] == 0
+    assert within["within_limits"]["al"] == 2 and within["temperature_only"]["al"] == 1
+    assert "gain" not in over and "over_eagle3" not in within
 
 
 def test_arms_are_compared_at_the_same_k() -> None:
