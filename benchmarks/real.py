@@ -1,9 +1,9 @@
 """Every drafter on a real target, SmolLM2-135M-Instruct: acceptance and speed on HumanEval and MT-Bench.
 
 ``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
-the engines of all arms live at once, and answer one prompt after the other in turn, timed. Acceptance is kept in
-.cache/real-bench and not measured again, unless arm, head or the answers' length have changed (remove it after a change
-of the drafting): a row names its commit. Tokens/s are measured anew.
+the engines of all arms live at once, and answer one prompt after the other in turn, timed. Acceptance is kept, prompt
+by prompt, in benchmarks/results/acceptance.jsonl and not measured again, unless arm, head, settings or device have
+changed (remove it after a change of the drafting): a row names its commit. Tokens/s are measured anew.
 """
 
 import hashlib
@@ -29,9 +29,10 @@ from benchmarks import arms
 from benchmarks.arms import ROOT
 from benchmarks.engines import inside, measure_pair, prepare_process
 from peagle_tools.shared.engines import quick_dtype
-from peagle_tools.shared.files import new_folder, write_whole
+from peagle_tools.shared.files import new_folder
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
+from peagle_tools.train.lines import read_lines, write_lines
 from peagle_vllm.heads import convert as converting
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head
@@ -39,6 +40,7 @@ from peagle_vllm.serving import LOOKUP
 
 TARGET, PROMPTS, HEADS = ROOT / ".cache/real-target", ROOT / ".cache/real-prompts", ROOT / "models/real"
 WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
+KEPT = RESULT.with_name("acceptance.jsonl")
 SETS = ("humaneval", "mt-bench")
 MAX_TOKENS = {"humaneval": 128, "mt-bench": 256}  # of an answer
 MOST = 16  # requests in flight where acceptance is measured
@@ -214,8 +216,8 @@ class Engine:
             first: by set, the answers to first turns that second turns follow; none: this arm's own.
 
         Returns:
-            By set ``first`` and, for each prompt, the ``counts`` of its turns added up, their tokens, and whether one
-            ends in a loop.
+            By set, for each prompt, the ``counts`` of its turns added up, their tokens, and whether one ends in a
+            loop; ``first``: this arm's own answers that second turns followed.
         """
         found = {}
         for name in SETS:
@@ -231,7 +233,8 @@ class Engine:
                 sums += [self.counts(output) for output in outputs]
                 tokens += [len(output.token_ids) for output in outputs]
                 loops |= [ends_in_loop(list(output.token_ids)) for output in outputs]
-            found[name] = {"first": given, "counts": sums.tolist(), "tokens": tokens.tolist(), "loops": loops.tolist()}
+            found[name] = {"counts": sums.tolist(), "tokens": tokens.tolist(), "loops": loops.tolist()}
+            found[name]["first"] = [] if first.get(name) or len(turns[0]) == 1 else given
         return found
 
 
@@ -323,24 +326,30 @@ def compared_with(arm: RealArm) -> list[RealArm]:
     return {joint: [plain, eagle3], plain: [eagle3]}.get(arm, [])
 
 
-def acceptance(
-    arm: RealArm, live_call: Callable[..., Any] | None, first: dict[str, list[str]], commit: str
-) -> dict[str, Any]:
+def acceptance(arm: RealArm, live_call: Callable[..., Any] | None, first: dict[str, list[str]]) -> dict[str, Any]:
     """``sets``, ``drafter`` and ``commit``, measured now or in an earlier run.
 
     Args:
         live_call: of the arm's engine, if it has one.
         first: see ``Engine.acceptance``.
     """
-    file = WORK / f"{arm.label}.json"
-    of = {"arm": asdict(arm), "head": arm.digest(), "max_tokens": MAX_TOKENS}
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    if kept.get("of") != of:
-        with nullcontext(live_call) if live_call else live(arm) as call:
-            sets = call("acceptance", first, None)
-            kept = {"of": of, "commit": commit, "sets": sets, "drafter": call("__getattribute__", "drafter")}
-        write_whole(file, json.dumps(kept))
-    return kept
+    found_by, known = provenance(), asdict(arm) | {"head": arm.head and Path(arm.head).name}
+    of = {
+        "arm": known,
+        "digest": arm.digest(),
+        "max_tokens": MAX_TOKENS,
+        "engine": ENGINE,
+        "device": found_by["device"],
+    }
+    for row in read_lines(KEPT, must_exist=False):
+        if row["of"] == of:
+            return row
+    with nullcontext(live_call) if live_call else live(arm) as call:
+        found = {"of": of, "commit": found_by["commit"], "drafter": call("__getattribute__", "drafter")}
+        found["sets"] = call("acceptance", first, None)
+    others = [row for row in read_lines(KEPT, must_exist=False) if row["of"]["arm"] != known]
+    write_lines(KEPT, [*others, found])
+    return found
 
 
 def measure_all() -> dict[str, Any]:
@@ -352,7 +361,7 @@ def measure_all() -> dict[str, Any]:
         calls = {arm: stack.enter_context(live(arm)) for arm in ARMS if arm.is_timed}
         for arm in ARMS:
             first = {name: cells[NONE]["sets"][name]["first"] for name in SETS} if NONE in cells else {}
-            cells[arm] = acceptance(arm, calls.get(arm), first, found_by["commit"])
+            cells[arm] = acceptance(arm, calls.get(arm), first)
             print(arm.label, *(summarize(cells[arm]["sets"][name])["al"] for name in SETS), flush=True)
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started

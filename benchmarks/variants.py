@@ -1,7 +1,7 @@
 """Variants of a head on the real target: fewer draft tokens, 8 bits, a selector fitted after its training, other seeds.
 
 ``make real-target`` first. ``peagle-vllm sharpen`` makes the variants of the P-EAGLE head without a selector, from
-prompts that the target wrote; HumanEval and MT-Bench measure them as in ``benchmarks.real``. What each step made is
+prompts that the target wrote; HumanEval and MT-Bench measure them as in ``benchmarks.real``. What ``sharpen`` made is
 kept in .cache/real-bench.
 """
 
@@ -67,11 +67,11 @@ def made(name: str, num_prompts: int, *options: str) -> tuple[Path, Any]:
     return out, arms.kept(out.with_suffix(".json"), make)
 
 
-def compared(arm: RealArm, base: RealArm, commit: str, **facts: Any) -> dict[str, Any]:
+def compared(arm: RealArm, base: RealArm, **facts: Any) -> dict[str, Any]:
     """A row of the result: an arm's AL by set, and its gain over another's."""
-    none = acceptance(NONE, None, {}, commit)["sets"]
+    none = acceptance(NONE, None, {})["sets"]
     first = {name: none[name]["first"] for name in SETS}
-    other, mine = (acceptance(each, None, first, commit) for each in (base, arm))
+    other, mine = (acceptance(each, None, first) for each in (base, arm))
     row = {"name": arm.name, "k": arm.k, "against": base.name, "commit": mine["commit"], **facts, "sets": {}}
     for name in SETS:
         counts = np.asarray(mine["sets"][name]["counts"])
@@ -80,26 +80,26 @@ def compared(arm: RealArm, base: RealArm, commit: str, **facts: Any) -> dict[str
     return row
 
 
-def variants(commit: str) -> dict[str, Any]:
+def variants() -> dict[str, Any]:
     """Rows of what ``sharpen`` made."""
     rows, before = [], step_bytes(read_head(HEADS / "peagle-plain"))
     for name, options in SMALLER.items():
         folder, report = made(name, FEWER, "--no-selector", *options)
         facts = {"bytes": step_bytes(read_head(folder)), "bytes_before": before, "options": options, "sharpen": report}
-        rows.append(compared(RealArm(f"{PLAIN}, {name}", str(folder), K), BASE, commit, **facts))
+        rows.append(compared(RealArm(f"{PLAIN}, {name}", str(folder), K), BASE, **facts))
     folder, report = made("sharpened", PROMPTS)
     after = RealArm("P-EAGLE sharpened after training", str(folder), K, selector=True)
-    rows += [compared(after, BASE, commit, sharpen=report), compared(JOINT, after, commit)]
+    rows += [compared(after, BASE, sharpen=report), compared(JOINT, after)]
     return {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
 
 
-def seeds(heads: Path, commit: str) -> dict[str, Any]:
+def seeds(heads: Path) -> dict[str, Any]:
     """Rows of the same heads, trained with another seed."""
     plain, joint = (
         replace(arm, name=f"{arm.name}, second seed", head=str(heads / str(arm.head))) for arm in (BASE, JOINT)
     )
     pairs = ((plain, BASE), (joint, JOINT), (joint, plain))
-    rows = [compared(arm, base, commit) for arm, base in pairs]
+    rows = [compared(arm, base) for arm, base in pairs]
     reports = {arm.name: json.loads((Path(str(arm.head)) / "training.json").read_text()) for arm in (plain, joint)}
     trained = {
         name: {"settings": of["settings"], "commit": of["commit"], "al": [row for row in of["al"] if row["K"] == K]}
@@ -112,8 +112,7 @@ def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--seeds", type=Path, metavar="FOLDER", help="measure this instead: `real.py --seed` --out")
     args, found_by = parser.parse_args(), provenance()
-    commit = found_by["commit"]
-    found = seeds(args.seeds.absolute(), commit) if args.seeds else variants(commit)
+    found = seeds(args.seeds.absolute()) if args.seeds else variants()
     arms.write_result(args.out, __doc__, found | found_by)
 
 

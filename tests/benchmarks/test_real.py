@@ -49,6 +49,25 @@ def test_a_gain_is_paired() -> None:
     assert high - low < (al_high - al_low) / alone["al"] / 4
 
 
+def test_acceptance_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Until a setting changes; then the new row is in place of the old one, and other arms' stay."""
+    monkeypatch.setattr(real, "KEPT", tmp_path / "kept.jsonl")
+    asked, arms_of = [], [real.NONE, real.RealArm("n-gram", f"{tmp_path}/ngram", 5)]
+
+    def call(method: str, *_: object) -> int:
+        asked.append(method)
+        return len(asked)
+
+    def measured() -> list[dict]:
+        return [real.acceptance(arm, call, {}) for arm in arms_of]
+
+    rows = measured()
+    assert measured() == rows and asked == ["__getattribute__", "acceptance"] * 2
+    assert str(tmp_path) not in real.KEPT.read_text()
+    monkeypatch.setattr(real, "MAX_TOKENS", {"humaneval": 1})
+    assert measured() != rows and len(asked) == 8 and len(real.KEPT.read_text().splitlines()) == 2
+
+
 def test_drafts_with_a_temperature_are_compared() -> None:
     """Within the request's limits with those beside them; where it has none, with EAGLE-3's at its temperature."""
 
