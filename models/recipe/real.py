@@ -181,19 +181,23 @@ def sit(heads: list[str], config: Config, text: bytes, begin: Path | None, out: 
         best = train(head, of)
         if head != "eagle3":
             do("check", of)
-        seconds = round(time.monotonic() - began)
         publish(best, out / head)
-        drafts = greedy_drafts((out / head).absolute())
-        log, al = (list(read_lines(of.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
-        held_out = [line for line in log if "held_out" in line]
+        seconds = round(time.monotonic() - began)
         print(f"{head}: {seconds} s", flush=True)
-        used = settings(changed(of, head={"init": "the first sitting's head"}) if begin else of)["run"]
-        report = {"settings": used, "best": best.resolve().name, "al": al}
-        report["log"] = [line for line in log if line["step"] % LOGGED == 1 and "time" in line]
-        report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": drafts, **provenance()}
-        if begin:
-            report["first"] = json.loads((begin / head / "training.json").read_text())
-        write_whole(out / head / "training.json", json.dumps(report, indent=1) + "\n")
+        record(best, of, seconds, begin and begin / head, out / head)
+
+
+def record(best: Path, config: Config, seconds: int, begin: Path | None, place: Path) -> None:
+    """Write how the head in ``place`` was trained, and what it drafts, to its training.json."""
+    log, al = (list(read_lines(config.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
+    held_out = [line for line in log if "held_out" in line]
+    used = settings(changed(config, head={"init": "the first sitting's head"}) if begin else config)["run"]
+    report = {"settings": used, "best": best.resolve().name, "al": al}
+    report["log"] = [line for line in log if line["step"] % LOGGED == 1 and "time" in line]
+    report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": greedy_drafts(place.absolute())}
+    if begin:
+        report["first"] = json.loads((begin / "training.json").read_text())
+    write_whole(place / "training.json", json.dumps(report | provenance(), indent=1) + "\n")
 
 
 def main() -> None:
