@@ -52,3 +52,9 @@ def test_only_their_own_tests_import_the_benchmarks() -> None:
     files = (file for file in (ROOT / "tests").rglob("*.py") if "benchmarks" not in file.parts[-2:])
     imports = re.compile(r"^\s*(from|import) (benchmarks|models)\b", re.MULTILINE)
     assert [str(file) for file in files if imports.search(file.read_text())] == []
+
+
+def test_the_plugin_logs_under_vllms_handler() -> None:
+    """A logger of another name writes nothing: vLLM gives a handler to its own."""
+    text = "".join(file.read_text() for file in (ROOT / "src/peagle_vllm").rglob("*.py"))
+    assert set(re.findall(r"(?:init_logger|getLogger)\((.+?)\)", text)) == {'"vllm.peagle"', "logger.name"}

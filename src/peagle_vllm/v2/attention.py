@@ -17,7 +17,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from peagle_kernels import DraftBuffers, KVGroups
 from peagle_vllm.v2.cudagraph import draft_graphs
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.peagle")  # under vLLM's own handler
 
 # Above these rows FlashAttention 3 keeps no buffers for split KV in a graph: 32 splits of a decode batch at
 # max_num_seqs would be gigabytes, and so many requests fill a GPU without them.

@@ -33,7 +33,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGra
 from peagle_kernels import DraftBatch, geometry
 from peagle_kernels.layout import ragged_lengths, starts_of
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.peagle")  # under vLLM's own handler
 
 Shape = tuple[int, int]  # (requests, rows a request)
 
