@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle_tools.shared.selector_file import read_selector
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.checks import check_head, check_pair
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
@@ -59,6 +60,17 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "top_k": (lambda s, t: s.update(selector_top_k=50), "selector_top_k is 50, the draft vocabulary has 48 tokens"),
     "top_k of nothing": (lambda s, t: s.update(selector_top_k=0), "selector_top_k is 0, needs 1 to 1024"),
 }
+
+
+@pytest.mark.parametrize("missing", [files.EDGE_SCALE, files.UNARY_SCALE])
+def test_a_missing_scale_is_1_at_every_position(missing: str, tmp_path: Path):
+    """As in serving; `sharpen` reads both scales at the same positions."""
+    written = writers.vllm(draft_vocab=DRAFT_VOCAB)
+    head = read_head(sharpened(written, tmp_path / "head", lambda selector, tensors: tensors.pop(missing)))
+    assert check_head(head) == []
+    selector = read_selector(head)
+    assert selector is not None
+    assert selector.edge_scale.tolist() == selector.unary_scale.tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("name", FAULTS)

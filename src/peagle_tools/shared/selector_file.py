@@ -24,16 +24,15 @@ def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> Non
 
 
 def read_selector(head: Head) -> CandidateSelector | None:
-    """The selector of a head whose files are checked; scales that are missing are one 1. None: it has none."""
+    """The selector of a head whose files are checked; a scale that is missing is 1 everywhere. None: it has none."""
     found = files.read_selector_config(head.config, head.config_file)
     if found is None or head.folder is None:
         return None
-    tensors = {name: torch.ones(1) for name in (files.EDGE_SCALE, files.UNARY_SCALE)}
+    tensors: dict[str, torch.Tensor] = {}
     for file in (head.folder / SELECTOR_FOLDER).glob("*.safetensors"):
         tensors |= load_file(file)
-    predecessors, successors, *scales = (
-        tensors[name] for name in (files.PREDECESSORS, files.SUCCESSORS, files.EDGE_SCALE, files.UNARY_SCALE)
-    )
-    return CandidateSelector(
-        predecessors, successors, tensors.get(files.PROJECTION), scales[0], scales[1], found.selector_top_k
-    )
+    given = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
+    ones = torch.ones(max((len(scale) for scale in given if scale is not None), default=1))
+    edge, unary = (ones if scale is None else scale for scale in given)
+    tables = tensors[files.PREDECESSORS], tensors[files.SUCCESSORS], tensors.get(files.PROJECTION)
+    return CandidateSelector(*tables, edge, unary, found.selector_top_k)
