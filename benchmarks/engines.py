@@ -21,22 +21,14 @@ HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that draft steps and engines ar
 
 @dataclass(frozen=True)
 class EngineArm:
-    """A drafter on a runner.
+    """A drafter on a runner."""
 
-    Attributes:
-        env: its environment variables.
-        drafter: the class that vLLM must build, or the arm measured something else.
-        k: draft tokens a step; 0 without speculation.
-        length: the acceptance length that vLLM's synthetic rejection is set to, on a GPU.
-        adaptive: vLLM verifies only the drafts that pay; with full CUDA graphs only.
-    """
-
-    env: dict[str, str]
-    drafter: str
-    k: int = 0
+    env: dict[str, str]  # its environment variables
+    drafter: str  # the class that vLLM must build, or the arm measured something else
+    k: int = 0  # draft tokens a step; 0 without speculation
     parallel: bool = False
-    length: float = 1.0
-    adaptive: bool = False
+    length: float = 1.0  # the acceptance length that vLLM's synthetic rejection is set to, on a GPU
+    adaptive: bool = False  # vLLM verifies only the drafts that pay; with full CUDA graphs only
 
 
 def prepare_process() -> None:

@@ -44,13 +44,9 @@ CONFIG = {"plugin V2, probabilistic": {"draft_sample_method": "probabilistic"}} 
 
 
 class Graph:
-    """Stands for a captured graph.
+    """Stands for a captured graph."""
 
-    Attributes:
-        replays: of all of them.
-    """
-
-    replays = 0
+    replays = 0  # of all of them
 
     def replay(self) -> None:
         Graph.replays += 1

@@ -47,35 +47,23 @@ MOST = 16  # requests in flight where acceptance is measured
 TIMED_PROMPTS, TIMED_TOKENS, IN_FLIGHT, REPEATS = 8, 64, (1, 4, 8), 3
 RESAMPLES = 2000
 THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-ENGINE = {
-    "dtype": quick_dtype(),
-    "max_num_seqs": MOST,
-    "kv_cache_memory_bytes": 384 << 20,
-}
+ENGINE = {"dtype": quick_dtype(), "max_num_seqs": MOST, "kv_cache_memory_bytes": 384 << 20}
 
 
 @dataclass(frozen=True)
 class RealArm:
-    """A drafter.
-
-    Attributes:
-        head: a folder, of models/real if it is a name (``eagle3``: what speculators trained), "ngram", or None.
-        probabilistic: its drafts for requests with a temperature are sampled.
-        window: tokens that each layer of the head sees; None: all.
-        lookup: tokens from which on drafts are looked up; 0: never.
-        max_model_len, prefix_caching: of the engine.
-    """
+    """A drafter."""
 
     name: str
-    head: str | None = None
+    head: str | None = None  # a folder, of models/real if it is a name ("eagle3": what speculators trained), or "ngram"
     k: int = 0
     selector: bool = False
     stock: bool = False
-    probabilistic: bool = False
-    window: int | None = None
-    lookup: int = 0
-    max_model_len: int = 2048
-    prefix_caching: bool = False
+    probabilistic: bool = False  # its drafts for requests with a temperature are sampled
+    window: int | None = None  # tokens that each layer of the head sees; None: all
+    lookup: int = 0  # tokens from which on drafts are looked up; 0: never
+    max_model_len: int = 2048  # of the engine
+    prefix_caching: bool = False  # likewise
 
     @property
     def label(self) -> str:
@@ -334,13 +322,8 @@ def acceptance(arm: RealArm, live_call: Callable[..., Any] | None, first: dict[s
         first: see ``Engine.acceptance``.
     """
     found_by, known = provenance(), asdict(arm) | {"head": arm.head and Path(arm.head).name}
-    of = {
-        "arm": known,
-        "digest": arm.digest(),
-        "max_tokens": MAX_TOKENS,
-        "engine": ENGINE,
-        "device": found_by["device"],
-    }
+    of = {"arm": known, "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
+    of["device"] = found_by["device"]
     for row in read_lines(KEPT, must_exist=False):
         if row["of"] == of:
             return row

@@ -40,19 +40,12 @@ class Model:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """A drafter and the target it stands beside.
+    """A drafter and the target it stands beside."""
 
-    Attributes:
-        target: hidden size and vocabulary are the head's as well.
-        intermediate: of the head's MLP.
-        draft_vocab: rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it.
-        num_aux: captured hidden states it reads; ``config`` is for the default.
-    """
-
-    target: Model
-    intermediate: int
-    draft_vocab: int
-    num_aux: int = NUM_AUX
+    target: Model  # hidden size and vocabulary are the head's as well
+    intermediate: int  # of the head's MLP
+    draft_vocab: int  # rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it
+    num_aux: int = NUM_AUX  # captured hidden states it reads; ``config`` is for the default
 
     def layers(self, parallel: bool) -> int:
         """Of the P-EAGLE head, or of an EAGLE-3 head."""

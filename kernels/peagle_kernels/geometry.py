@@ -129,12 +129,7 @@ def sample_rows(win: Window, draft_query_start_loc: Tensor, num_speculative_toke
 
 
 def slots(
-    position: Tensor,
-    writes_kv: Tensor,
-    req: Tensor,
-    block_table: Tensor,
-    block_size: int,
-    max_model_len: int,
+    position: Tensor, writes_kv: Tensor, req: Tensor, block_table: Tensor, block_size: int, max_model_len: int
 ) -> Tensor:
     """[num_rows] int64 KV slot of each draft row, PAD_SLOT where it must not write.
 

@@ -136,11 +136,7 @@ def _fill_padding(batch: DraftBatch, num_real: int, num_groups: int, out: DraftB
 
 
 def _stage(
-    target: TargetBatch,
-    aux: tuple[Tensor, ...],
-    win: geometry.Window,
-    batch: DraftBatch,
-    out: DraftBuffers,
+    target: TargetBatch, aux: tuple[Tensor, ...], win: geometry.Window, batch: DraftBatch, out: DraftBuffers
 ) -> None:
     """Captured hidden states side by side; compact staging holds zeros where nothing is valid."""
     if not batch.static_length:

@@ -90,15 +90,10 @@ def grid(
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell. A failed one has a reason and no measurement.
-
-    Attributes:
-        kind: none, EAGLE-3, P-EAGLE or other.
-        raw: what ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
-    """
+    """One cell. A failed one has a reason and no measurement."""
 
     cell: Cell
-    kind: str
+    kind: str  # none, EAGLE-3, P-EAGLE or other
     reason: str  # why it failed
     configuration: dict[str, Any]
     versions: dict[str, str]
@@ -106,6 +101,7 @@ class CellResult:
     began: str
     drafts: Acceptance | None = None
     places: Places = field(default_factory=Places)
+    # What ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
     raw: dict[str, Any] = field(default_factory=dict)
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
 

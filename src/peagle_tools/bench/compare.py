@@ -31,16 +31,11 @@ TIMES = {
 
 @dataclass(frozen=True)
 class Change:
-    """One condition in both results.
-
-    Attributes:
-        ratios: each of SHOWN after / before.
-        worse: one text for each regression.
-    """
+    """One condition in both results."""
 
     condition: Condition
-    ratios: dict[str, Ratio]
-    worse: list[str]
+    ratios: dict[str, Ratio]  # each of SHOWN after / before
+    worse: list[str]  # one text for each regression
     verdict: Literal["worse", "faster", "same"]
 
 

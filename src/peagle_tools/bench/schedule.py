@@ -17,18 +17,12 @@ from peagle_tools.bench.metrics import Point, Ratio, best_depth, without_specula
 
 @dataclass(frozen=True)
 class Choice:
-    """The depth for one measured concurrency.
-
-    Attributes:
-        k: ``num_speculative_tokens``; 0 is no speculation.
-        point: the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0.
-        gain: output tokens/s of ``point`` over no speculation.
-    """
+    """The depth for one measured concurrency."""
 
     concurrency: int
-    k: int
-    point: Point
-    gain: Ratio
+    k: int  # ``num_speculative_tokens``; 0 is no speculation
+    point: Point  # the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0
+    gain: Ratio  # output tokens/s of ``point`` over no speculation
 
 
 def choices(arm: str, points: Sequence[Point]) -> list[Choice]:

@@ -114,24 +114,15 @@ class Arm(Flags):
 
 
 class Dataset(Strict):
-    """Prompts, exactly one source of them.
+    """Prompts, exactly one source of them."""
 
-    Attributes:
-        hub: a data set that vLLM's hub loaders read.
-        jsonl: file with a ``prompt`` in each line.
-        flags: of ``vllm bench serve``, word for word, for every other data set that it reads.
-        prompts: requests of one cell; at least ``prompts_per_client`` times the concurrency.
-        output_tokens: at most, of one request.
-        chat: put each prompt into the target's chat template; false sends it raw.
-    """
-
-    hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None
-    jsonl: Data | None = None
-    flags: Words | None = None
-    prompts: Positive
+    hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None  # a data set that vLLM's hub loaders read
+    jsonl: Data | None = None  # file with a ``prompt`` in each line
+    flags: Words | None = None  # of ``vllm bench serve``, word for word, for every other data set that it reads
+    prompts: Positive  # requests of one cell; at least ``prompts_per_client`` times the concurrency
     prompts_per_client: Annotated[int, Field(ge=0)] = 0
-    output_tokens: Positive
-    chat: bool = True
+    output_tokens: Positive  # at most, of one request
+    chat: bool = True  # put each prompt into the target's chat template; false sends it raw
 
     @model_validator(mode="after")
     def _one_source(self) -> "Dataset":

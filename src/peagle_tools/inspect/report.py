@@ -39,10 +39,7 @@ TOKEN_KINDS = {
 
 
 def report(
-    head: Head,
-    problems: list[Problem],
-    target: Target | None = None,
-    token: Token | None = None,
+    head: Head, problems: list[Problem], target: Target | None = None, token: Token | None = None
 ) -> dict[str, Any]:
     """The report's fields, ready for JSON. None is what is unknown, missing, or not on this machine.
 

@@ -21,15 +21,10 @@ FIRST_CONTEXT, FIRST_OUTPUT = 256, 32  # tokens of the first group; each further
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts over some time.
+    """Counts over some time."""
 
-    Attributes:
-        num_drafts: how often tokens were drafted for a request.
-        accepted_per_position: in how many of these drafts each position was accepted, [K].
-    """
-
-    num_drafts: int
-    accepted_per_position: tuple[int, ...]
+    num_drafts: int  # how often tokens were drafted for a request
+    accepted_per_position: tuple[int, ...]  # in how many of these drafts each position was accepted, [K]
 
     @property
     def num_accepted(self) -> int:
@@ -60,15 +55,10 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Places:
-    """Acceptance by how many tokens there were when the draft was made, in groups of which each key is the last number.
+    """Acceptance by how many tokens there were at the draft, in groups of which each key is the last number."""
 
-    Attributes:
-        context: by tokens of prompt and output.
-        output: by tokens of output.
-    """
-
-    context: dict[int, Acceptance] = field(default_factory=dict)
-    output: dict[int, Acceptance] = field(default_factory=dict)
+    context: dict[int, Acceptance] = field(default_factory=dict)  # by tokens of prompt and output
+    output: dict[int, Acceptance] = field(default_factory=dict)  # by tokens of output
 
 
 def places_of(answers: Iterable[tuple[int, Mapping[str, Any] | None]]) -> Places:

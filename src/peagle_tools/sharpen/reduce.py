@@ -21,20 +21,15 @@ NOT_READ = ("embed_tokens.weight", "d2t", "t2d", "mask_hidden")  # by a draft st
 
 @dataclass(frozen=True)
 class Reduction:
-    """What became of a head, before any selector.
-
-    Attributes:
-        covered: share of the target's tokens that so many can draft, chosen from nine tenths of the answers and counted
-            in the others; None where nothing was trimmed.
-        bytes_before: of weights, read by a draft step.
-        served: as it was, and reduced.
-    """
+    """What became of a head, before any selector."""
 
     draft_vocab: int
+    # Share of the target's tokens that so many can draft, chosen from nine tenths of the answers and counted in the
+    # others; None where nothing was trimmed.
     covered: float | None
-    bytes_before: int
+    bytes_before: int  # of weights, read by a draft step
     bytes_after: int
-    served: list[run.ServedGain]
+    served: list[run.ServedGain]  # as it was, and reduced
 
     def table(self) -> Table:
         """What the smaller head saves, and what it loses."""

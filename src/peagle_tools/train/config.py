@@ -31,42 +31,29 @@ def ends_in_loop(said: list[int]) -> bool:
 
 
 class Data(Strict):
-    """Prompts, answers and hidden states.
+    """Prompts, answers and hidden states."""
 
-    Attributes:
-        prompts: data sets of the hub, or files; a path is relative to peagle.yaml.
-        from_target: so many prompts are written by the target itself, after its chat template's opening of a user turn.
-        systems, languages: system prompts after which it writes them, and languages in which it does.
-        sampling: how it writes them. On a CPU {temperature: 1, min_p: 0.01} is quicker: top_p sorts the vocabulary.
-        apart_from: prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
-        pii: what looks for personal data; prompts that hold some are dropped.
-        ner: model that finds names and places too.
-        max_tokens: of an answer at most.
-        temperature: of the answers; those of the ``held_out`` prompts are always greedy.
-        held_out: documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
-        long: what to do with a document of more than ``step.tokens`` tokens.
-        endpoint: of the vLLM server that gives answers and hidden states.
-        serve: start that server where a step needs it; false: it is there.
-        online: take hidden states from the server while training, in place of files.
-        backend: how speculators reads hidden states: file, fp8 or mooncake.
-    """
-
-    prompts: list[str] = Field(default_factory=list)
+    prompts: list[str] = Field(default_factory=list)  # data sets of the hub, or files beside peagle.yaml
+    # So many prompts are written by the target itself, after its chat template's opening of a user turn.
     from_target: Annotated[int, Field(ge=0)] = 0
-    systems: list[str] = Field(default_factory=list)
-    languages: list[str] = Field(default_factory=list)
+    systems: list[str] = Field(default_factory=list)  # system prompts after which it writes them
+    languages: list[str] = Field(default_factory=list)  # in which it writes them
+    # How it writes them. On a CPU {temperature: 1, min_p: 0.01} is quicker: top_p sorts the vocabulary.
     sampling: dict[str, float] = Field(default_factory=lambda: {"temperature": 1.0, "top_p": 0.95}, strict=False)
+    # Prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
     apart_from: list[str] = Field(default_factory=list)
-    pii: Literal["presidio", "none"] = "presidio"
-    ner: str | None = None
-    max_tokens: Positive = 1024
+    pii: Literal["presidio", "none"] = "presidio"  # looks for personal data; prompts that hold some are dropped
+    ner: str | None = None  # model that finds names and places too
+    max_tokens: Positive = 1024  # of an answer at most
+    # Of the answers; those of the ``held_out`` prompts are always greedy.
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    # Documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
     held_out: Positive = 48
-    long: Literal["refuse", "split"] = "refuse"
-    endpoint: str = "http://localhost:8000/v1"
-    serve: bool = True
-    online: bool = False
-    backend: str = "file"
+    long: Literal["refuse", "split"] = "refuse"  # what to do with a document of more than ``step.tokens`` tokens
+    endpoint: str = "http://localhost:8000/v1"  # of the vLLM server that gives answers and hidden states
+    serve: bool = True  # start that server where a step needs it; false: it is there
+    online: bool = False  # take hidden states from the server while training, in place of files
+    backend: str = "file"  # how speculators reads hidden states: file, fp8 or mooncake
 
     @field_validator("prompts", "apart_from")
     @classmethod
@@ -76,49 +63,35 @@ class Data(Strict):
 
 
 class HeadSettings(Strict):
-    """The head.
-
-    Attributes:
-        depths: drafts that it is trained to make at once, K at most when served.
-        draft_vocab: tokens that it can draft, those the target says most; null is all.
-        aux_layers: the layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
-        mask_token: id of the mask token; null is an id that the target's tokenizer does not use.
-        init: what it begins as: null, a head's folder, or ``target`` for the target's last layers.
-    """
+    """The head."""
 
     layers: Positive = 4
-    depths: Annotated[int, Field(ge=2)] = 8
-    draft_vocab: Positive | None = None
+    depths: Annotated[int, Field(ge=2)] = 8  # drafts that it is trained to make at once, K at most when served
+    draft_vocab: Positive | None = None  # tokens that it can draft, those the target says most; null is all
+    # The layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
     aux_layers: list[int] | None = None
+    # Id of the mask token; null is an id that the target's tokenizer does not use.
     mask_token: Annotated[int, Field(ge=0)] | None = None
-    init: str | None = None
+    init: str | None = None  # what it begins as: null, a head's folder, or ``target`` for the target's last layers
 
 
 class Step(Strict):
-    """One step.
+    """One step."""
 
-    Attributes:
-        tokens: of documents packed in one sequence of each process.
-        chunk_rows: mask rows computed at once: memory grows with it, fewer are slower.
-        cod: of depth d the share max(r^d, m) of the rows is kept: [r, m]; [1, 1] keeps all.
-        dtype: of arithmetic, whatever the hidden states were stored in; weights and optimizer are float32.
-    """
-
-    tokens: Positive = 8192
-    chunk_rows: Positive = 1024
+    tokens: Positive = 8192  # of documents packed in one sequence of each process
+    chunk_rows: Positive = 1024  # mask rows computed at once: memory grows with it, fewer are slower
+    # Of depth d the share max(r^d, m) of the rows is kept: [r, m]; [1, 1] keeps all.
     cod: Annotated[tuple[Share, Share], Field(strict=False)] = (1.0, 1.0)
+    # Of arithmetic, whatever the hidden states were stored in; weights and optimizer are float32.
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
 
 class Optimizer(Strict):
-    """How the weights move.
-
-    Attributes:
-        epochs, steps: how long; one of them, and without either 10 epochs.
-    """
+    """How the weights move."""
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)] = 1e-4
+    # How long; one of them, and without either 10 epochs.
     epochs: Positive | None = None
     steps: Positive | None = None
     seed: Annotated[int, Field(ge=0)] = 0
@@ -131,29 +104,18 @@ class Optimizer(Strict):
 
 
 class Selector(Strict):
-    """A candidate selector, trained with the head.
+    """A candidate selector, trained with the head."""
 
-    Attributes:
-        rank: of its tables.
-        alpha: weight of its loss beside the head's.
-        lr: its own learning rate, with the head's schedule.
-    """
-
-    rank: Annotated[int, Field(ge=1, le=1024)] = 64
-    alpha: Annotated[float, Field(gt=0, strict=False)] = 1.0
-    lr: Annotated[float, Field(gt=0, strict=False)] = 3e-3
+    rank: Annotated[int, Field(ge=1, le=1024)] = 64  # of its tables
+    alpha: Annotated[float, Field(gt=0, strict=False)] = 1.0  # weight of its loss beside the head's
+    lr: Annotated[float, Field(gt=0, strict=False)] = 3e-3  # its own learning rate, with the head's schedule
 
 
 class Every(Strict):
-    """After how many steps.
+    """After how many steps."""
 
-    Attributes:
-        checkpoint: weights and optimizer are saved.
-        replay: loss and AL of the held-out documents are measured, and weights and optimizer are saved.
-    """
-
-    checkpoint: Positive = 500
-    replay: Positive = 500
+    checkpoint: Positive = 500  # weights and optimizer are saved
+    replay: Positive = 500  # loss and AL of the held-out documents are measured, and weights and optimizer are saved
 
 
 class Config(Strict):

@@ -28,17 +28,11 @@ SPEAKS = "The user writes in {}."
 
 
 class Opening(NamedTuple):
-    """What stands before a user's words.
+    """What stands before a user's words."""
 
-    Attributes:
-        system: the system prompt that was given, or ""; it stays with the prompt.
-        text: rendered by the chat template.
-        end: what the template puts after the words.
-    """
-
-    system: str
-    text: str
-    end: str
+    system: str  # the system prompt that was given, or ""; it stays with the prompt
+    text: str  # rendered by the chat template
+    end: str  # what the template puts after the words
 
 
 def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[Opening]:

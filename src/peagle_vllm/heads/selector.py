@@ -30,17 +30,11 @@ SHARPEN_AGAIN = f"sharpen the head again, or remove {SELECTOR} from its config.j
 
 @dataclass(frozen=True)
 class SelectorConfig:
-    """config.json's ``candidate_selector``.
+    """config.json's ``candidate_selector``."""
 
-    Attributes:
-        selector_rank: columns of the codebooks.
-        selector_top_k: candidates a position, M.
-        head_hash: ``head_hash`` of the head that the selector was fitted to.
-    """
-
-    selector_rank: int
-    selector_top_k: int
-    head_hash: str
+    selector_rank: int  # columns of the codebooks
+    selector_top_k: int  # candidates a position, M
+    head_hash: str  # of the head that the selector was fitted to
 
 
 def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig | None:

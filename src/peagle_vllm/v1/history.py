@@ -10,18 +10,12 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
 class TokenHistory:
-    """Every known token of the requests in a batch.
-
-    Attributes:
-        token_ids: [max_num_reqs, max_model_len + 1] int32.
-        rows: [num_reqs] int64, the batch's rows of it.
-        last: [num_reqs] int64, index of the last known token, the bonus token.
-    """
+    """Every known token of the requests in a batch."""
 
     def __init__(self, max_num_reqs: int, max_model_len: int, device: torch.device):
         self.token_ids = torch.zeros(max_num_reqs, max_model_len + 1, dtype=torch.int32, device=device)
-        self.rows: torch.Tensor
-        self.last: torch.Tensor
+        self.rows: torch.Tensor  # [num_reqs] int64, the batch's rows of it
+        self.last: torch.Tensor  # [num_reqs] int64, index of the last known token, the bonus token
         self._row_of: dict[str, int] = {}
 
     def update(

@@ -216,12 +216,8 @@ class ParallelEagleProposer(EagleProposer):
             max_model_len=self._max_len,
             parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
-        gather_hidden(
-            self.hidden_states[:num_rows],
-            target_hidden_states,
-            self._projected_mask(),
-            buffers.row_map[:num_rows],
-        )
+        row_map = buffers.row_map[:num_rows]
+        gather_hidden(self.hidden_states[:num_rows], target_hidden_states, self._projected_mask(), row_map)
 
         bound = cad.seq_lens_cpu_upper_bound
         if bound is not None:

@@ -17,19 +17,13 @@ from peagle_vllm.v2.attention import DraftAttention
 
 @dataclass(frozen=True)
 class DraftRun:
-    """What one run of the drafter works on, beside the buffers.
-
-    Attributes:
-        fc_inputs: [1 + num_staging_rows, num_aux x target hidden]: room for ``mask_hidden``, then staging.
-        hidden_states: [num_rows, hidden_size] room for the drafter's input rows.
-        attn_metadata: the drafter's, by layer; None while memory is profiled.
-        cudagraph_mode: PIECEWISE where the forward runs in captured pieces. A FULL graph is around all of this.
-    """
+    """What one run of the drafter works on, beside the buffers."""
 
     batch: DraftBatch
-    fc_inputs: torch.Tensor
-    hidden_states: torch.Tensor
-    attn_metadata: dict[str, Any] | None
+    fc_inputs: torch.Tensor  # [1 + num_staging_rows, num_aux x target hidden]: room for mask_hidden, then staging
+    hidden_states: torch.Tensor  # [num_rows, hidden_size] room for the drafter's input rows
+    attn_metadata: dict[str, Any] | None  # the drafter's, by layer; None while memory is profiled
+    # PIECEWISE where the forward runs in captured pieces. A FULL graph is around all of this.
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
 
 

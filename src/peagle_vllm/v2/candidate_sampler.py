@@ -24,19 +24,13 @@ NUM_OTHERS = 1024  # columns of ``beside_others``
 
 
 class CandidateSampler:
-    """Chooses each draft token knowing the one before it.
-
-    Attributes:
-        selector: None for a head without one; set when the head is loaded.
-        scores: [max_num_reqs, K_max, M] float32, what the last tokens were chosen by.
-        cached_ids: [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` may be finite: made with it,
-            lost with it.
-    """
+    """Chooses each draft token knowing the one before it."""
 
     def __init__(self, max_num_reqs: int, max_k: int, num_candidates: int, device: torch.device):
-        self.selector: CandidateSelector | None = None
+        self.selector: CandidateSelector | None = None  # for a head without one; set when the head is loaded
         shape = max_num_reqs, max_k, num_candidates
-        self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.scores = torch.zeros(shape, dtype=torch.float32, device=device)  # what the last tokens were chosen by
+        # Which entries of ``draft_logits`` may be finite: made with it, lost with it.
         self.cached_ids = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def __call__(

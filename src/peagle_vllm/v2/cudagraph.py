@@ -42,15 +42,10 @@ ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
 
 @dataclass(frozen=True)
 class DraftGraphs:
-    """The graphs of a draft step.
+    """The graphs of a draft step."""
 
-    Attributes:
-        decode: FULL graphs, those with fewer rows first.
-        mixed: rows of PIECEWISE graphs, ascending.
-    """
-
-    decode: tuple[Shape, ...] = ()
-    mixed: tuple[int, ...] = ()
+    decode: tuple[Shape, ...] = ()  # FULL graphs, those with fewer rows first
+    mixed: tuple[int, ...] = ()  # rows of PIECEWISE graphs, ascending
 
     @property
     def cudagraph_mode(self) -> CUDAGraphMode:

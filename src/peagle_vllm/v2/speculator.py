@@ -58,12 +58,7 @@ from peagle_vllm.v2.attention import (
 )
 from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.candidate_sampler import CandidateSampler
-from peagle_vllm.v2.cudagraph import (
-    NO_GRAPHS,
-    DraftCudaGraphManager,
-    draft_graphs,
-    supported,
-)
+from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_graphs, supported
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
