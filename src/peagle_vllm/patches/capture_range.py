@@ -47,42 +47,34 @@ def extended_sizes(sizes: list[int], num_k: int, max_num_seqs: int, max_num_toke
 def install(module: ModuleType) -> None:
     """Mark, in vllm.config.vllm, the configurations whose sizes may grow."""
 
-    def make(original):
-        def _set_cudagraph_sizes(self, *args, **kwargs):
-            config = self.compilation_config
-            chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
-            original(self, *args, **kwargs)
-            if not chosen_by_user and is_peagle(self) and not self.use_v2_model_runner:
-                setattr(config, MARK, True)
-
-        return _set_cudagraph_sizes
-
-    wrap(module.VllmConfig, "_set_cudagraph_sizes", make)
+    @wrap(module.VllmConfig, "_set_cudagraph_sizes")
+    def _set_cudagraph_sizes(original, self, *args, **kwargs):
+        config = self.compilation_config
+        chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
+        original(self, *args, **kwargs)
+        if not chosen_by_user and is_peagle(self) and not self.use_v2_model_runner:
+            setattr(config, MARK, True)
 
 
 def install_dispatcher(module: ModuleType) -> None:
     """Give the target's dispatcher and the drafter's, which share piecewise graphs, the larger sizes."""
 
-    def make(original):
-        def initialize_cudagraph_keys(self, *args, **kwargs):
-            config = self.vllm_config.compilation_config
-            sizes = config.cudagraph_capture_sizes
-            has_pieces = config.cudagraph_mode.mixed_mode() == module.CUDAGraphMode.PIECEWISE
-            if not getattr(config, MARK, False) or not sizes or not has_pieces:
-                return original(self, *args, **kwargs)
-            scheduler = self.vllm_config.scheduler_config
-            self.compilation_config = copy.copy(config)
-            self.compilation_config.cudagraph_capture_sizes = extended_sizes(
-                sizes,
-                self.vllm_config.num_speculative_tokens,
-                scheduler.max_num_seqs,
-                scheduler.max_num_batched_tokens,
-            )
-            self.compilation_config.max_cudagraph_capture_size = self.compilation_config.cudagraph_capture_sizes[-1]
-            original(self, *args, **kwargs)
-            full = self.cudagraph_keys[module.CUDAGraphMode.FULL]
-            full.difference_update([key for key in full if key.num_tokens > sizes[-1]])
-
-        return initialize_cudagraph_keys
-
-    wrap(module.CudagraphDispatcher, "initialize_cudagraph_keys", make)
+    @wrap(module.CudagraphDispatcher, "initialize_cudagraph_keys")
+    def initialize_cudagraph_keys(original, self, *args, **kwargs):
+        config = self.vllm_config.compilation_config
+        sizes = config.cudagraph_capture_sizes
+        has_pieces = config.cudagraph_mode.mixed_mode() == module.CUDAGraphMode.PIECEWISE
+        if not getattr(config, MARK, False) or not sizes or not has_pieces:
+            return original(self, *args, **kwargs)
+        scheduler = self.vllm_config.scheduler_config
+        self.compilation_config = copy.copy(config)
+        self.compilation_config.cudagraph_capture_sizes = extended_sizes(
+            sizes,
+            self.vllm_config.num_speculative_tokens,
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+        )
+        self.compilation_config.max_cudagraph_capture_size = self.compilation_config.cudagraph_capture_sizes[-1]
+        original(self, *args, **kwargs)
+        full = self.cudagraph_keys[module.CUDAGraphMode.FULL]
+        full.difference_update([key for key in full if key.num_tokens > sizes[-1]])

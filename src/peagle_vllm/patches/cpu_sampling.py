@@ -22,26 +22,18 @@ PATCH = Patch(
 
 
 def install(module: ModuleType) -> None:
-    def make(original):
-        def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
-            if not patches.serving_peagle:
-                return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
-            counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
-            values = input_val.masked_fill(input_val == replace_from, replace_to)
-            output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
-
-        return _expand_kernel_impl
-
-    wrap(module, "_expand_kernel_impl", make)
+    @wrap(module, "_expand_kernel_impl")
+    def _expand_kernel_impl(original, output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
+        if not patches.serving_peagle:
+            return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
+        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+        values = input_val.masked_fill(input_val == replace_from, replace_to)
+        output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
 
 
 def install_top_k(module: ModuleType) -> None:
-    def make(original):
-        def apply_top_k_only(logits, k):
-            if patches.serving_peagle and not len(logits):
-                return logits
-            return original(logits, k)
-
-        return apply_top_k_only
-
-    wrap(module, "apply_top_k_only", make)
+    @wrap(module, "apply_top_k_only")
+    def apply_top_k_only(original, logits, k):
+        if patches.serving_peagle and not len(logits):
+            return logits
+        return original(logits, k)

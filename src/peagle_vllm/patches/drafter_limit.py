@@ -16,14 +16,10 @@ PATCH = Patch(
 
 
 def install(module: ModuleType) -> None:
-    def make(original):
-        def _input_fits_in_drafter(self, common_attn_metadata, *args, **kwargs):
-            drafts_on = getattr(self.drafter, "drafts_up_to_max_model_len", False) and common_attn_metadata is not None
-            # A shorter limit that the user set for the drafter holds.
-            if drafts_on and self.effective_drafter_max_model_len >= self.max_model_len:
-                return True
-            return original(self, common_attn_metadata, *args, **kwargs)
-
-        return _input_fits_in_drafter
-
-    wrap(module.GPUModelRunner, "_input_fits_in_drafter", make)
+    @wrap(module.GPUModelRunner, "_input_fits_in_drafter")
+    def _input_fits_in_drafter(original, self, common_attn_metadata, *args, **kwargs):
+        drafts_on = getattr(self.drafter, "drafts_up_to_max_model_len", False) and common_attn_metadata is not None
+        # A shorter limit that the user set for the drafter holds.
+        if drafts_on and self.effective_drafter_max_model_len >= self.max_model_len:
+            return True
+        return original(self, common_attn_metadata, *args, **kwargs)

@@ -23,21 +23,17 @@ PATCH = Patch(
 
 
 def install(module: ModuleType) -> None:
-    def make(original):
-        def _get_v2_model_runner_unsupported_features(self, *args, **kwargs):
-            unsupported = original(self, *args, **kwargs)
-            if not is_peagle(self):
-                return unsupported
-            # "auto" until one of vLLM's platforms has put its own worker there.
-            worker = str(self.parallel_config.worker_cls)
-            if worker.partition(".")[0] not in ("auto", "vllm"):
-                _warn_of_foreign_worker(worker)
-                return unsupported
-            return [feature for feature in unsupported if feature != REFUSAL]
-
-        return _get_v2_model_runner_unsupported_features
-
-    wrap(module.VllmConfig, "_get_v2_model_runner_unsupported_features", make)
+    @wrap(module.VllmConfig, "_get_v2_model_runner_unsupported_features")
+    def _get_v2_model_runner_unsupported_features(original, self, *args, **kwargs):
+        unsupported = original(self, *args, **kwargs)
+        if not is_peagle(self):
+            return unsupported
+        # "auto" until one of vLLM's platforms has put its own worker there.
+        worker = str(self.parallel_config.worker_cls)
+        if worker.partition(".")[0] not in ("auto", "vllm"):
+            _warn_of_foreign_worker(worker)
+            return unsupported
+        return [feature for feature in unsupported if feature != REFUSAL]
 
 
 @functools.cache

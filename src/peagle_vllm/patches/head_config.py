@@ -56,13 +56,11 @@ def with_fields(inner: Override, fields: Mapping[str, Any], hf_config: Any) -> A
 
 
 def install(module: ModuleType) -> None:
-    def make(original):
-        def compose_draft_hf_overrides(*args: Any, **kwargs: Any) -> Override:
-            composed, fields = original(*args, **kwargs), _fields.get()
-            return functools.partial(with_fields, composed, dict(fields)) if fields else composed
-
-        return compose_draft_hf_overrides
-
     config = module.SpeculativeConfig
-    wrap(config, "compose_draft_hf_overrides", make)
+
+    @wrap(config, "compose_draft_hf_overrides")
+    def compose_draft_hf_overrides(original: Any, *args: Any, **kwargs: Any) -> Override:
+        composed, fields = original(*args, **kwargs), _fields.get()
+        return functools.partial(with_fields, composed, dict(fields)) if fields else composed
+
     config.compose_draft_hf_overrides = staticmethod(config.compose_draft_hf_overrides)

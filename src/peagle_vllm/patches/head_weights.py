@@ -27,22 +27,18 @@ PATCH = Patch(
 
 
 def install(module: ModuleType) -> None:
-    def make(original):
-        def load_weights(self, weights, *args, **kwargs):
-            if self.use_parallel_drafting and on_vllm_platform():
-                weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
-                # check_pair has refused a map that is not the identity.
-                if self.draft_id_to_target_id is None:
-                    weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
-                if hasattr(self, "updates"):
-                    return self.updates.load(functools.partial(original, self, *args, **kwargs), weights)
-                self.loaded_names = set()  # of the first load, for its HeadUpdates
-                weights = _noting(weights, self.loaded_names)
-            return original(self, weights, *args, **kwargs)
-
-        return load_weights
-
-    wrap(getattr(module, HEADS[module.__name__]), "load_weights", make)
+    @wrap(getattr(module, HEADS[module.__name__]), "load_weights")
+    def load_weights(original, self, weights, *args, **kwargs):
+        if self.use_parallel_drafting and on_vllm_platform():
+            weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
+            # check_pair has refused a map that is not the identity.
+            if self.draft_id_to_target_id is None:
+                weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
+            if hasattr(self, "updates"):
+                return self.updates.load(functools.partial(original, self, *args, **kwargs), weights)
+            self.loaded_names = set()  # of the first load, for its HeadUpdates
+            weights = _noting(weights, self.loaded_names)
+        return original(self, weights, *args, **kwargs)
 
 
 def _noting(weights, names):

@@ -7,14 +7,21 @@ from typing import Any
 _SENTINEL = "_peagle_vllm_patch"
 
 
-def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace ``owner.name`` by ``make(original)``. A second call changes nothing.
-
-    The original stays reachable as ``__wrapped__``.
+def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate what is called in place of ``owner.name``, with the original before its arguments. Once: a second time
+    changes nothing. The original stays reachable as ``__wrapped__``.
     """
-    original = getattr(owner, name)
-    if hasattr(original, _SENTINEL):
-        return
-    wrapper = functools.wraps(original)(make(original))
-    setattr(wrapper, _SENTINEL, True)
-    setattr(owner, name, wrapper)
+
+    def install(replacement: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        if hasattr(original, _SENTINEL):
+            return
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        setattr(wrapper, _SENTINEL, True)
+        setattr(owner, name, wrapper)
+
+    return install

@@ -51,24 +51,20 @@ def read_folder(spec: "SpeculativeConfig") -> None:
 
 
 def install(module: ModuleType) -> None:
-    def make(original):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            config = self.vllm_config
-            if not is_peagle(config):
-                return
-            if folder := os.environ.get(RECORD):
-                records, free = Records(Path(folder), config.parallel_config.data_parallel_index), self._free_request
+    @wrap(module.Scheduler, "__init__")
+    def __init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        config = self.vllm_config
+        if not is_peagle(config):
+            return
+        if folder := os.environ.get(RECORD):
+            records, free = Records(Path(folder), config.parallel_config.data_parallel_index), self._free_request
 
-                def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-                    records.add(request)
-                    return free(request, *args, **kwargs)
+            def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+                records.add(request)
+                return free(request, *args, **kwargs)
 
-                self._free_request = _free_request  # of this one; any other scheduler has vLLM's own
-
-        return __init__
-
-    wrap(module.Scheduler, "__init__", make)
+            self._free_request = _free_request  # of this one; any other scheduler has vLLM's own
 
 
 class Records:

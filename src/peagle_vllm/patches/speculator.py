@@ -76,27 +76,20 @@ PATCH = Patch(
 def install(module: ModuleType) -> None:
     """Wrap ``init_speculator`` in the module that defines it or in the runner, which imports it by value."""
 
-    def make(original):
-        def init_speculator(vllm_config, device, req_states):
-            if not is_peagle(vllm_config):
-                return original(vllm_config, device, req_states)
-            # Imported late: vLLM's CPU worker patches names that this module would bind.
-            from peagle_vllm.v2.speculator import ParallelEagleSpeculator
+    @wrap(module, "init_speculator")
+    def init_speculator(original, vllm_config, device, req_states):
+        if not is_peagle(vllm_config):
+            return original(vllm_config, device, req_states)
+        # Imported late: vLLM's CPU worker patches names that this module would bind.
+        from peagle_vllm.v2.speculator import ParallelEagleSpeculator
 
-            return ParallelEagleSpeculator(vllm_config, device, req_states)
+        return ParallelEagleSpeculator(vllm_config, device, req_states)
 
-        return init_speculator
-
-    wrap(module, "init_speculator", make)
     if runner := getattr(module, "GPUModelRunner", None):
-        wrap(runner, "load_model", _hand_over)
 
-
-def _hand_over(original):
-    def load_model(self, *args, **kwargs):
-        loaded = original(self, *args, **kwargs)
-        if self.sampler is not None and self.speculator is not None:
-            self.speculator.sampling_states = self.sampler.sampling_states
-        return loaded
-
-    return load_model
+        @wrap(runner, "load_model")
+        def load_model(original, self, *args, **kwargs):
+            loaded = original(self, *args, **kwargs)
+            if self.sampler is not None and self.speculator is not None:
+                self.speculator.sampling_states = self.sampler.sampling_states
+            return loaded

@@ -45,39 +45,35 @@ def refuse(line: str) -> RefusedError:
 
 
 def install_speculative(module: ModuleType) -> None:
-    def make(original):
-        def __post_init__(self, *args: Any, **kwargs: Any) -> None:
-            if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
-                # Before vLLM reads the head, because its own errors are about something else.
-                if self.method is None and _carries_mask_hidden(self.model, self.revision):
-                    self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
-                if is_peagle_spec(self):
-                    if line := path_fault(self.model, self.revision):
-                        raise refuse(line)  # vLLM would look for it on the hub
-                    _check_head(self.model, self)
-                    _read_config(original, self, *args, **kwargs)
-                    _complete(self)
-                    return
-            unnamed = self.method is None and not self.parallel_drafting and on_vllm_platform()
-            try:
-                original(self, *args, **kwargs)
-            except Exception as error:
-                # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
-                if unnamed and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, self.revision):  # noqa: PTH112
-                    raise _unnamed(self) from error
-                raise
-            if self.draft_model_config is None or self.target_model_config is None:
-                return
-            is_other = self.method in ("draft_model", "eagle") and on_vllm_platform()
-            if is_other and _names_peagle(self.draft_model_config.hf_config):
-                raise _unnamed(self)
-            if self.parallel_drafting and is_peagle_spec(self):
-                _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
+    @wrap(module.SpeculativeConfig, "__post_init__")
+    def __post_init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
+            # Before vLLM reads the head, because its own errors are about something else.
+            if self.method is None and _carries_mask_hidden(self.model, self.revision):
+                self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
+            if is_peagle_spec(self):
+                if line := path_fault(self.model, self.revision):
+                    raise refuse(line)  # vLLM would look for it on the hub
+                _check_head(self.model, self)
+                _read_config(original, self, *args, **kwargs)
                 _complete(self)
-
-        return __post_init__
-
-    wrap(module.SpeculativeConfig, "__post_init__", make)
+                return
+        unnamed = self.method is None and not self.parallel_drafting and on_vllm_platform()
+        try:
+            original(self, *args, **kwargs)
+        except Exception as error:
+            # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
+            if unnamed and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, self.revision):  # noqa: PTH112
+                raise _unnamed(self) from error
+            raise
+        if self.draft_model_config is None or self.target_model_config is None:
+            return
+        is_other = self.method in ("draft_model", "eagle") and on_vllm_platform()
+        if is_other and _names_peagle(self.draft_model_config.hf_config):
+            raise _unnamed(self)
+        if self.parallel_drafting and is_peagle_spec(self):
+            _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
+            _complete(self)
 
 
 def _names_peagle(hf_config: Any) -> bool:
@@ -96,14 +92,10 @@ def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
 
 
 def install_whole(module: ModuleType) -> None:
-    def make(original):
-        def __post_init__(self, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            _check_whole(self)
-
-        return __post_init__
-
-    wrap(module.VllmConfig, "__post_init__", make)
+    @wrap(module.VllmConfig, "__post_init__")
+    def __post_init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _check_whole(self)
 
 
 def _check_whole(vllm_config: "VllmConfig") -> None:

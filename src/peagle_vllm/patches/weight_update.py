@@ -30,30 +30,14 @@ PATCH = Patch(
 
 
 def install(module: ModuleType) -> None:
-    wrap(module.Worker, "_set_draft_weight_update_target", _beginning)
-    wrap(module.Worker, "_start_weight_update", _not_starting)
-    wrap(module.Worker, "update_weights", _failing)
-    wrap(module.Worker, "finish_weight_update", _ending)
-
-
-def _updates(worker: Any) -> Any:
-    """``HeadUpdates`` of a worker that drafts with P-EAGLE, else None."""
-    from peagle_vllm.observer import drafter_of  # it imports torch
-
-    return getattr(drafter_of(worker), "updates", None)
-
-
-def _beginning(original):
-    def _set_draft_weight_update_target(self):
+    @wrap(module.Worker, "_set_draft_weight_update_target")
+    def _set_draft_weight_update_target(original, self):
         original(self)
         if updates := _updates(self):
             updates.begin()
 
-    return _set_draft_weight_update_target
-
-
-def _not_starting(original):
-    def _start_weight_update(self, *args, **kwargs):
+    @wrap(module.Worker, "_start_weight_update")
+    def _start_weight_update(original, self, *args, **kwargs):
         is_other = self._weight_update_active  # which goes on
         try:
             return original(self, *args, **kwargs)
@@ -62,11 +46,8 @@ def _not_starting(original):
                 updates.fail(error)
             raise
 
-    return _start_weight_update
-
-
-def _failing(original):
-    def update_weights(self, *args, **kwargs):
+    @wrap(module.Worker, "update_weights")
+    def update_weights(original, self, *args, **kwargs):
         try:
             return original(self, *args, **kwargs)
         except BaseException as error:
@@ -74,11 +55,8 @@ def _failing(original):
                 updates.fail(error)
             raise
 
-    return update_weights
-
-
-def _ending(original):
-    def finish_weight_update(self):
+    @wrap(module.Worker, "finish_weight_update")
+    def finish_weight_update(original, self):
         updates = _updates(self)
         if updates is None or not self._weight_update_is_draft:
             return original(self)
@@ -89,4 +67,9 @@ def _ending(original):
             failed = error
         return updates.end(failed)
 
-    return finish_weight_update
+
+def _updates(worker: Any) -> Any:
+    """``HeadUpdates`` of a worker that drafts with P-EAGLE, else None."""
+    from peagle_vllm.observer import drafter_of  # it imports torch
+
+    return getattr(drafter_of(worker), "updates", None)
