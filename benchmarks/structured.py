@@ -12,7 +12,6 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.real import OFF, Engine, RealArm, gain_of, live, read_set, summarize
-from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
 
 PROMPTS, MAX_TOKENS = 40, 128
@@ -41,8 +40,7 @@ def answers(engine: Engine, case: str) -> dict[str, Any]:
     return found | {"cut": round(1 - proposed / (engine.arm.k * int(np.sum(counts))), 4)}
 
 
-def main() -> None:
-    out = arms.parser(__doc__).parse_args().out
+def measure() -> dict[str, Any]:
     cells, rows = {}, []
     for arm in (RealArm(OFF, "peagle", 3), RealArm("P-EAGLE", "peagle", 3, selector=True)):
         with live(arm) as call:
@@ -57,9 +55,8 @@ def main() -> None:
                 row[case] |= {"over_free": gain_of(mine, free)} if case != "free" else {}
                 print(arm.label, case, row[case], flush=True)
         rows.append(row)
-    how = {"schema": SCHEMA, "max_tokens": MAX_TOKENS, "temperature": 0, "arms": rows}
-    arms.write_result(out, __doc__, how | provenance())
+    return {"schema": SCHEMA, "max_tokens": MAX_TOKENS, "temperature": 0, "arms": rows}
 
 
 if __name__ == "__main__":
-    main()
+    arms.main(__doc__, measure)

@@ -20,7 +20,6 @@ from benchmarks import arms, real
 from benchmarks.arms import kept
 from benchmarks.engines import sharpen
 from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, RealArm, al_of, gain_of, live, read_set
-from peagle_tools.shared.provenance import provenance
 from peagle_vllm.patches.record import RECORD
 
 TRAFFIC, RECORDED = 82, 128  # of HumanEval's problems; tokens of an answer
@@ -61,9 +60,7 @@ def before() -> dict[str, Any]:
         return call(acceptance, {})
 
 
-def main() -> None:
-    args = arms.parser(__doc__).parse_args()
-    found_by = provenance()
+def measure() -> dict[str, Any]:
     WORK.mkdir(parents=True, exist_ok=True)
     old = new = kept(WORK / "before.json", before)
     report, seconds = kept(WORK / "report.json", fitted)
@@ -81,17 +78,11 @@ def main() -> None:
         found = {"prompts": len(both[0]), "before": al_of(both[0]), "after": al_of(both[1])}
         sets[name] = found | gain_of(both[1], both[0])
         print(name, sets[name], flush=True)
-    how = {
-        "head": BEFORE.head,
-        "k": BEFORE.k,
-        "traffic": TRAFFIC,
-        "recorded": RECORDED,
-        "max_tokens": MAX_TOKENS,
-        "engine": ENGINE,
-    }
+    how: dict[str, Any] = {"head": BEFORE.head, "k": BEFORE.k, "traffic": TRAFFIC, "recorded": RECORDED}
+    how |= {"max_tokens": MAX_TOKENS, "engine": ENGINE}
     how |= {"threads": BEFORE.env["OMP_NUM_THREADS"], "written": OUT.exists()}
-    arms.write_result(args.out, __doc__, how | {"sharpen": report, "seconds": seconds, "sets": sets} | found_by)
+    return how | {"sharpen": report, "seconds": seconds, "sets": sets}
 
 
 if __name__ == "__main__":
-    main()
+    arms.main(__doc__, measure)

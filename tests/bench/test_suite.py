@@ -20,6 +20,7 @@ MISTAKES = {
     "twice in a list": ("concurrency: [1, 4]", "concurrency: [4, 4]", 16, "concurrency: lists a value twice"),
     "missing": ("    output_tokens: 64\n", "", 12, "datasets.prompts.output_tokens: is missing"),
     "key twice": ("repeats: 2", "repeats: 2\nname: other", 18, "name: is there twice"),
+    "no key": ("repeats: 2", "? [repeats]\n: 2", 17, "found unhashable key"),
     "no k": ("    k: [3, 7]\n  P-", "  P-", 5, "arms.EAGLE-3: a speculative_config needs k"),
     "two sources": (
         "    prompts: 12",

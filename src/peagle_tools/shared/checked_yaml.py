@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):  # YAML itself refuses others
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value}: is there twice", key.start_mark)
             seen.add(key.value)

@@ -83,7 +83,7 @@ def serve_target(
 
         config = read_config(file)
         address = urlsplit(config.data.endpoint)
-        where = ["--host", str(address.hostname), "--port", str(address.port)]
+        where = ["--host", str(address.hostname), "--port", str(address.port or 80)]
         command = [*COMMAND, *where, *arguments(config, hidden_states and hidden_states.resolve())]
         print(shlex.join(command), file=sys.stderr, flush=True)
         os.execv(command[0], command)

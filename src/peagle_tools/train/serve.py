@@ -93,7 +93,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     _end_left(left)
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
-        with Server(words, address.port, cwd=Path.cwd(), env=environment(), log=log) as server:
+        with Server(words, address.port or 80, cwd=Path.cwd(), env=environment(), log=log) as server:
             process = server.process
             write_whole(left, json.dumps({"pid": process.pid, "began": process.create_time()}))
             print(f"the target's server starts; its log: {log}", flush=True)
