@@ -69,7 +69,7 @@ def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
     """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole and right or not at all.
 
     Raises:
-        HeadError: ``out`` exists, or cannot be written.
+        ToolError: ``out`` exists, or cannot be written.
         SystemExit: the folder differs from the reading.
     """
     import torch

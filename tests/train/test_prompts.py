@@ -13,6 +13,7 @@ from peagle_tools.shared.prompts import PROMPTS
 from peagle_tools.train import prompts
 from peagle_tools.train.config import Config, Data
 from peagle_tools.train.from_target import openings
+from peagle_tools.train.lines import read_lines
 from tests.support.models import MODELS, TARGET
 
 PLANTED = {
@@ -168,3 +169,13 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         prompts.prompts(Config(target=str(TARGET), folder=str(tmp_path), data=data))
     with pytest.raises(ToolError, match="no prompt is left"):
         written(tmp_path, [{"answer": "x"}])
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    """One that was cut off at the end is left out."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"a": 1}\n{"a": ')
+    assert list(read_lines(file)) == [{"a": 1}]
+    file.write_text('{"a": 1}\n{a: 1}\n')
+    with pytest.raises(ToolError, match=f"^{file}:2: is no JSON .*; mend or remove that line$"):
+        list(read_lines(file))

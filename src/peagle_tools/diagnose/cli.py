@@ -4,6 +4,7 @@ import json
 import sys
 import time
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,7 +147,7 @@ def _answers(url: str, asked: "list[Messages]", max_tokens: int, raw: bool) -> l
             answer = call("completions", how | text) if raw else call("chat/completions", how | {"messages": messages})
             metrics = answer.get("metrics") or {}
             answers.append((answer["usage"]["prompt_tokens"], metrics.get("speculative_decoding")))
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, HTTPException, ValueError, LookupError) as error:
         fail(f"{url} does not answer ({error}); is the server up, and is this its root?")
     return answers
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from http.client import HTTPException
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +114,7 @@ def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[
             for done in as_completed(asked):
                 add_line(file, done.result())
                 progress.update()
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
             kind = ToolError if isinstance(error, urllib.error.HTTPError) else TryAgain
             raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None

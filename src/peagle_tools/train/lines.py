@@ -10,14 +10,27 @@ from peagle_tools.shared.files import write_whole
 
 
 def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
-    """The rows of a file, none of one that need not exist; a last line that was cut off is left out."""
+    """The rows of a file, none of one that need not exist; a last line that was cut off is left out.
+
+    Raises:
+        ToolError: it cannot be read; a line is no JSON.
+    """
     if not must_exist and not file.exists():
         return
     try:
         with file.open("rb") as lines:
-            yield from (json.loads(line) for line in lines if line.endswith(b"\n"))
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n"):
+                    yield _row(line, f"{file}:{number}")
     except OSError as error:
         raise ToolError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ToolError(f"{where}: is no JSON ({error}); mend or remove that line") from None
 
 
 def add_line(file: Path, row: dict[str, Any]) -> None:
