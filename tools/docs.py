@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks/results"
 HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
 TITLES = {"humaneval": "HumanEval", "mt-bench": "MT-Bench"}  # of the sets, in the order of the results
-SEEDS = {"": "models/real/{}/training.json", ", second seed": "models/real/second-seed/{}.json"}
+SEEDS = {"": "models/real/second-sitting/{}/training.json", ", second seed": "models/real/second-seed/{}.json"}
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -233,7 +233,7 @@ def recipe() -> str:
         cells = (f"{found[tokens]:.3f}" if tokens in found else "" for found in series.values())
         rows.append((f"{tokens / 1e6:.2f} million", round(tokens * seconds / 60), *cells))
     files = ", ".join(f"`{file.format('*')}`" for file in SEEDS.values())
-    note = f"AL by replay of held-out answers, K = 3; minutes: at the pace of P-EAGLE's second seed; {files}. Held-out "
+    note = f"AL by replay of each sitting's held-out answers, K = 3; minutes: at the pace of P-EAGLE's second seed; {files}. Held-out "
     note += "accuracy by depth at the end:"
     shares = {name: trained(head)["held_out"][-1]["held_out"] for head, name in HEADS.items()}
     note += ";".join(f" {name} {percent(found['accuracy'])}" for name, found in shares.items())
