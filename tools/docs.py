@@ -233,8 +233,8 @@ def recipe() -> str:
         cells = (f"{found[tokens]:.3f}" if tokens in found else "" for found in series.values())
         rows.append((f"{tokens / 1e6:.2f} million", round(tokens * seconds / 60), *cells))
     files = ", ".join(f"`{file.format('*')}`" for file in SEEDS.values())
-    note = f"AL by replay of each sitting's held-out answers, K = 3; minutes: at the pace of P-EAGLE's second seed; {files}. Held-out "
-    note += "accuracy by depth at the end:"
+    note = "AL by replay of each sitting's held-out answers, K = 3; minutes: at the pace of P-EAGLE's second seed; "
+    note += f"{files}. Held-out accuracy by depth at the end:"
     shares = {name: trained(head)["held_out"][-1]["held_out"] for head, name in HEADS.items()}
     note += ";".join(f" {name} {percent(found['accuracy'])}" for name, found in shares.items())
     note += f". The right token is among the selector's 16 candidates in {percent(shares['P-EAGLE']['recall_at_16'])}"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.server import Server
+from peagle_tools.shared.server import Server, ServerFailed
 from peagle_tools.train import serve, steps
 from peagle_tools.train.config import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
 from peagle_tools.train.lines import read_lines, write_lines
@@ -261,3 +261,17 @@ def test_requests_that_failed_are_sent_again_while_that_helps(
     with pytest.raises(TryAgain, match=r"1 of 24 .* row 9 is the first \(no answer in time; .*the same command"):
         steps.states(config)
     assert left_out == [[]]
+
+
+def test_an_endpoint_without_a_port_is_port_80(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    def start(words: list[str], port: int, **_: object) -> None:
+        asked.append(port)
+        raise ServerFailed("stopped")
+
+    monkeypatch.setattr(serve, "Server", start)
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(endpoint="http://localhost/v1"))
+    with pytest.raises(ToolError, match="stopped"), serve.running(config, tmp_path / "server.log"):
+        pass
+    assert asked == [80]

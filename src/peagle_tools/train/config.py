@@ -33,7 +33,7 @@ def ends_in_loop(said: list[int]) -> bool:
 class Data(Strict):
     """Prompts, answers and hidden states."""
 
-    prompts: list[str] = Field(default_factory=list)  # data sets of the hub, or files beside peagle.yaml
+    prompts: list[str] = Field(default_factory=list)  # data sets of the hub, or paths from peagle.yaml on
     # So many prompts are written by the target itself, after its chat template's opening of a user turn.
     from_target: Annotated[int, Field(ge=0)] = 0
     systems: list[str] = Field(default_factory=list)  # system prompts after which it writes them

@@ -8,8 +8,9 @@ _SENTINEL = "_peagle_vllm_patch"
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate what is called in place of ``owner.name``, with the original before its arguments. Once: a second time
-    changes nothing. The original stays reachable as ``__wrapped__``.
+    """Decorate what is to be called in place of ``owner.name``: with the original, then its arguments.
+
+    A second time changes nothing. The original stays reachable as ``__wrapped__``.
     """
 
     def install(replacement: Callable[..., Any]) -> None:
