@@ -152,6 +152,21 @@ def test_a_prompt_answered_with_nothing_is_left_out(tmp_path: Path, monkeypatch:
         steps.states(own)
 
 
+def test_held_out_answers_are_greedy(tmp_path: Path) -> None:
+    """Where the first prompt was refused greedily and answered at the temperature, the next one is held out."""
+    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=2, temperature=1))
+    row = {"loss_mask": [0, 1], "text": "", "finish_reason": "stop"}
+    given = [(1, [1, 2], 1), (2, [3, 4], 0), (3, [5, 6], 1)]
+    write_lines(
+        answers_of(own), [{**row, "primary_id": key, "input_ids": ids, "temperature": t} for key, ids, t in given]
+    )
+    with pytest.raises(ToolError, match="3 answers, 1 of them greedy, are too few: 2 greedy ones are held out"):
+        steps.data(own)
+    own = changed(own, "data", held_out=1)
+    assert "3 documents, 6 tokens, the longest 2, 1 held out" in steps.data(own)
+    assert load_from_disk(str(own.data_folder)).with_format(None)["input_ids"][-1] == [3, 4]
+
+
 def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
     """The last documents are those of the first prompts, answered greedily."""
     longest = max(len(row["input_ids"]) for row in rows(config))

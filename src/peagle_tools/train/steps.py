@@ -139,11 +139,14 @@ def data(config: Config) -> str:
         for row in read_lines(file)
     ]
     answered = [number for number, (_, length, _) in enumerate(facts) if length > 0]
-    held = set(answered[:num_held])
+    greedy = [number for number in answered if facts[number][2] == 0]
+    held = set(greedy[:num_held])
     asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
-    learn = {number for number in answered[num_held:] if facts[number][0] not in asked}
-    if not learn or any(facts[number][2] for number in held):
-        which = f"{len(answered)} answers, of which {num_held} greedy ones are to be held out, are too few"
+    learn = {number for number in answered if number not in held and facts[number][0] not in asked}
+    if not learn or len(held) < num_held:
+        which = (
+            f"{len(answered)} answers, {len(greedy)} of them greedy, are too few: {num_held} greedy ones are held out"
+        )
         raise ToolError(f"{file}: {which}; add prompts, or lower held_out in data")
     lengths = [facts[number][1] for number in learn | held]
     longer = config.longer_than_a_step(lengths)
