@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from matplotlib.axes import Axes
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.arms import ROOT
+from benchmarks.host import REQUESTS, K
+from benchmarks.real import PLAIN, TIMED_K, best_arms
+from peagle_tools.bench.plots import draw
 
 RESULTS = ROOT / "benchmarks/results"
 HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
@@ -67,8 +69,6 @@ def times(found: dict) -> dict[str, str]:
 
 def real() -> str:
     """Every drafter on the real target, at the fastest K."""
-    from benchmarks.real import TIMED_K, best_arms
-
     rows, columns = [], ["drafter", "K"]
     for row in best_arms():
         k, cells = row["arm"]["k"], [row["arm"]["name"], row["arm"]["k"] or ""]
@@ -93,8 +93,6 @@ def real() -> str:
 
 def drafters() -> str:
     """Every arm on the real target."""
-    from benchmarks.real import PLAIN
-
     rows = []
     for row in read("real")["arms"][1:]:  # the first is none
         cells = [row["arm"]["name"], row["arm"]["k"]]
@@ -133,8 +131,6 @@ def targets() -> str:
 
 def host() -> str:
     """What each arm dispatches, as it is and with graphs that are replayed."""
-    from benchmarks.host import REQUESTS, K
-
     result, counts = read("host"), []
     for arm in (arm for arm in result["arms"] if "reduced" not in arm["arm"]):
         for name, run in ((arm["arm"], arm), (f"{arm['arm']}, replayed", arm.get("replayed"))):
@@ -243,9 +239,8 @@ def recipe() -> str:
 
 def recipe_plot() -> str:
     """``learning`` as SVG."""
-    from peagle_tools.bench.plots import draw
 
-    def paint(axes: "Axes") -> None:
+    def paint(axes: Axes) -> None:
         for name, found in learning().items():
             axes.plot([tokens / 1e6 for tokens in found], list(found.values()), marker="o", label=name)
 
@@ -268,8 +263,6 @@ def gain(found: dict) -> str:
 
 def aims() -> str:
     """What was aimed at on the real target, and what came of it."""
-    from benchmarks.real import PLAIN, best_arms
-
     arms, looked_up, rows = read("real")["arms"], "P-EAGLE with look-up", []
     at_7 = {row["arm"]["name"]: row["sets"] for row in arms if row["arm"]["k"] == 7}
     timed = {row["arm"]["name"]: row["sets"] for row in best_arms()}

@@ -24,10 +24,8 @@ def gather_hidden(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Te
         mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
         row_map: [num_rows] int32, as ``prepare_inputs`` fills it.
     """
-    if out.is_cpu and not INTERPRETED:
-        gather_hidden_torch(out, hidden, mask_hidden, row_map)
-    else:
-        gather_hidden_triton(out, hidden, mask_hidden, row_map)
+    gather = gather_hidden_torch if out.is_cpu and not INTERPRETED else gather_hidden_triton
+    gather(out, hidden, mask_hidden, row_map)
 
 
 def gather_hidden_torch(

@@ -23,10 +23,8 @@ def limit_logits(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k
         top_k: [requests] int32; ``width`` and more: no limit.
         top_p: [requests] float32; 1: no limit.
     """
-    if logits.is_cpu and not INTERPRETED:
-        limit_logits_torch(logits, idx_mapping, temperature, top_k, top_p)
-    else:
-        limit_logits_triton(logits, idx_mapping, temperature, top_k, top_p)
+    limit = limit_logits_torch if logits.is_cpu and not INTERPRETED else limit_logits_triton
+    limit(logits, idx_mapping, temperature, top_k, top_p)
 
 
 def limit_logits_torch(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:

@@ -50,10 +50,8 @@ def lookup_drafts(
         vocab_size: of the target; a draft is below it, whatever a prompt holds.
         one_hot: where the distribution of probabilistic drafts stands.
     """
-    if drafts.is_cpu and not INTERPRETED:
-        lookup_drafts_torch(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
-    else:
-        lookup_drafts_triton(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
+    look_up = lookup_drafts_torch if drafts.is_cpu and not INTERPRETED else lookup_drafts_triton
+    look_up(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
 
 
 def lookup_drafts_torch(

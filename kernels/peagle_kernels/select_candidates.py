@@ -78,18 +78,13 @@ def select_candidates(
         select_candidates_triton(out, candidates, selector, offsets, scores)
 
 
-def argmax(scores: Tensor, column: int) -> Tensor:
-    """[num_reqs] index of the best of [num_reqs, M] scores."""
-    return scores.argmax(dim=-1)
-
-
 def select_candidates_torch(
     out: Tensor,
     candidates: Candidates,
     selector: CandidateSelector,
     offsets: Tensor | None,
     scores: Tensor,
-    choose: Callable[[Tensor, int], Tensor] = argmax,
+    choose: Callable[[Tensor, int], Tensor] = lambda scores, column: scores.argmax(dim=-1),
 ) -> None:
     """The meaning of ``select_candidates`` in plain torch, and what a CPU runs. Greedy by default."""
     num_k, last = out.shape[1], len(selector.edge_scale) - 1

@@ -1,15 +1,12 @@
 """What the log says of drafts: one line at the start, and at level DEBUG how draft steps ran."""
 
-import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from peagle_vllm.serving import TRAINED_DEPTH, prompt_lookup_min
+from peagle_vllm.serving import TRAINED_DEPTH, logger, prompt_lookup_min
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 STEPS_A_LINE = 1000
 
@@ -23,7 +20,6 @@ def log_start(vllm_config: "VllmConfig", num_graphs: int | None = None) -> None:
     from vllm.logger import init_logger
 
     spec = vllm_config.speculative_config
-    assert spec is not None
     if vllm_config.parallel_config.data_parallel_rank_local:
         return
     depth = getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, None)

@@ -1,5 +1,6 @@
 """Is a vLLM configuration P-EAGLE, and may the loaded head be served? Imports neither vLLM nor torch by itself."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+
+logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 LOOKUP = "PEAGLE_VLLM_PROMPT_LOOKUP_MIN"  # environment variable of the process that makes the configuration
 TRAINED_DEPTH = "num_depths"  # NeMo's field; put on the draft config of any head whose depth is known
@@ -36,7 +39,6 @@ def prompt_lookup_min(vllm_config: "VllmConfig") -> int:
     ``read_lookup`` has put it on the draft config, so it is the same in every process, whatever its environment.
     """
     spec = vllm_config.speculative_config
-    assert spec is not None
     return getattr(spec.draft_model_config.hf_config, "prompt_lookup_min", 0)
 
 
@@ -110,7 +112,6 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     from peagle_vllm.heads.check_weights import value_fault
 
     spec = vllm_config.speculative_config
-    assert spec is not None
     name = spec.draft_model_config.model
     mask_hidden = getattr(model, "mask_hidden", None)
     if mask_hidden is None:

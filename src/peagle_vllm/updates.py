@@ -36,7 +36,6 @@ class HeadUpdates:
         self, model: Any, target: torch.nn.Module, selector: CandidateSelector | None, vllm_config: VllmConfig
     ):
         """``model`` is the loaded head; its ``load_weights`` goes through here from now on (patch ``head-weights``)."""
-        assert vllm_config.speculative_config is not None
         self._model, self._selector, self._config = model, selector, vllm_config.speculative_config.draft_model_config
         targets = set(target.modules())
         targets.update(copy for copy, source in _quantized_copies() if source in targets)

@@ -219,8 +219,8 @@ DRAFTING = (
     Mutation(
         "piecewise: input rows stand elsewhere at every step",
         V2,
-        "hidden_states=first_rows(self.hidden_states, batch.num_rows),",
-        "hidden_states=self.hidden_states.new_empty(batch.num_rows, self.hidden_size),",
+        "hidden_states = first_rows(self.hidden_states, batch.num_rows)",
+        "hidden_states = self.hidden_states.new_empty(batch.num_rows, self.hidden_size)",
         MIXED,
     ),
     Mutation(

@@ -76,15 +76,8 @@ class Sweep:
             changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
             if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
                 raise ToolError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
-        for name in ("cells", "logs"):
-            (self.results / name).mkdir(exist_ok=True)
+        (self.results / "cells").mkdir(exist_ok=True)
         write_whole(self.results / "sweep.json", json.dumps(now, indent=1) + "\n")
-
-    def _new_log(self, name: str) -> Path:
-        """An empty log: the reason for which an earlier run failed must not be found in it."""
-        log = self.results / "logs" / f"{name}.log"
-        log.write_bytes(b"")
-        return log
 
     def _serve(self, missing: list[Cell]) -> int:
         """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
@@ -92,7 +85,7 @@ class Sweep:
         while missing:
             first, served, starts = missing[0], 0, starts + 1
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
-            log = self._new_log(f"{first.server_id}-server{f'-{starts}' if starts > 1 else ''}")
+            log = self.results / f"logs/{first.server_id}-server{f'-{starts}' if starts > 1 else ''}.log"
             try:
                 arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
                 with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
@@ -117,7 +110,7 @@ class Sweep:
 
     def _measure(self, cell: Cell, server: Server) -> bool:
         """Keep the cell; whether it is whole. Raises ServerFailed, with nothing kept, when the server is lost."""
-        began, log = datetime.now(UTC), self._new_log(f"{cell.id}-client")
+        began, log = datetime.now(UTC), self.results / f"logs/{cell.id}-client.log"
         try:
             raw = client.measure(self.suite, cell, server, cwd=self.folder, log=log)
         except CellFailed as error:

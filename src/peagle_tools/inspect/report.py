@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -46,8 +47,6 @@ def report(
     Args:
         token: what the target's tokenizer calls the head's mask token.
     """
-    import numpy as np
-
     weights = head.tensors.values()
     ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
     mask_hidden, vector, window = head.tensors.get("mask_hidden"), head.mask_hidden(), None

@@ -30,7 +30,12 @@ def bound(command: list[str]) -> list[str]:
 
 
 def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> psutil.Popen:
-    """Start ``command`` in a process group of its own, with its output in ``log``; it ends when this process does."""
+    """Start ``command`` in a process group of its own, with its output in ``log``; it ends when this process does.
+
+    ``log`` begins anew: the reason for which an earlier process failed must not be found in it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
     with log.open("ab") as out:
         return psutil.Popen(
             bound(command),

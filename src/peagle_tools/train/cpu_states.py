@@ -15,7 +15,6 @@ class CpuHiddenStates(theirs.ExampleHiddenStatesConnector):
     def _submit_async_write(self, pending: theirs.PendingSave) -> None:
         if not self._is_tp_rank_zero:
             return
-        assert self._kv_cache is not None
         first = torch.tensor(pending.block_ids)[:, None] * self._block_size
         slots = (first + torch.arange(self._block_size)).flatten()
         states = theirs.extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))

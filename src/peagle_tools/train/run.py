@@ -186,7 +186,6 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     Raises:
         ToolError: ``draft_vocab`` without counts of the tokens; ``init`` does not fit.
     """
-    assert SpeculatorModel.registry is not None
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
     if config.head.init not in (None, "target"):
         return warm_start.begun_from(config, args).float()

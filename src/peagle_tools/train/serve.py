@@ -86,8 +86,6 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     address, partial = urlsplit(config.data.endpoint), config.run / "states.partial"
     if address.hostname not in ("localhost", "127.0.0.1"):
         raise ToolError(f"data.endpoint: {address.hostname} is not this machine; set `serve: false` in data")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # the reason of an earlier failure must not be found in it
     shutil.rmtree(partial, ignore_errors=True)
     left = config.run / "server.json"
     _end_left(left)

@@ -33,8 +33,6 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
     Raises:
         ToolError, TryAgain: it fails; one line with its reason.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")
     process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env=WIDE, log=log)
     try:
         while (status := process.poll()) is None:

@@ -5,13 +5,11 @@ place may be dropped, and nothing but a low acceptance shows it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from peagle_vllm.heads.files import FLOATS, is_finite, read_pieces
 from peagle_vllm.heads.head import AGAIN, Head, read_map
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # The shape of each module's weight in a decoder layer, in the sizes of ``expected_shapes``.
 LAYER: dict[str, tuple[str, ...]] = {
@@ -79,10 +77,8 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
             yield f"{fault}: {file}; {AGAIN}, or train mask_hidden"
 
 
-def value_fault(mask_hidden: "np.ndarray") -> str | None:
+def value_fault(mask_hidden: np.ndarray) -> str | None:
     """What is wrong with the numbers in ``mask_hidden``."""
-    import numpy as np
-
     if not np.isfinite(mask_hidden).all():
         return "mask_hidden holds NaN or Inf"
     return None if mask_hidden.any() else "mask_hidden is all zeros, so every draft after the first would be garbage"

@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
@@ -16,9 +18,6 @@ from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Format = Literal["vllm", "speculators"]
 MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -110,14 +109,12 @@ def copied_tensors(
     return tensors
 
 
-def map_tensors(ids: "np.ndarray", vocab_size: int) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+def map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
     """The vocabulary's map as vLLM reads it, and its ``t2d``.
 
     Args:
         ids: int64 [draft vocabulary] target id of each draft id.
     """
-    import numpy as np
-
     marks = np.zeros(vocab_size, dtype=bool)
     marks[ids] = True
     offsets = (ids - np.arange(len(ids))).astype("<i8")

@@ -8,14 +8,13 @@ neither. ``t2d`` marks the target ids that can be drafted; vLLM does not read it
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from peagle_vllm.heads import config as configs
 from peagle_vllm.heads import files
 from peagle_vllm.heads.files import INTEGERS, NUMPY, HeadError, RemoteHead, TensorInfo
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NO_HEAD = "is a target, not a head; name a head, and this model as --target"
 AGAIN = "take the head's weights from their source again"
@@ -113,7 +112,7 @@ class Head:
         there = self.weight_files
         return f"{self.name}/{there[0] if len(there) == 1 else '*.safetensors'}"
 
-    def array(self, tensor: str) -> "np.ndarray | None":
+    def array(self, tensor: str) -> np.ndarray | None:
         """A tensor's numbers (bf16 as float32); None when they are not on this machine, or scaled (fp8).
 
         safetensors' NumPy reader has no bf16, and importing torch for one vector would take seconds.
@@ -126,10 +125,8 @@ class Head:
             return None
         return files.as_numbers(b"".join(files.read_pieces(self.folder, info)), info.dtype).reshape(info.shape)
 
-    def mask_hidden(self) -> "np.ndarray | None":
+    def mask_hidden(self) -> np.ndarray | None:
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""
-        import numpy as np
-
         array = self.array("mask_hidden")
         if array is None:
             return None
@@ -200,14 +197,12 @@ class VocabularyMap:
     """
 
     form: Literal["none", "identity", "offsets", "target ids", "unclear"] | None
-    target_ids: "np.ndarray | None" = None
+    target_ids: np.ndarray | None = None
     fault: str | None = None
 
 
 def read_map(head: Head) -> VocabularyMap:
     """Read ``d2t``, and ``t2d`` where there is one. Raises HeadError when they cannot be read."""
-    import numpy as np
-
     info, file, rows, full = head.tensors.get("d2t"), head.file_of("d2t"), head.draft_vocab_size, head.vocab_size
     if info is None:
         if not head.is_reduced:
@@ -243,20 +238,16 @@ def read_map(head: Head) -> VocabularyMap:
     return VocabularyMap("unclear", fault=f"d2t {reason}: {file}; store it as offsets (target id - draft id)")
 
 
-def target_ids(head: Head) -> "np.ndarray":
+def target_ids(head: Head) -> np.ndarray:
     """int64 [draft vocabulary] the target id of each draft id. Raises HeadError when the map cannot be read."""
-    import numpy as np
-
     vocabulary = read_map(head)
     if vocabulary.target_ids is None and head.is_reduced:
         raise HeadError(vocabulary.fault or f"d2t is not on this machine: {head.name}; download the head")
     return np.arange(head.draft_vocab_size) if vocabulary.target_ids is None else vocabulary.target_ids
 
 
-def _misfit(targets: "np.ndarray", marked: "np.ndarray | None", vocab_size: int) -> str | None:
+def _misfit(targets: np.ndarray, marked: np.ndarray | None, vocab_size: int) -> str | None:
     """Why these cannot be the target ids of the draft ids; None if they can be."""
-    import numpy as np
-
     if marked is not None and len(marked) != len(targets):
         return f"has {len(targets)} entries where t2d marks {len(marked)} target ids"
     if marked is not None and not np.array_equal(np.sort(targets), marked):
@@ -269,7 +260,7 @@ def _misfit(targets: "np.ndarray", marked: "np.ndarray | None", vocab_size: int)
     return None
 
 
-def _marked_targets(head: Head) -> "np.ndarray | None":
+def _marked_targets(head: Head) -> np.ndarray | None:
     """The target ids that ``t2d`` marks, ascending, where the head carries a usable one."""
     info = head.tensors.get("t2d")
     if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):

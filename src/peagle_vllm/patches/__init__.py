@@ -6,18 +6,15 @@ passes every configuration that is not P-EAGLE on to the original.
 
 import functools
 import importlib
-import logging
 import os
 from typing import TYPE_CHECKING
 
 import wrapt
 
-from peagle_vllm.serving import RefusedError
+from peagle_vllm.serving import RefusedError, logger
 
 if TYPE_CHECKING:
     from peagle_vllm.patches.ledger import Patch
-
-logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 # Module of vLLM -> what installs the patches once it is imported, as "file.function", in this order.
 HOOKS = {

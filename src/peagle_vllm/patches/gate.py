@@ -1,14 +1,11 @@
 """Takes P-EAGLE off the list of what Model Runner V2 does not support."""
 
 import functools
-import logging
 from types import ModuleType
 
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
-from peagle_vllm.serving import is_peagle
-
-logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
+from peagle_vllm.serving import is_peagle, logger
 
 REFUSAL = "parallel drafting for EAGLE speculative decoding"
 

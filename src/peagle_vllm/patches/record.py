@@ -5,7 +5,6 @@ its answers are not kept.
 """
 
 import json
-import logging
 import os
 import tempfile
 from pathlib import Path
@@ -14,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
-from peagle_vllm.serving import RefusedError, is_peagle
+from peagle_vllm.serving import RefusedError, is_peagle, logger
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig
-
-logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 RECORD = "PEAGLE_VLLM_RECORD"  # environment variable of the process that makes the configuration
 FILE_BYTES = 32 << 20  # of each of an engine's two files; the older one is dropped

@@ -1,7 +1,6 @@
 """Bad P-EAGLE configurations are refused in one line, before any weight is loaded."""
 
 import functools
-import logging
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -20,8 +19,6 @@ from peagle_vllm.serving import LOOKUP, TRAINED_DEPTH, RefusedError, is_peagle_s
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
-
-logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
@@ -176,12 +173,11 @@ def _carries_mask_hidden(model: str, revision: str | None) -> bool:
 
 @functools.cache
 def _warn_once(line: str) -> None:
-    logger.warning("%s", line)
+    patches.logger.warning("%s", line)
 
 
 def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args: Any, **kwargs: Any) -> None:
     """Let vLLM read the head's config, with what it does not find by itself."""
-    assert spec.model is not None
     head = _read(spec.model, spec.revision)
     with head_config.serving(head.mapped if isinstance(head, Head) else {}, spec.target_model_config):
         try:

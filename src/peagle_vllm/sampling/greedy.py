@@ -1,13 +1,10 @@
 """The best tokens of each row, in the head's own vocabulary and in bounded memory."""
 
-import logging
 from typing import Any
 
 import torch
 
-from peagle_vllm.serving import on_all_ranks
-
-logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
+from peagle_vllm.serving import logger, on_all_ranks
 
 MAX_LOGITS_BYTES = 512 << 20  # 1,024 requests at K = 7 and 201,088 tokens would make 2.9 GB at once
 

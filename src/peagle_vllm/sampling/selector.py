@@ -19,7 +19,6 @@ from peagle_vllm.serving import RefusedError, refuse_broken
 def selector_config_of(vllm_config: VllmConfig) -> files.SelectorConfig | None:
     """What the served head's config says of its selector; None where it has none."""
     spec = vllm_config.speculative_config
-    assert spec is not None
     draft = spec.draft_model_config
     return files.read_selector_config(vars(draft.hf_config), f"{draft.model}/config.json")
 
@@ -45,7 +44,6 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     selector_config, spec = selector_config_of(vllm_config), vllm_config.speculative_config
     if selector_config is None:
         return None
-    assert spec is not None
     draft = spec.draft_model_config
     tensors: dict[str, torch.Tensor] = {}
     if vllm_config.load_config.load_format == "dummy":

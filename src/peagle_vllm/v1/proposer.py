@@ -103,7 +103,6 @@ class ParallelEagleProposer(EagleProposer):
     def _projected_mask(self) -> torch.Tensor:
         """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""
         m = self.parallel_drafting_hidden_state_tensor
-        assert m is not None
         if self.updates.mask_is_stale:
             m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(1, -1))[0])
             self.updates.mask_is_stale = False
@@ -300,7 +299,6 @@ class ParallelEagleProposer(EagleProposer):
         draft_token_ids, draft_probs = super()._sample_from_logits(logits, sampling_metadata)
         if draft_probs is None or not sampling_metadata.generators:
             return draft_token_ids, draft_probs
-        assert sampling_metadata.temperature is not None
         num_k = len(logits) // len(sampling_metadata.temperature)  # 1 while candidates are selected
         # The metadata's temperature is on the GPU: reading it would wait until the GPU has drafted.
         temperature, unfinished_prefill = self.runner.input_batch.temperature_cpu, self.runner.discard_request_mask.np
@@ -326,7 +324,6 @@ def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> 
     top_k, top_p, temperature = sampling_metadata.top_k, sampling_metadata.top_p, sampling_metadata.temperature
     if top_k is None and top_p is None:
         return logits
-    assert temperature is not None
     rows = len(logits) // len(temperature)
     scale = torch.where(temperature < _SAMPLING_EPS, 1.0, temperature).repeat_interleave(rows)[:, None]
     top_k = None if top_k is None else top_k.clamp(max=logits.shape[1]).repeat_interleave(rows)
@@ -341,7 +338,6 @@ def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> 
 def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
     """Refuse a head with sliding and full layers: vLLM's V1 runner keeps one attention metadata for all of them."""
     spec = vllm_config.speculative_config
-    assert spec is not None
     hf_config = spec.draft_model_config.hf_config
     kinds = set((getattr(hf_config, "layer_types", None) or [])[: hf_config.num_hidden_layers])
     if len(kinds) > 1:

@@ -164,7 +164,6 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     """
     config = copy.copy(vllm_config)
     config.speculative_config = copy.copy(vllm_config.speculative_config)
-    assert config.speculative_config is not None
     config.speculative_config.num_speculative_tokens = 2 * vllm_config.num_speculative_tokens - 1
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
     if graphs.decode:

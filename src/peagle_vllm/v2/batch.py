@@ -42,7 +42,6 @@ def dummy_run(
     """
     is_full = desc.cg_mode == CUDAGraphMode.FULL
     if is_full:
-        assert desc.num_reqs is not None and desc.uniform_token_count is not None
         num_reqs, length = desc.num_reqs, desc.uniform_token_count
         starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         batch = DraftBatch(num_reqs, 0, length - max_k, desc.num_tokens, num_reqs, length, max_k + 1)
@@ -52,14 +51,9 @@ def dummy_run(
         batch = DraftBatch(num_reqs, 0, 0, desc.num_tokens, num_reqs)
     _fill_dummy(attention.buffers, starts)
     attention.block_tables.get_dummy_block_tables(num_reqs)  # zeroes the tables that metadata reads
-    return DraftRun(
-        batch=batch,
-        fc_inputs=fc_inputs[: 1 + batch.num_staging_rows],
-        hidden_states=hidden_states[: batch.num_rows],
-        attn_metadata=attention.metadata(
-            num_reqs, starts, seq_lens_bound=None if is_full else np.diff(starts), capture=is_full
-        ),
-    )
+    bound = None if is_full else np.diff(starts)
+    metadata = attention.metadata(num_reqs, starts, seq_lens_bound=bound, capture=is_full)
+    return DraftRun(batch, fc_inputs[: 1 + batch.num_staging_rows], hidden_states[: batch.num_rows], metadata)
 
 
 def _fill_dummy(buffers: DraftBuffers, starts: np.ndarray) -> None:

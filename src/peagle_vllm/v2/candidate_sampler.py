@@ -88,14 +88,8 @@ def beside_others(scores: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor
 @triton.jit
 def draw(scores, tokens, is_candidate, seed, position, column, temperature, USE_FP64: tl.constexpr):
     """Index of the token drawn from softmax(scores / temperature); the best one at temperature 0."""
+    step_seed = spec_step_seed(seed, column)
     _, index = gumbel_noised_argmax(
-        scores,
-        tokens,
-        is_candidate,
-        spec_step_seed(seed, column),
-        position,
-        temperature,
-        IS_DRAFTING=True,
-        USE_FP64=USE_FP64,
+        scores, tokens, is_candidate, step_seed, position, temperature, IS_DRAFTING=True, USE_FP64=USE_FP64
     )
     return index

@@ -174,7 +174,6 @@ def depth_by_batch_size(vllm_config: VllmConfig) -> list[int]:
     """K of a step with so many requests, from index 1 on."""
     spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-    assert spec is not None
     if not spec.uses_dynamic_speculative_decoding():
         return [max_k] * (max_num_seqs + 1)
     return build_dynamic_sd_schedule_lookup(
@@ -207,7 +206,6 @@ def _request_counts(vllm_config: VllmConfig, num_k: int) -> list[int]:
     """Request counts of the decode graphs of a step that drafts ``num_k`` tokens, ascending."""
     compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
     spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
-    assert spec is not None
     limit = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // geometry.static_length(max_k, num_k))
     # The target's graphs are 1 + K rows a request; under adaptive verification one row a request at worst.
     rows = 1 if spec.enable_adaptive_verification else 1 + num_k

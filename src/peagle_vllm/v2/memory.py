@@ -27,7 +27,6 @@ def draft_memory(vllm_config: VllmConfig) -> dict[str, int]:
             counts it, so it comes off the KV cache, not on top.
     """
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
-    assert spec is not None
     max_k, max_num_seqs = vllm_config.num_speculative_tokens, scheduler.max_num_seqs
     max_num_tokens = scheduler.max_num_batched_tokens
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
@@ -65,7 +64,6 @@ def draft_memory(vllm_config: VllmConfig) -> dict[str, int]:
 
 def _weights(vllm_config: VllmConfig) -> int:
     spec = vllm_config.speculative_config
-    assert spec is not None
     draft = spec.draft_model_config
     hidden, layers = draft.get_hidden_size(), draft.get_total_num_hidden_layers()
     heads, kv_heads = draft.model_arch_config.total_num_attention_heads, draft.get_total_num_kv_heads()
@@ -79,12 +77,10 @@ def _weights(vllm_config: VllmConfig) -> int:
 def _num_aux(vllm_config: VllmConfig) -> int:
     """Aux hidden states that the head reads, as vLLM's EAGLE-3 models count them."""
     spec = vllm_config.speculative_config
-    assert spec is not None
     stated = getattr(spec.draft_model_config.hf_config, "num_aux_hidden_states", None)
     return stated or len(get_eagle3_aux_layers_from_config(spec) or range(3))
 
 
 def _draft_vocab_size(vllm_config: VllmConfig) -> int:
-    assert vllm_config.speculative_config is not None
     draft = vllm_config.speculative_config.draft_model_config
     return getattr(draft.hf_config, "draft_vocab_size", None) or draft.get_vocab_size()

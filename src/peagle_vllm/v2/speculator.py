@@ -237,7 +237,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             [num_reqs, K_max] int64 draft tokens; columns from ``num_speculative_tokens`` on mean nothing.
         """
         assert aux_hidden_states, "P-EAGLE reads the target's auxiliary hidden states"
-        assert num_sampled is not None and num_rejected is not None
         num_reqs, self._req_ids = input_batch.num_reqs, input_batch.req_ids
         if self.updates.paused:
             return self._draft_nothing(num_reqs)
@@ -301,15 +300,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
             assert manager is not None and graph is not None
             manager.run_fullgraph(graph)
             return self.draft_tokens[:num_reqs]
-        self._draft(
-            DraftRun(
-                batch=batch,
-                fc_inputs=fc_inputs,
-                hidden_states=first_rows(self.hidden_states, batch.num_rows),
-                attn_metadata=metadata,
-                cudagraph_mode=mode,
-            )
-        )
+        hidden_states = first_rows(self.hidden_states, batch.num_rows)
+        self._draft(DraftRun(batch, fc_inputs, hidden_states, metadata, mode))
         return self.draft_tokens[:num_reqs]
 
     def _draft_nothing(self, num_reqs: int) -> torch.Tensor:
@@ -391,33 +383,21 @@ class ParallelEagleSpeculator(EagleSpeculator):
         num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]
+        positions, idx_mapping = self.buffers.sample_pos[samples], self.buffers.sample_idx_mapping[samples]
+        columns, estimated = self._columns[per_req][samples], self.acceptance_estimator is not None
         drafts = self.draft_tokens[:num_reqs, :per_req]
         if self.observer:
-            self.observer(sampled_rows(self._req_ids, per_req, self.buffers.sample_pos[samples], sampled))
+            self.observer(sampled_rows(self._req_ids, per_req, positions, sampled))
         if self.candidate_sampler.selector:
             chosen_by = self.candidate_sampler(
-                self.model,
-                sampled,
-                drafts,
-                self.buffers,
-                self.draft_logits,
-                self.use_fp64_gumbel,
-                estimated=self.acceptance_estimator is not None,
+                self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel, estimated
             )
             if chosen_by is not None:
-                idx_mapping = self.buffers.sample_idx_mapping[samples]
-                self._maybe_predict_acceptance(chosen_by, idx_mapping, self._columns[per_req][samples])
+                self._maybe_predict_acceptance(chosen_by, idx_mapping, columns)
             return
-        if self.draft_logits is None and self.acceptance_estimator is None:
+        if self.draft_logits is None and not estimated:
             top_tokens(self.model, sampled, out=drafts)
             return
-        chosen = self.sample_draft(
-            sampled,
-            self.buffers.sample_pos[samples],
-            self.buffers.sample_idx_mapping[samples],
-            self.temperature,
-            self.seeds,
-            self._columns[per_req][samples],
-            self.draft_logits,
-        )
+        drawn_with = self.temperature, self.seeds, columns, self.draft_logits
+        chosen = self.sample_draft(sampled, positions, idx_mapping, *drawn_with)
         drafts.copy_(chosen.view(drafts.shape))
