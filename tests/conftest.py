@@ -20,6 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,14 @@ def twins_or_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with torch_twins():
         yield
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random tiny target and a head for it."""
+    from tests.support.random_heads import write_pair
+
+    return write_pair(tmp_path_factory.mktemp("tiny"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,11 +18,6 @@ from peagle_tools.bench.suite import read_suite
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _heed_interrupts() -> None:
-    """A job in the background starts its children with SIGINT ignored, and they would keep to that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Trial:
     """One suite, one results folder, and the stand-ins' log."""
 
@@ -38,13 +33,16 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_heed_interrupts,
+            # A job in the background starts its children with SIGINT ignored, and they would keep to that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
-    def run(self, **environment: str) -> tuple[int, str]:
+    def run(self, status: int = 0, **environment: str) -> str:
+        """What it prints, ended with this status."""
         process = self.start(**environment)
         output, _ = process.communicate(timeout=120)
-        return process.returncode, output
+        assert process.returncode == status, output
+        return output
 
     def lines(self, word: str) -> list[str]:
         """What the stand-ins wrote after ``word``."""
@@ -96,8 +94,7 @@ def one_line(output: str) -> str:
 
 
 def test_a_whole_sweep(trial: Trial) -> None:
-    status, output = trial.run()
-    assert status == 0, output
+    output = trial.run()
     found = read_results(trial.results)
     assert Counter(r.cell for r in found) == Counter(trial.cells())
     assert all(r.ok for r in found)
@@ -130,8 +127,7 @@ def test_killed_three_times(trial: Trial) -> None:
         trial.assert_nothing_is_left()
         assert whole.items() <= trial.written().items(), "a cell was measured again, or lost"
         whole = trial.written()
-    status, output = trial.run()
-    assert status == 0, output
+    trial.run()
     found = read_results(trial.results)
     assert Counter(r.cell for r in found) == Counter(trial.cells())
     assert whole.items() <= trial.written().items()
@@ -142,8 +138,7 @@ def test_killed_three_times(trial: Trial) -> None:
 
 def test_a_server_that_dies_mid_cell(trial: Trial) -> None:
     trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:2"}\n')
-    status, output = trial.run()
-    assert status == 1
+    output = trial.run(1)
     failed = [r for r in read_results(trial.results) if not r.ok]
     # the EAGLE-3 server of each repeat dies in its second cell
     assert [(r.cell.arm, r.cell.concurrency) for r in failed] == [("EAGLE-3", 4)] * 2
@@ -158,8 +153,7 @@ def test_a_server_whose_engine_dies_is_not_used_for_the_next_cell(trial: Trial) 
     """It answers with errors for a while. The client's complaint is not the cause, and the next cell gets a new one."""
     trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "sickens:1"}\n')
     trial.change("repeats: 2", "repeats: 1")
-    status, output = trial.run(STANDIN_CLIENT_FOR_EAGLE="half")
-    assert status == 1
+    output = trial.run(1, STANDIN_CLIENT_FOR_EAGLE="half")
     found = read_results(trial.results)
     assert [r.ok for r in found] == [True, True, False, False]
     for r in found[2:]:
@@ -170,11 +164,10 @@ def test_a_server_whose_engine_dies_is_not_used_for_the_next_cell(trial: Trial) 
 
 def test_a_head_that_does_not_fit(trial: Trial) -> None:
     trial.change("    k: [3]\n", "    k: [3]\n    environment: {STANDIN: no-start}\n")
-    status, output = trial.run()
+    output = trial.run(1)
     log = trial.results / "logs/eagle-3-k3-r1-server.log"
     assert log.exists(), output
     assert "the server did not start: " in output and f"  its log: {log}\n" in output
-    assert status == 1
     failed = [r for r in read_results(trial.results) if not r.ok]
     assert {r.cell.arm for r in failed} == {"EAGLE-3"} and len(failed) == 4
     assert all("ValueError: the head is 64 wide, the target 128" in r.reason for r in failed)
@@ -184,12 +177,9 @@ def test_a_head_that_does_not_fit(trial: Trial) -> None:
 def test_a_client_that_fails_and_then_does_not(trial: Trial) -> None:
     trial.change("repeats: 2", "repeats: 1")
     for what, reason in (("fails", "FileNotFoundError: no such"), ("half", "6 of 12 requests were answered: Connect")):
-        status, output = trial.run(STANDIN_CLIENT=what)
-        assert status == 1
-        assert "the same command tries them again" in output
+        assert "the same command tries them again" in trial.run(1, STANDIN_CLIENT=what)
         assert all(reason in r.reason for r in read_results(trial.results))
-    status, _ = trial.run()
-    assert status == 0
+    trial.run()
     assert all(r.ok for r in read_results(trial.results))
 
 
@@ -199,9 +189,7 @@ def test_two_sweeps_in_one_folder(trial: Trial) -> None:
         deadline = time.monotonic() + 20
         while not trial.lines("client") and time.monotonic() < deadline:
             time.sleep(0.05)
-        status, output = trial.run()
-        assert status == 2
-        assert "another sweep is writing into results" in one_line(output)
+        assert "another sweep is writing into results" in one_line(trial.run(2))
     finally:
         first.send_signal(signal.SIGINT)
         output, _ = first.communicate(timeout=60)
@@ -212,13 +200,9 @@ def test_two_sweeps_in_one_folder(trial: Trial) -> None:
 def test_results_of_another_suite_or_of_other_versions(trial: Trial) -> None:
     trial.run()
     trial.change("output_tokens: 64", "output_tokens: 32")
-    status, output = trial.run()
-    assert status == 2
-    assert "results of another suite" in one_line(output)
+    assert "results of another suite" in one_line(trial.run(2))
     trial.change("output_tokens: 32", "output_tokens: 64")
     sweep = json.loads((trial.results / "sweep.json").read_text())
     sweep["versions"]["torch"] = "0.1"
     (trial.results / "sweep.json").write_text(json.dumps(sweep))
-    status, output = trial.run()
-    assert status == 2
-    assert "begun with other versions (torch 0.1 -> " in one_line(output)
+    assert "begun with other versions (torch 0.1 -> " in one_line(trial.run(2))

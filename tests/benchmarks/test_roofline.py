@@ -1,12 +1,14 @@
 """The bounds: by hand, and as committed."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks.roofline import DEVICES, draft_step_roofline, seconds
 from benchmarks.shapes import PUBLISHED, HeadShape, Model
-from tests.benchmarks.running import ROOT, run_script
+from tests.benchmarks.running import ROOT
 
 # Hidden 4, two query heads and one KV head of 2, MLP 8 wide, 10 of 20 tokens, 3 hidden states.
 SMALL = HeadShape(Model(4, 4, 2, 1, 2, 8, 20), intermediate=8, draft_vocab=10)
@@ -34,7 +36,12 @@ def test_small_head_by_hand():
 
 
 def test_a_run_and_the_committed_result(tmp_path):
-    printed, result = run_script("roofline", tmp_path / "roofline.json")
+    out = tmp_path / "roofline.json"
+    command = [sys.executable, "-m", "benchmarks.roofline", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    printed, result = done.stdout, json.loads(out.read_text())
+    assert set(result) >= {"what", "device", "hardware", "versions", "commit"}
     committed = json.loads((ROOT / "benchmarks/results/roofline.json").read_text())
     for part in ("what", "assumptions", "sizes", "devices", "cells"):
         assert result[part] == committed[part], part

@@ -62,5 +62,4 @@ def test_a_window_drafts_as_the_head_that_convert_writes(tmp_path: Path):
             finished = live.run([Request("a", tuple(prompt_token_ids()[0][:24]), MAX_TOKENS)])
     finally:
         apply(worker, setup)
-    k, longest = live.settings.k, live.settings.max_model_len
-    assert compare(noted, finished, Reference(TARGET, tmp_path), k=k, max_model_len=longest).rows > 1
+    assert compare(noted, finished, Reference(TARGET, tmp_path), live.settings).rows > 1

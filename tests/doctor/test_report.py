@@ -22,13 +22,7 @@ from tests.inspect.running import only_line, run
 from tests.patches.trees import change, copy_of_used, installed
 
 GPU = Environment(
-    torch="2.11.0",
-    triton="3.6.0",
-    device="a GPU",
-    no_triton="",
-    registered=True,
-    platform=None,
-    variables={},
+    torch="2.11.0", triton="3.6.0", device="a GPU", no_triton="", registered=True, platform=None, variables={}
 )
 CPU = replace(GPU, device="CPU", no_triton="it has no CPU backend")
 
@@ -203,17 +197,12 @@ def test_a_platform_plugin_is_found_as_vllm_finds_it(
         assert (data["platform"], data["runner"]["name"]) == (gives, "out-of-tree")
 
 
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(type="cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: cuda)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(get_device_name=lambda: "H200"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_gpu_is_named() -> None:
     assert read_environment(None).device == "H200 (sm_90), 2 visible"
 
 

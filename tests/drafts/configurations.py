@@ -36,21 +36,15 @@ SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
 
 @dataclass(frozen=True)
 class Configuration:
-    """An engine, and the requests that it gets, wave after wave.
-
-    Attributes:
-        target: of ``TARGETS``.
-        settings: without their folders.
-        graphs: V2's draft graphs, as ``tests.support.graphs.emulate`` takes them; of some configurations only.
-        kernels: Triton's interpreter runs our kernels; else their torch twins run, four times as fast a row.
-    """
+    """An engine, and the requests that it gets, wave after wave."""
 
     seed: int
-    target: str
+    target: str  # of ``TARGETS``
     head: tiny_heads.HeadSpec
-    settings: Settings
+    settings: Settings  # without their folders
+    # V2's draft graphs, as ``tests.support.graphs.emulate`` takes them; of some configurations only.
     graphs: dict[str, Any] | None
-    kernels: bool
+    kernels: bool  # Triton's interpreter runs our kernels; else their torch twins run, four times as fast a row
     waves: tuple[tuple[Request, ...], ...]
 
 

@@ -18,27 +18,16 @@ from tests.support.random_heads import MASK_TOKEN, VOCAB, HeadSpec
 
 @dataclass(frozen=True)
 class Case:
-    """A head in one dialect.
+    """A head in one dialect."""
 
-    Attributes:
-        spec: its weights and norms; ``fmt`` does not matter.
-        rewrite: vLLM's own config and names into the dialect's.
-        layers: more fields of the decoder layers.
-        dtype: in which the weights are stored, exactly.
-        shards: files that hold them.
-        v2: whether only Model Runner V2 can serve it.
-        direct: whether vLLM is served this head as it is; the others need convert.
-        options: of convert.
-    """
-
-    spec: HeadSpec
-    rewrite: Callable[[Written], object]
-    layers: tuple[tuple[str, object], ...] = ()
-    dtype: torch.dtype = torch.float32
-    shards: int = 1
-    v2: bool = False
-    direct: bool = True
-    options: tuple[str, ...] = ()
+    spec: HeadSpec  # its weights and norms; ``fmt`` does not matter
+    rewrite: Callable[[Written], object]  # vLLM's own config and names into the dialect's
+    layers: tuple[tuple[str, object], ...] = ()  # more fields of the decoder layers
+    dtype: torch.dtype = torch.float32  # in which the weights are stored, exactly
+    shards: int = 1  # files that hold them
+    v2: bool = False  # whether only Model Runner V2 can serve it
+    direct: bool = True  # whether vLLM is served this head as it is; the others need convert
+    options: tuple[str, ...] = ()  # of convert
 
     @property
     def weights(self) -> tuple:

@@ -96,14 +96,7 @@ class Fuzzer:
                     noted = greedy_rows(noted, finished)
                 if made.settings.dtype == "float32":
                     check_output(finished, right)
-                seen.report += compare(
-                    noted,
-                    finished,
-                    reference,
-                    k=made.settings.k,
-                    max_model_len=MAX_MODEL_LEN,
-                    lookup=made.settings.lookup,
-                )
+                seen.report += compare(noted, finished, reference, live.settings)
                 seen.counts["preemptions"] += preempted.call_count
                 seen.counts["requests"] += len(wave)
                 seen.counts["aborted requests"] += sum(

@@ -21,11 +21,6 @@ K = 4
 MAX_MODEL_LEN = 96
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"))
-
-
 def start(pair: tuple[Path, Path], k: int = K, **changes: Any) -> Engine:
     return engine(Settings(*pair, k=k, max_model_len=MAX_MODEL_LEN, **changes))
 

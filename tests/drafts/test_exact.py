@@ -118,7 +118,7 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
         ):
             some = asked(cell.requests, seed)
             finished = live.run([replace(r, sampling=TOP_1) if cell.is_drawn and is_drawn(r.id) else r for r in some])
-        report = compare(noted, finished, reference, k=cell.k, max_model_len=MAX_MODEL_LEN, lookup=cell.lookup)
+        report = compare(noted, finished, reference, live.settings)
         print(report, seen, *report.ties, sep="\n")
         if cell.dtype == "float32":
             different = [req for req, done in finished.items() if done.output != right[req].output]

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.conftest import ARM
-from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine, shut_down
 from tests.support.random_heads import prompt
 from tests.support.recorder import compare, record
@@ -26,11 +25,6 @@ MAX_MODEL_LEN = 160
 K = 4
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"))
-
-
 def start(pair: tuple[Path, Path], **changes: Any) -> Engine:
     return engine(Settings(*pair, k=K, max_model_len=MAX_MODEL_LEN, **changes))
 
@@ -39,7 +33,7 @@ def drafts_are_exact(live: Engine, pair: tuple[Path, Path], requests: list[Reque
     with record(live) as noted:
         finished = live.run(requests)
     try:
-        print(compare(noted, finished, Reference(*pair), k=K, max_model_len=MAX_MODEL_LEN))
+        print(compare(noted, finished, Reference(*pair), live.settings))
     except AssertionError as error:
         print(error)
         return False

@@ -60,7 +60,7 @@ def main() -> None:
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in REQUESTS}
     assert live.llm.collective_rpc(begin, args=(right,)) == [False, True]
     finished = live.run(REQUESTS)
-    report = compare(live.llm.collective_rpc(noted)[-1], finished, reference, k=K, max_model_len=MAX_MODEL_LEN)
+    report = compare(live.llm.collective_rpc(noted)[-1], finished, reference, live.settings)
     print(report)
     assert {req: done.tokens for req, done in finished.items()} == right
     assert report.rows > 12 and report.dropped["partial prefill"]

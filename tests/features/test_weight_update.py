@@ -89,7 +89,7 @@ def test_requests_in_flight(live: Engine, target: Path, heads: list[Path], new: 
         finished = live.run(REQUESTS)
     assert {req: done.tokens for req, done in finished.items()} == right
     for rows, reference in ((before, Reference(target, heads[0])), (noted, new)):
-        assert compare(rows, finished, reference, k=K, max_model_len=MAX_MODEL_LEN).rows > 2
+        assert compare(rows, finished, reference, live.settings).rows > 2
 
 
 def test_a_selector_that_does_not_come_is_off_until_it_comes(live: Engine, target: Path, heads: list[Path], new, lines):

@@ -106,12 +106,6 @@ def start(case: Case, mode: str, backend: str, folder: Path, **speculative: Any)
     return engine(settings), Reference(target, head, DTYPE)
 
 
-def backends_of(live: Engine) -> set[str]:
-    """What the target's and the drafter's layers attend with."""
-    layers = live.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
-    return {layer.attn_backend.get_name() for layer in layers}
-
-
 def watch_steps(live: Engine, replays: list[int]) -> list[int]:
     """How many graphs each draft step replays. ``record``, begun after it, takes the wrapper away with its own."""
     propose, steps = live.drafter.propose, []
@@ -132,13 +126,14 @@ def watch_steps(live: Engine, replays: list[int]) -> list[int]:
 def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: list[int]):
     case = CASES[name]
     live, reference = start(case, mode, backend, tmp_path)
-    assert backends_of(live) == {backend}
+    layers = live.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+    assert {layer.attn_backend.get_name() for layer in layers} == {backend}  # the target's and the drafter's
     asked = requests(NUM_REQUESTS, NUM_OUTPUT, seed=0)
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in asked}
     steps = watch_steps(live, replays)
     with record(live, planter(right, tiny_heads.VOCAB), keep_hidden=True) as noted:
         finished = live.run(asked)
-    report = compare(noted, finished, reference, k=case.k, max_model_len=MAX_MODEL_LEN)
+    report = compare(noted, finished, reference, live.settings)
     same_output = sum(finished[req].tokens == tokens for req, tokens in right.items())
     print(report, *report.ties, f"graphs replayed in each step: {steps}", sep="\n")
     print(f"the output of {same_output} of {len(asked)} requests is the simulation's")

@@ -28,14 +28,6 @@ def only(found: list[Problem], severity: str = "error") -> str:
     return found[0].line
 
 
-def no_embeddings(head: Written) -> None:
-    del head.tensors["embed_tokens.weight"]
-
-
-def no_lm_head(head: Written) -> None:
-    del head.tensors["lm_head.weight"]
-
-
 def norm_before_fc(head: Written) -> None:
     head.config["norm_before_fc"] = True
     head.tensors["input_norm.weight"] = torch.ones(3 * HIDDEN)
@@ -54,12 +46,3 @@ def top_fc_norm(head: Written) -> None:
 
 def windowed(head: Written) -> None:
     head.layer_config.update(layer_types=["full_attention", "sliding_attention"], sliding_window=8)
-
-
-def prefixed(head: Written) -> None:
-    head.tensors = {f"model.{name}": value for name, value in head.tensors.items()}
-
-
-def quantized(head: Written) -> None:
-    head.layer_config["quantization_config"] = {"quant_method": "compressed-tensors"}
-    head.tensors = {n.replace("_proj.weight", "_proj.weight_packed"): t for n, t in head.tensors.items()}

@@ -33,19 +33,12 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass(frozen=True)
 class Mutation:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        name: for the test's report.
-        names: words of which the refusing line must hold one.
-        change: edits the head before it is written.
-        damage: edits the written folder.
-    """
-
-    name: str
-    names: tuple[str, ...]
-    change: Callable[[Written], object] = lambda head: None
-    damage: Callable[[Path], object] = lambda folder: None
+    name: str  # for the test's report
+    names: tuple[str, ...]  # words of which the refusing line must hold one
+    change: Callable[[Written], object] = lambda head: None  # edits the head before it is written
+    damage: Callable[[Path], object] = lambda folder: None  # edits the written folder
 
 
 def mutations(head: Written) -> Iterator[Mutation]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.heads import writers
-from tests.heads.judging import AGAIN, AUX_KEY, Change, fc_norm, no_lm_head, problems
+from tests.heads.judging import AGAIN, AUX_KEY, Change, fc_norm, problems
 from tests.heads.writers import HIDDEN, VOCAB, Written
 
 MASK = "mask_hidden"
@@ -110,7 +110,7 @@ REFUSED = {
     ),
     "draft vocabulary too large": (setting(draft_vocab_size=65), "draft_vocab_size is 65, more than the 64", "correct"),
     "no d2t": (reduced(drop("d2t")), "d2t is missing, and draft_vocab_size 48 is below vocab_size 64", AGAIN),
-    "no lm_head": (reduced(no_lm_head), "lm_head is missing, and the target's 64 rows do not fit", AGAIN),
+    "no lm_head": (reduced(drop("lm_head.weight")), "lm_head is missing, and the target's 64 rows do not fit", AGAIN),
     "d2t of floats": (reduced(put("d2t", lambda t: t.float())), "d2t is F32 [48], needs whole numbers", "correct"),
     "d2t of target ids": (
         reduced(put("d2t", lambda t: t + torch.arange(len(t)))),

@@ -109,28 +109,15 @@ def listing(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
 
-def sweep(name: str, step: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    original = HEADS[name]().save(place / "original")
+@pytest.mark.parametrize("step", [STEP, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", HEADS)
+def test_mutations(name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    original = HEADS[name]().save(tmp_path / "original")
     seen: Counter[str] = Counter()
     for number, mutation in enumerate(list(mutations(HEADS[name]()))[::step]):
         try:
-            seen[judge(HEADS[name](), mutation, place / str(number), original, monkeypatch)] += 1
+            seen[judge(HEADS[name](), mutation, tmp_path / str(number), original, monkeypatch)] += 1
         except AssertionError as error:
             raise AssertionError(f"{name}: {mutation.name}: {error}") from error
     print(f"{name}: {dict(seen)}")
-    return seen
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_some_mutations(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen = sweep(name, STEP, tmp_path, monkeypatch)
     assert seen["refused"] > 20 and seen["the same"] > 0
-
-
-@pytest.mark.full
-def test_every_mutation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: Counter[str] = Counter()
-    for name in HEADS:
-        seen += sweep(name, 1, tmp_path / name, monkeypatch)
-    print(dict(seen))
-    assert seen.total() >= 1000

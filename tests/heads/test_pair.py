@@ -11,19 +11,14 @@ from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target
 from tests.heads import writers
-from tests.heads.judging import (
-    AUX_KEY,
-    no_embeddings,
-    only,
-    problems,
-    quantized,
-)
+from tests.heads.judging import AUX_KEY, only, problems
 from tests.heads.writers import HIDDEN, MASK_TOKEN, TARGET, VOCAB
 
 
 def test_a_quantized_head_has_no_problem(tmp_path: Path):
     head = writers.speculators()
-    quantized(head)
+    head.layer_config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    head.tensors = {n.replace("_proj.weight", "_proj.weight_packed"): t for n, t in head.tensors.items()}
     assert problems(head, tmp_path) == []
 
 
@@ -82,7 +77,7 @@ def test_a_head_of_another_width_needs_its_own_embeddings(tmp_path: Path):
     head.tensors |= {"fc.weight": torch.ones(HIDDEN, 96), "mask_hidden": torch.ones(1, 1, 96)}
     wide = replace(TARGET, hidden_size=32)
     assert problems(head, tmp_path, wide) == []
-    no_embeddings(head)
+    del head.tensors["embed_tokens.weight"]
     assert "embed_tokens is missing, and that of some/target is 32 wide" in only(problems(head, tmp_path, wide))
 
 

@@ -22,21 +22,17 @@ RANK, TOP_K = 6, 4
 Change = Callable[[dict, Tensors], object]
 
 
-def tables(draft_vocab: int) -> Tensors:
-    return {
-        files.PREDECESSORS: torch.randn(VOCAB, RANK),
-        files.SUCCESSORS: torch.randn(draft_vocab, RANK),
-        files.PROJECTION: torch.randn(RANK, HIDDEN),
-        files.EDGE_SCALE: torch.ones(5),
-        files.UNARY_SCALE: torch.ones(5),
-    }
-
-
 def sharpened(head: Written, folder: Path, change: Change = lambda selector, tensors: None) -> Path:
     """Save ``head`` with a selector; ``change`` spoils the config's entry or the tensors before."""
     read = read_head(head.save(folder))
     selector = {"selector_rank": RANK, "selector_top_k": TOP_K, "head_hash": files.head_hash(read)}
-    tensors = tables(read.draft_vocab_size)
+    tensors = {
+        files.PREDECESSORS: torch.randn(VOCAB, RANK),
+        files.SUCCESSORS: torch.randn(read.draft_vocab_size, RANK),
+        files.PROJECTION: torch.randn(RANK, HIDDEN),
+        files.EDGE_SCALE: torch.ones(5),
+        files.UNARY_SCALE: torch.ones(5),
+    }
     change(selector, tensors)
     (folder / "config.json").write_text(json.dumps(head.config | {SELECTOR: selector}))
     (folder / SELECTOR_FOLDER).mkdir()

@@ -4,7 +4,7 @@ The weights are only shapes: ones, but for ``mask_hidden`` and the vocabulary ma
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ class Written:
     config: dict[str, Any]
     tensors: Tensors
     shards: int = 1
-    index: dict[str, Any] = field(default_factory=dict)
 
     @property
     def layer_config(self) -> dict[str, Any]:
@@ -47,7 +46,7 @@ class Written:
             part = {name: self.tensors[name] for name in names[i :: self.shards]}
             save_file(part, folder / file)
             weight_map |= dict.fromkeys(part, file)
-        index = {"metadata": {}, "weight_map": weight_map} | self.index
+        index = {"metadata": {}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         return folder
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
-from tests.heads.judging import fc_norm, norm_before_fc, prefixed, top_fc_norm, windowed
-from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB, Written
+from tests.heads.judging import fc_norm, norm_before_fc, top_fc_norm, windowed
+from tests.heads.test_vllm_agrees import vllms_config
+from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB
 from tests.inspect.running import only_line, run
 
 # What a head is, in either format; everything else in its config follows.
@@ -35,22 +37,13 @@ def varied(change, base=writers.speculators):
     return head
 
 
-def with_values(head: Written) -> Written:
-    """Numbers that differ from one tensor to the next, so that a mix-up shows."""
-    gen = torch.Generator().manual_seed(0)
-    for name, tensor in head.tensors.items():
-        if name not in ("d2t", "t2d"):
-            head.tensors[name] = torch.randn(tensor.shape, generator=gen).to(tensor.dtype)
-    return head
-
-
 CASES = SERVED | {
     "sharded": lambda: varied(lambda head: setattr(head, "shards", 3)),
     "fc_norm": lambda: varied(fc_norm),
     "top_fc_norm": lambda: varied(top_fc_norm),
     "norm_before_fc": lambda: varied(norm_before_fc),
     "windowed": lambda: varied(windowed),
-    "prefixed": lambda: varied(prefixed),
+    "prefixed": lambda: varied(lambda h: setattr(h, "tensors", {f"model.{n}": t for n, t in h.tensors.items()})),
     "windowed qwen3": lambda: varied(windowed, lambda: writers.speculators("qwen3")),
     "bfloat16": lambda: varied(lambda h: h.tensors.update({n: t.bfloat16() for n, t in h.tensors.items()})),
     "bare": lambda: varied(lambda h: [h.tensors.pop(n) for n in ("embed_tokens.weight", "lm_head.weight")]),
@@ -75,7 +68,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", CASES)
 def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    head = with_values(CASES[name]()).save(tmp_path / "head")
+    written, gen = CASES[name](), torch.Generator().manual_seed(0)
+    for each, tensor in written.tensors.items():
+        if each not in ("d2t", "t2d"):  # numbers that differ from one tensor to the next, so that a mix-up shows
+            written.tensors[each] = torch.randn(tensor.shape, generator=gen).to(tensor.dtype)
+    head = written.save(tmp_path / "head")
     wanted, original = facts(head), tensors(head)
     if read_head(head).draft_vocab_size == VOCAB:  # the identity map says nothing
         original = {name: tensor for name, tensor in original.items() if name not in ("d2t", "t2d")}
@@ -101,8 +98,6 @@ def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Nothing is left for serving to map, and vLLM's own reading holds all of it."""
-    from tests.heads.test_vllm_agrees import vllms_config
-
     head = CASES[name]().save(tmp_path / "head")
     assert run(monkeypatch, "convert", head, tmp_path / "out", "--to", to).code == 0
     read = read_head(tmp_path / "out")
@@ -125,8 +120,6 @@ def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path:
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 def test_a_window_is_that_of_every_layer(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As vLLM reads it, whatever windows the head had; nothing else changes."""
-    from tests.heads.test_vllm_agrees import vllms_config
-
     head, found = CASES[name]().save(tmp_path / "head"), []
     for out, more in (("plain", ()), ("windowed", ("--window", "16"))):
         assert run(monkeypatch, "convert", head, tmp_path / out, "--to", to, *more).code == 0
@@ -222,15 +215,8 @@ def start(head: Path, out: Path, is_slow: bool = False) -> subprocess.Popen:
     how = ["-c", SLOW] if is_slow else ["-m", "peagle_tools.cli", "convert"]
     command, quiet = [sys.executable, *how, str(head), str(out)], subprocess.DEVNULL
     # A job in the background starts its children with SIGINT ignored, and they would keep to that.
-    return subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=_heed_interrupts)
-
-
-def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def partials(folder: Path) -> list[Path]:
-    return list(folder.glob(".*.partial"))
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=heed)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -238,14 +224,14 @@ def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: P
     head, out = writers.aws().save(tmp_path / "head"), tmp_path / "out"
     process = start(head, out, is_slow=True)
     limit = time.monotonic() + 60
-    while not any(file for part in partials(tmp_path) for file in part.rglob("*.safetensors")):
+    while not any(file for part in tmp_path.glob(".*.partial") for file in part.rglob("*.safetensors")):
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.005)
     process.send_signal(how)
     process.wait()
     assert process.returncode != 0
     assert not out.exists()
-    assert len(partials(tmp_path)) == (how == signal.SIGKILL)
+    assert len(list(tmp_path.glob(".*.partial"))) == (how == signal.SIGKILL)
     # The next convert removes what is left, writes, and leaves nothing else.
     assert start(head, out).wait() == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "out"]

@@ -51,16 +51,11 @@ def no_gpu(arch: int) -> Any:
 
 @dataclass(frozen=True)
 class Assembled:
-    """What the assembler made of a kernel.
+    """What the assembler made of a kernel."""
 
-    Attributes:
-        spill_bytes: stored to and loaded from local memory.
-        loads, stores: global accesses in the machine code, counted by their width in bits.
-    """
-
-    spill_bytes: int
-    loads: Counter[int]
-    stores: Counter[int]
+    spill_bytes: int  # stored to and loaded from local memory
+    loads: Counter[int]  # global accesses in the machine code, counted by their width in bits
+    stores: Counter[int]  # the same
 
 
 def kernel_of(launch: Callable[..., None]) -> tuple[ModuleType, str]:

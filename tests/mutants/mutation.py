@@ -14,20 +14,14 @@ ARMS = {"tests/kernels/": "kernels", "tests/v2/": "plugin-v2", "src/peagle_vllm/
 
 @dataclass(frozen=True)
 class Mutation:
-    """One break.
-
-    Attributes:
-        old: text that stands exactly once in ``file``.
-        killer: pytest node id of the test that must fail.
-        named_arm: PEAGLE_TEST_ARM for it, where its place does not tell.
-    """
+    """One break."""
 
     name: str
     file: str
-    old: str
+    old: str  # stands exactly once in ``file``
     new: str
-    killer: str = DECODING
-    named_arm: str = ""
+    killer: str = DECODING  # pytest node id of the test that must fail
+    named_arm: str = ""  # PEAGLE_TEST_ARM for it, where its place does not tell
 
     @property
     def arm(self) -> str:

@@ -10,7 +10,7 @@ from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.head import read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.support import models
-from tests.support.random_heads import HeadSpec, write_head, write_target
+from tests.support.random_heads import HeadSpec, write_pair
 
 HEADS = {
     "speculators": HeadSpec(),
@@ -22,8 +22,8 @@ HEADS = {
 
 @pytest.fixture(params=HEADS)
 def pair(request, tmp_path):
-    target = write_target(tmp_path / "target")
-    return read_head(write_head(tmp_path / "head", target, HEADS[request.param])), read_target(str(target))
+    target, head = write_pair(tmp_path, HEADS[request.param])
+    return read_head(head), read_target(str(target))
 
 
 def weights(head):
@@ -66,20 +66,17 @@ def test_quantized_weights_are_near(pair, tmp_path, quantize, error):
 
 
 @pytest.mark.parametrize(
-    ("spec", "asked", "line"),
-    [
-        (HeadSpec(own_lm_head=False), (100, None), "no lm_head of its own"),
-        (HeadSpec(selector=True), (100, None), "is sharpened"),
-    ],
+    ("spec", "line"),
+    [(HeadSpec(own_lm_head=False), "no lm_head of its own"), (HeadSpec(selector=True), "is sharpened")],
 )
-def test_what_cannot_be_made_smaller(tmp_path, spec, asked, line):
-    (found,) = faults(read_head(write_head(tmp_path / "head", write_target(tmp_path / "target"), spec)), *asked)
+def test_what_cannot_be_made_smaller(tmp_path, spec, line):
+    (found,) = faults(read_head(write_pair(tmp_path, spec)[1]), 100, None)
     assert line in found and "\n" not in found
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "layers.1.mlp.up_proj.weight"])
 def test_nothing_is_left_of_a_broken_head(tmp_path, name):
-    folder, target = write_head(tmp_path / "head", write_target(tmp_path / "target"), HeadSpec()), tmp_path / "target"
+    target, folder = write_pair(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     tensors[name][7, 3] = float("nan")
     save_file(tensors, folder / "model.safetensors")

@@ -26,7 +26,7 @@ from peagle_vllm.heads.target import read_target
 from tests.inspect.running import only_line
 from tests.inspect.running import run as command
 from tests.sharpen.traces import trace
-from tests.support.models import MODELS, PEAGLE, TARGET
+from tests.support.models import PEAGLE, TARGET, heldout
 
 NUM_PROMPTS, ASIDE = 150, 37  # to learn from: four shards of 40; a fifth of all is kept aside
 SHARDS = [f"{i:05}.safetensors" for i in range(4)]
@@ -249,8 +249,7 @@ def test_records_are_learned_from_and_measured(tmp_path: Path, fakes: Engines, m
 @pytest.mark.full
 def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """120 prompts are too few to gain much: what counts is that vLLM records, serves and measures."""
-    lines = [json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
-    texts = [json.dumps({"prompt": text[:size]}) for size in (400, 120) for text in lines][:128]
+    texts = [json.dumps({"prompt": text[:size]}) for size in (400, 120) for text in heldout()][:128]
     file, aside, out = tmp_path / "prompts.jsonl", tmp_path / "aside.jsonl", tmp_path / "out"
     file.write_text("\n".join(texts))
     aside.write_text("\n".join(texts[:8]))

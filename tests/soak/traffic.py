@@ -22,24 +22,16 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Ask:
-    """One request.
+    """One request."""
 
-    Attributes:
-        kind: for the report.
-        body: JSON, or bytes that are to be sent as they are.
-        known: number of the greedy question, whose answer is compared.
-        stream: whether the answer comes in pieces.
-        leaves: the client goes away after so many pieces, or, not streaming or below 0, so many hundredths of a second.
-        refused: the server must refuse it, with a status from 400 to 499.
-    """
-
-    kind: str
+    kind: str  # for the report
     path: str
-    body: dict[str, Any] | bytes = field(repr=False)
-    known: int | None = None
-    stream: bool = False
+    body: dict[str, Any] | bytes = field(repr=False)  # JSON, or bytes that are to be sent as they are
+    known: int | None = None  # number of the greedy question, whose answer is compared
+    stream: bool = False  # whether the answer comes in pieces
+    # The client goes away after so many pieces, or, not streaming or below 0, so many hundredths of a second.
     leaves: int | None = None
-    refused: bool = False
+    refused: bool = False  # the server must refuse it, with a status from 400 to 499
 
 
 def greedy_questions(count: int) -> list[Ask]:

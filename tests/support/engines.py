@@ -25,33 +25,22 @@ BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
 
 @dataclass(frozen=True)
 class Settings:
-    """What distinguishes one engine from another.
-
-    Attributes:
-        head: P-EAGLE head, or None for no speculation.
-        k: draft tokens a step.
-        token_budget: target rows a step; smaller than a prompt, it makes chunked prefill.
-        kv_blocks: KV blocks of BLOCK_SIZE tokens; too few for all requests, they make preemption.
-        serve_head: give the head itself as the served model (speculators format only).
-        lookup: tokens from which on drafts are looked up; 0: never.
-        speculative: more entries for speculative_config.
-        llm: more arguments for LLM.
-    """
+    """What distinguishes one engine from another."""
 
     target: Path
-    head: Path | None = None
-    k: int = 5
+    head: Path | None = None  # P-EAGLE head, or None for no speculation
+    k: int = 5  # draft tokens a step
     max_num_seqs: int = 4
     max_model_len: int = 192
-    token_budget: int = 512
-    kv_blocks: int = 64
+    token_budget: int = 512  # target rows a step; smaller than a prompt, it makes chunked prefill
+    kv_blocks: int = 64  # KV blocks of BLOCK_SIZE tokens; too few for all requests, they make preemption
     prefix_caching: bool = False
     dtype: str = "float32"
     parallel_drafting: bool = True
-    serve_head: bool = False
-    lookup: int = 0
-    speculative: tuple[tuple[str, Any], ...] = ()
-    llm: tuple[tuple[str, Any], ...] = ()
+    serve_head: bool = False  # give the head itself as the served model (speculators format only)
+    lookup: int = 0  # tokens from which on drafts are looked up; 0: never
+    speculative: tuple[tuple[str, Any], ...] = ()  # more entries for speculative_config
+    llm: tuple[tuple[str, Any], ...] = ()  # more arguments for LLM
 
     def llm_arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {

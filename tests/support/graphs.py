@@ -30,30 +30,21 @@ from tests.support.engines import Engine
 
 @dataclass
 class Seen:
-    """What was captured and replayed.
+    """What was captured and replayed."""
 
-    Attributes:
-        captured: (requests, rows a request) of FULL graphs, those of memory profiling included.
-        sizes: rows of PIECEWISE graphs.
-        replayed: how often each FULL graph served a batch.
-        pieces: the same of PIECEWISE graphs.
-        padded: FULL replays with more requests than the batch had.
-        unequal: FULL replays of batches whose requests verified different numbers of rows.
-        depths: K of each FULL replay.
-        eager: draft batches that no graph served.
-    """
-
+    # (requests, rows a request) of FULL graphs, those of memory profiling included.
     captured: list[tuple[int, int]] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    replayed: Counter[tuple[int, int]] = field(default_factory=Counter)
-    pieces: Counter[int] = field(default_factory=Counter)
-    padded: int = 0
-    unequal: int = 0
-    depths: Counter[int] = field(default_factory=Counter)
+    sizes: list[int] = field(default_factory=list)  # rows of PIECEWISE graphs
+    replayed: Counter[tuple[int, int]] = field(default_factory=Counter)  # how often each FULL graph served a batch
+    pieces: Counter[int] = field(default_factory=Counter)  # the same of PIECEWISE graphs
+    padded: int = 0  # FULL replays with more requests than the batch had
+    unequal: int = 0  # FULL replays of batches whose requests verified different numbers of rows
+    depths: Counter[int] = field(default_factory=Counter)  # K of each FULL replay
     steps: int = 0
 
     @property
     def eager(self) -> int:
+        """Draft batches that no graph served."""
         return self.steps - self.replayed.total() - self.pieces.total()
 
 

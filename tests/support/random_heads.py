@@ -51,37 +51,22 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One head variant.
+    """One head variant."""
 
-    Attributes:
-        family: "llama" or "qwen3", the head's decoder layers.
-        fmt: "speculators" (nested config) or "aws" (flat config, ``midlayer``, ``ptd_token_id``).
-        draft_vocab: rows of the head's lm_head; below VOCAB there is a d2t map.
-        norm_before_residual: which tensor the first layer adds back.
-        norm_before_fc: one RMSNorm over the concatenated aux hidden states.
-        fc_norm: one RMSNorm for each aux hidden state (flat config only in vLLM 0.32).
-        biases: of attention, and of a Llama head's MLP, too.
-        own_embeddings: carries embed_tokens of its own instead of the target's.
-        own_lm_head: carries lm_head of its own; always true with a reduced vocabulary.
-        spread: deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart.
-        gentle: attention that spreads a rounding error less, for bfloat16.
-        selector: a selector of SELECTOR_RANK beside it, which moves about half of the drafts.
-        windows: of each layer, the tokens that it sees, or None for all; those that slide have one size.
-    """
-
-    family: str = "llama"
-    fmt: str = "speculators"
+    family: str = "llama"  # "llama" or "qwen3", the head's decoder layers
+    fmt: str = "speculators"  # nested config; or "aws": flat config, ``midlayer``, ``ptd_token_id``
     layers: int = 2
-    draft_vocab: int = VOCAB
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    biases: bool = False
-    own_embeddings: bool = True
-    own_lm_head: bool = True
-    spread: float = 0.0
-    gentle: bool = False
-    selector: bool = False
+    draft_vocab: int = VOCAB  # rows of the head's lm_head; below VOCAB there is a d2t map
+    norm_before_residual: bool = False  # which tensor the first layer adds back
+    norm_before_fc: bool = False  # one RMSNorm over the concatenated aux hidden states
+    fc_norm: bool = False  # one RMSNorm for each aux hidden state (flat config only in vLLM 0.32)
+    biases: bool = False  # of attention, and of a Llama head's MLP, too
+    own_embeddings: bool = True  # carries embed_tokens of its own instead of the target's
+    own_lm_head: bool = True  # carries lm_head of its own; always true with a reduced vocabulary
+    spread: float = 0.0  # deviation of the log of lm_head's row norms. In bfloat16 it keeps candidates apart
+    gentle: bool = False  # attention that spreads a rounding error less, for bfloat16
+    selector: bool = False  # a selector of SELECTOR_RANK beside it, which moves about half of the drafts
+    # Of each layer, the tokens that it sees, or None for all; those that slide have one size.
     windows: tuple[int | None, ...] = ()
     aux_layers: tuple[int, ...] = AUX_LAYERS
     seed: int = 1

@@ -15,30 +15,21 @@ from typing import Any
 
 import torch
 
-from tests.support.engines import Engine, Finished, Request
+from tests.support.engines import Engine, Finished, Request, Settings
 from tests.support.random_heads import VOCAB
 from tests.support.reference import Draft, Reference, looked_up
 
 
 @dataclass(frozen=True)
 class Row:
-    """One request's share of one ``propose`` call.
+    """One request's share of one ``propose`` call."""
 
-    Attributes:
-        req: the test's own request id.
-        p_last: last valid position.
-        num_verified: target rows of this request, refused ones included.
-        num_rejected: refused draft tokens.
-        bonus: token after p_last, None where a partial prefill has not sampled one.
-        draft: K draft tokens, fewer where a step wants fewer.
-    """
-
-    req: str
-    p_last: int
-    num_verified: int
-    num_rejected: int
-    bonus: int | None
-    draft: tuple[int, ...]
+    req: str  # the test's own request id
+    p_last: int  # last valid position
+    num_verified: int  # target rows of this request, refused ones included
+    num_rejected: int  # refused draft tokens
+    bonus: int | None  # token after p_last, None where a partial prefill has not sampled one
+    draft: tuple[int, ...]  # K draft tokens, fewer where a step wants fewer
 
 
 Plant = Callable[[Row], list[int]]
@@ -78,13 +69,10 @@ def _own_id(internal: str) -> str:
 
 @dataclass
 class Recording:
-    """What ``record`` noted.
-
-    Attributes:
-        hidden: the target's captured hidden states of valid rows, by (request, position); only if asked for.
-    """
+    """What ``record`` noted."""
 
     rows: list[Row] = field(default_factory=list)
+    # The target's captured hidden states of valid rows, by (request, position); only if asked for.
     hidden: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
 
 
@@ -210,16 +198,8 @@ class DifferentError(AssertionError):
     """Rows that are not the reference's; the message begins with ``N of M rows differ``."""
 
 
-def compare(
-    noted: Recording,
-    finished: Mapping[str, Finished],
-    reference: Reference,
-    *,
-    k: int,
-    max_model_len: int,
-    lookup: int = 0,
-) -> Report:
-    """Every noted row against the reference; raises AssertionError with the first differing rows.
+def compare(noted: Recording, finished: Mapping[str, Finished], reference: Reference, settings: Settings) -> Report:
+    """Every noted row of an engine against the reference; raises AssertionError with the first differing rows.
 
     Left out, and counted: partial prefills (the engine throws their drafts away), rows whose bonus token
     lies past the request's end, and steps that want no drafts. Columns whose row would stand at or beyond
@@ -229,7 +209,7 @@ def compare(
     states depend on how many rows a kernel takes at once, and there one rounding in fifty moves a draft.
     """
     assert noted.rows, "the drafter was never asked"
-    report, wrong = Report(), []
+    report, wrong, k, max_model_len = Report(), [], settings.k, settings.max_model_len
     by_request: dict[str, list[Row]] = {}
     for row in noted.rows:
         if row.num_verified == k + 1:
@@ -252,7 +232,7 @@ def compare(
             report.rows += 1
             columns = min(len(row.draft), max_model_len - row.p_last)
             report.tokens += columns
-            if lookup and (found := looked_up(tokens[: row.p_last + 2], columns, lookup)):
+            if settings.lookup and (found := looked_up(tokens[: row.p_last + 2], columns, settings.lookup)):
                 report.looked_up += 1
                 if row.draft[:columns] != tuple(found):
                     wrong.append(f"wrong: {row.req} p_last={row.p_last} drafted {row.draft}, looked up {found}")
@@ -285,10 +265,7 @@ def serve_exactly(
     right = right or {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
     with record(live, planter(right, VOCAB, num_right), keep_hidden) as noted:
         finished = live.run(requests)
-    settings = live.settings
-    report = compare(
-        noted, finished, reference, k=settings.k, max_model_len=settings.max_model_len, lookup=settings.lookup
-    )
+    report = compare(noted, finished, reference, live.settings)
     print(report)
     assert {req: done.tokens for req, done in finished.items()} == right
     return report, noted

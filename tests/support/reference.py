@@ -43,19 +43,12 @@ def cut_off(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Draft:
-    """One row of drafts.
+    """One row of drafts."""
 
-    Attributes:
-        tokens: K draft tokens in target ids.
-        logits: [K, draft vocabulary] of the head.
-        target_ids: [draft vocabulary] target id of each logit.
-        candidate_sampler: of a sharpened head: what ``after`` needs.
-    """
-
-    tokens: tuple[int, ...]
-    logits: torch.Tensor
-    target_ids: torch.Tensor
-    candidate_sampler: "CandidateSampler | None" = None
+    tokens: tuple[int, ...]  # K draft tokens in target ids
+    logits: torch.Tensor  # [K, draft vocabulary] of the head
+    target_ids: torch.Tensor  # [draft vocabulary] target id of each logit
+    candidate_sampler: "CandidateSampler | None" = None  # of a sharpened head: what ``after`` needs
 
     def logit(self, column: int, token: int) -> float:
         """The head's logit of target token ``token``; -inf where the draft vocabulary lacks it."""

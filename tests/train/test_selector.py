@@ -200,6 +200,6 @@ def test_a_checkpoint_is_served_with_its_selector(tmp_path: Path) -> None:
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
     with record(live, planter(right, random_heads.VOCAB)) as noted:
         finished = live.run(requests)
-    assert compare(noted, finished, reference, k=4, max_model_len=96).rows > 10
+    assert compare(noted, finished, reference, live.settings).rows > 10
     with pytest.raises(DifferentError):
-        compare(noted, finished, Reference(target, checkpoint, selector=ARM == "stock-v1"), k=4, max_model_len=96)
+        compare(noted, finished, Reference(target, checkpoint, selector=ARM == "stock-v1"), live.settings)

@@ -22,7 +22,7 @@ from peagle_tools.train import serve, steps
 from peagle_tools.train.config import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.run import train
-from tests.support.models import MODELS, TARGET
+from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
 from tests.train.runs import ENGINE, toy_run
 
@@ -34,8 +34,7 @@ TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     """A run with prompts, of which the target can read all but the last, and a server that writes hidden states."""
     folder = tmp_path_factory.mktemp("run")
-    texts = [json.loads(line)["prompt"] for line in (MODELS / "prompts/heldout.jsonl").read_text().splitlines()]
-    texts = [*texts[:PROMPTS], TOO_LONG]
+    texts = [*heldout()[:PROMPTS], TOO_LONG]
     rows = [{"id": f"{n:02}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(texts)]
     rows[1]["messages"].append({"role": "user", "content": "And now?"})
     write_lines(folder / "prompts.jsonl", rows)

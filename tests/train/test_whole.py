@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.models import MODELS, TARGET
+from tests.support.models import TARGET, heldout
 from tests.support.serving import environment, free_port
 from tests.train.runs import ENGINE
 
@@ -33,9 +33,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def settings(folder: Path) -> Path:
     """peagle.yaml in ``folder``, with its prompts."""
     folder.mkdir()
-    lines = (MODELS / "prompts/heldout.jsonl").read_text().splitlines()[:PROMPTS]
-    rows = [{"text": json.loads(line)["prompt"]} for line in lines]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = (json.dumps({"text": text}) + "\n" for text in heldout()[:PROMPTS])
+    (folder / "prompts.jsonl").write_text("".join(rows))
     data = {**SETTINGS["data"], "prompts": ["prompts.jsonl"], "endpoint": f"http://127.0.0.1:{free_port()}/v1"}
     file = folder / "peagle.yaml"
     file.write_text(yaml.safe_dump({"target": str(TARGET), **SETTINGS, "data": data}))

@@ -3,23 +3,16 @@
 import copy
 import itertools
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Settings, engine
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
 K, SEQS, BUDGET = 5, 8, 124
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return tiny_heads.write_pair(tmp_path_factory.mktemp("tiny"))
 
 
 def start(pair: tuple[Path, Path]) -> Engine:
@@ -29,14 +22,6 @@ def start(pair: tuple[Path, Path]) -> Engine:
 
 class ScheduledError(Exception):
     """Ends a dummy run where its batch is scheduled."""
-
-
-def dummy_batch(runner: Any) -> list[int]:
-    """Rows that vLLM's own ``_dummy_run`` schedules for each request of its profile run."""
-    runner.execute_model = Mock(side_effect=ScheduledError)
-    with pytest.raises(ScheduledError):
-        runner._dummy_run(runner.max_num_tokens, skip_attn=True, is_profile=True)
-    return list(runner.execute_model.call_args.args[0].num_scheduled_tokens.values())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +43,10 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
     runner = copy.copy(live.runner)
     runner.speculator, runner.decode_query_len = drafter, k + 1
     runner.max_num_reqs, runner.max_num_tokens = seqs, budget
-    rows = dummy_batch(runner)
+    runner.execute_model = Mock(side_effect=ScheduledError)
+    with pytest.raises(ScheduledError):
+        runner._dummy_run(budget, skip_attn=True, is_profile=True)
+    rows = list(runner.execute_model.call_args.args[0].num_scheduled_tokens.values())
     assert sum(rows) >= budget - (k - 1)
     assert len(rows) == min(seqs, budget // k)
 

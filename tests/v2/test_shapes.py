@@ -39,20 +39,17 @@ def config(
     )
 
 
-@pytest.fixture(scope="module")
-def rule() -> Any:
-    """The module under test, imported late: V2's arm collects this file too, and must import vLLM in its own way."""
-    from peagle_vllm.v2 import cudagraph
-
-    return cudagraph
-
-
 @pytest.fixture
-def graphs(rule: Any):
-    """Makes the graphs of a target with FULL decode graphs and PIECEWISE ones."""
+def graphs():
+    """Makes the graphs of a target with FULL decode graphs and PIECEWISE ones.
+
+    Imported late: V2's arm collects this file too, and must import vLLM in its own way.
+    """
     from vllm.config.compilation import CUDAGraphMode
 
-    return lambda vllm_config, mode="FULL_AND_PIECEWISE": rule.draft_graphs(vllm_config, CUDAGraphMode[mode])
+    from peagle_vllm.v2.cudagraph import draft_graphs
+
+    return lambda vllm_config, mode="FULL_AND_PIECEWISE": draft_graphs(vllm_config, CUDAGraphMode[mode])
 
 
 @pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
@@ -149,19 +146,13 @@ def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs, mode: st
     assert made.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
 
 
-def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int = 4096) -> Any:
-    """How a step of these verified rows drafts its 7 tokens a request, or ``k`` of them."""
-    limits = {"max_k": 7, "max_num_tokens": 8192, "max_model_len": max_model_len}
-    return graphs.dispatch(np.array(scheduled, dtype=np.int32), sum(scheduled), k, **limits)
-
-
 @pytest.mark.parametrize(
     ("scheduled", "changes", "length", "rows", "graph"),
     [
         ([8, 8, 8], {}, 14, 42, (3, 14)),
         ([8, 1, 8], {}, 14, 42, (3, 14)),  # unequal verify lengths
         ([8] * 65, {}, 14, 65 * 14, (72, 14)),  # padded
-        ([8, 8, 8], {"k": 0}, 14, 42, (3, 14)),  # no shape of its own: 8 rows would do
+        ([8, 8, 8], {"num_k": 0}, 14, 42, (3, 14)),  # no shape of its own: 8 rows would do
         ([8, 9, 8], {}, 0, 14 + 15 + 14, 48),  # a prefill chunk
         ([600, 8], {}, 0, 606 + 14, 640),
         ([8] * 600, {}, 0, 8192, None),  # 8,400 rows would be more than max_num_batched_tokens
@@ -172,7 +163,10 @@ def dispatched(graphs: Any, scheduled: list[int], k: int = 7, max_model_len: int
     ],
 )
 def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length: int, rows: int, graph: Any):
-    batch, starts, graph_found = dispatched(graphs(config(256, 7, 8192, SIZES["vLLM's"])), scheduled, **changes)
+    """A step of these verified rows, which drafts 7 tokens a request, or ``num_k`` of them."""
+    step = {"num_k": 7, "max_k": 7, "max_num_tokens": 8192, "max_model_len": 4096} | changes
+    made, verified = graphs(config(256, 7, 8192, SIZES["vLLM's"])), np.array(scheduled, dtype=np.int32)
+    batch, starts, graph_found = made.dispatch(verified, sum(scheduled), **step)
     assert (batch.static_length, starts[-1]) == (length, rows)
     assert batch.staging_length == (8 if length else 0)
     assert len(starts) == len(scheduled) + 1

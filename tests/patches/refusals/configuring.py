@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from peagle_vllm.serving import RefusedError
 
@@ -41,9 +39,3 @@ def edit_config(head: Path, edit: Callable[[dict], object]) -> None:
     config = json.loads((head / "config.json").read_text())
     edit(config)
     (head / "config.json").write_text(json.dumps(config))
-
-
-def edit_weights(head: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(head / "model.safetensors")
-    edit(weights)
-    save_file(weights, head / "model.safetensors")

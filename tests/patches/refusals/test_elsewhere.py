@@ -11,10 +11,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from peagle_vllm.patches import head_weights
 from peagle_vllm.serving import RefusedError, is_peagle
-from tests.patches.refusals.configuring import configure, edit_config, edit_weights, warnings_with
+from tests.patches.refusals.configuring import configure, edit_config, warnings_with
 from tests.support import random_heads as tiny_heads
 from tests.support.random_heads import HeadSpec
 
@@ -97,7 +98,8 @@ def test_another_platform_keeps_its_own_behaviour(
 ):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
     if flaw == "mask_hidden":
-        edit_weights(head, lambda w: w["mask_hidden"].zero_())
+        weights = load_file(head / "model.safetensors")
+        save_file(weights | {"mask_hidden": torch.zeros_like(weights["mask_hidden"])}, head / "model.safetensors")
     other_platform(monkeypatch, "vllm_ascend.platform")
     config = configure(target, head, method=None if flaw == "no method" else "eagle3")
     assert config.speculative_config.parallel_drafting and not is_peagle(config)
