@@ -3,6 +3,7 @@
 Each runs in a second on V1 and in ten under the interpreter on V2; ``test_exact.py`` is the thorough one.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,34 @@ def test_chunked_prefill_beside_decoding(pair: tuple[Path, Path]):
     assert report.dropped["partial prefill"] > 4
 
 
-def test_next_to_max_model_len(pair: tuple[Path, Path]):
-    """Some requests reach the end of their sequence; the other must not notice, and their last drafts are right."""
+def test_next_to_max_model_len(tmp_path: Path):
+    """Some requests reach the end of their sequence; the other must not notice, and their last drafts are right.
+
+    The head says that it has fewer positions.
+    """
+    pair = tiny_heads.write_pair(tmp_path)
+    config = json.loads((pair[1] / "config.json").read_text())
+    config["transformer_layer_config"]["max_position_embeddings"] = MAX_MODEL_LEN // 2
+    (pair[1] / "config.json").write_text(json.dumps(config))
     requests = [Request(f"end{n}", prompt(MAX_MODEL_LEN - n, n), n) for n in (14, 11, 8)]
     requests.append(Request("other", prompt(20, 1), 12))
     # One token a step: every position is drafted at.
     report, _ = serve_exactly(start(pair, k=8), requests, Reference(*pair), num_right=0)
     assert report.near_end > 12
+
+
+@pytest.mark.arm("plugin-v1")
+def test_positions_of_an_image(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
+    """M-RoPE's stand still in it; the drafter's KV and positions follow the tokens all the same, as on V2."""
+    live = start(pair)
+    inputs = live.drafter.set_inputs_first_pass
+
+    def with_an_image(target_positions: Any, **given: Any) -> Any:
+        return inputs(target_positions=target_positions.clamp(max=7).expand(3, -1), **given)
+
+    monkeypatch.setattr(live.drafter, "set_inputs_first_pass", with_an_image)
+    report, _ = serve_exactly(live, [Request("a", prompt(9), 24), Request("b", prompt(30, 1), 24)], Reference(*pair))
+    assert len(report.rejections) > 2
 
 
 def test_fewer_drafts_some_steps(pair: tuple[Path, Path]):

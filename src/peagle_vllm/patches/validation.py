@@ -195,9 +195,12 @@ def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args
 def _complete(spec: "SpeculativeConfig") -> None:
     """Put the trained depth where other processes find it, without the head's files.
 
-    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us.
+    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us. And the length
+    of the rotary embedding, which vLLM only corrects: the target's.
     """
     hf_config = spec.draft_model_config.hf_config
+    if getattr(hf_config, "max_position_embeddings", None) is None:
+        hf_config.max_position_embeddings = spec.target_model_config.max_model_len
     head = _read(spec.draft_model_config.model, spec.revision)
     if isinstance(head, Head) and head.trained_depth:
         setattr(hf_config, TRAINED_DEPTH, head.trained_depth)

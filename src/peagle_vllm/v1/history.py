@@ -9,6 +9,18 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
+def token_indices(cad: CommonAttentionMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each verified token its request in the batch and its index there, which with M-RoPE is not its position.
+
+    Returns:
+        Two [num_tokens] int64.
+    """
+    lengths, device = np.diff(cad.query_start_loc_cpu.numpy()), cad.seq_lens.device
+    request = async_tensor_h2d(np.repeat(np.arange(len(lengths)), lengths), device=device)
+    before = cad.seq_lens[: len(lengths)] - cad.query_start_loc[1 : len(lengths) + 1]
+    return request, torch.arange(len(request), device=device) + before[request]
+
+
 class TokenHistory:
     """Every known token of the requests in a batch."""
 
@@ -40,12 +52,8 @@ class TokenHistory:
                 tokens = np.maximum(np.array(known, dtype=np.int32), 0)  # vLLM's placeholders are negative
                 self.token_ids[row].zero_()
                 self.token_ids[row, : len(tokens)] = async_tensor_h2d(tokens, device=device)
-        starts = cad.query_start_loc_cpu.numpy()
         self.rows = async_tensor_h2d(np.array([self._row_of[req] for req in req_ids]), device=device)
-        request = async_tensor_h2d(np.repeat(np.arange(len(req_ids)), np.diff(starts)), device=device)
-        # A token's index, which with M-RoPE is not its position.
-        ends = cad.query_start_loc[1 : len(req_ids) + 1]
-        index = torch.arange(len(request), device=device) + (cad.seq_lens[: len(req_ids)] - ends)[request]
+        request, index = token_indices(cad)
         self.token_ids[self.rows[request], index] = token_ids[: len(request)].int()
         self.last = (cad.seq_lens[: len(req_ids)] - num_rejected).long()
         self.token_ids[self.rows, self.last] = next_token_ids[: len(req_ids)].int()

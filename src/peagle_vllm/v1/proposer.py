@@ -42,7 +42,7 @@ from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selector import load_selector, select
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows, prompt_lookup_min
 from peagle_vllm.updates import HeadUpdates
-from peagle_vllm.v1.history import TokenHistory
+from peagle_vllm.v1.history import TokenHistory, token_indices
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -97,7 +97,7 @@ class ParallelEagleProposer(EagleProposer):
         except AssertionError:
             raise RefusedError(
                 "P-EAGLE refused: beside this target's layers vLLM splits the head's over KV cache groups, and the V1 "
-                "model runner drafts from one only; use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
+                "model runner drafts from one only; on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
             ) from None
 
     def _projected_mask(self) -> torch.Tensor:
@@ -182,8 +182,8 @@ class ParallelEagleProposer(EagleProposer):
     ) -> tuple[int, torch.Tensor, CommonAttentionMetadata]:
         """Build the draft batch; arguments and results as inherited."""
         num_reqs, num_k = cad.batch_size(), self.num_speculative_tokens
-        if target_positions.dim() > 1:
-            target_positions = target_positions[0]  # M-RoPE: the dimensions are equal for text
+        if target_positions.dim() > 1:  # M-RoPE, whose positions stand still in an image
+            target_positions = token_indices(cad)[1]
         lengths = ragged_lengths(np.diff(cad.query_start_loc_cpu.numpy()), num_k, self._max_len)
         starts = starts_of(lengths)
         num_rows, max_query_len = int(starts[-1]), int(lengths.max())
@@ -343,6 +343,6 @@ def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
     if len(kinds) > 1:
         raise RefusedError(
             f"P-EAGLE refused: layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts "
-            f"with one kind only: {spec.draft_model_config.model}/config.json; use Model Runner V2 "
+            f"with one kind only: {spec.draft_model_config.model}/config.json; on a GPU use Model Runner V2 "
             "(VLLM_USE_V2_MODEL_RUNNER=1)"
         )

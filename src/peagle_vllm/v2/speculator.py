@@ -239,7 +239,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         assert aux_hidden_states, "P-EAGLE reads the target's auxiliary hidden states"
         num_reqs, self._req_ids = input_batch.num_reqs, input_batch.req_ids
         if self.updates.paused:
-            return self._draft_nothing(num_reqs)
+            return self._draft_nothing(num_reqs, None if dummy_run else input_batch.idx_mapping)
         num_k = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         skip_attn = dummy_run and skip_attn_for_dummy_run
 
@@ -304,11 +304,16 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._draft(DraftRun(batch, fc_inputs, hidden_states, metadata, mode))
         return self.draft_tokens[:num_reqs]
 
-    def _draft_nothing(self, num_reqs: int) -> torch.Tensor:
-        """[num_reqs, K_max] zeros, each as a one-hot distribution, while the head's weights are not whole."""
-        if self.draft_logits is not None:
-            self.draft_logits.fill_(-float("inf"))[..., 0] = 0
-            self.candidate_sampler.cached_ids.zero_()
+    def _draft_nothing(self, num_reqs: int, rows: torch.Tensor | None) -> torch.Tensor:
+        """[num_reqs, K_max] zeros, each as a one-hot distribution, while the head's weights are not whole.
+
+        Args:
+            rows: the batch's of ``draft_logits``; other requests may still have drafts to be verified.
+        """
+        if self.draft_logits is not None and rows is not None:
+            self.draft_logits[rows] = -float("inf")
+            self.draft_logits[rows, :, 0] = 0
+            self.candidate_sampler.cached_ids[rows] = 0
         return self.draft_tokens[:num_reqs].zero_()
 
     def _draft(self, run: DraftRun) -> None:

@@ -57,6 +57,14 @@ def test_a_head_that_is_nowhere(target: Path, name: str, says: str, monkeypatch:
     assert says in refusal(target, Path(name))
 
 
+def test_a_head_that_does_not_say_its_positions_has_the_targets(target: Path, head: Path):
+    """vLLM would make a rotary embedding of 8,192 positions, whatever the target has."""
+    edit_config(head, lambda config: config["transformer_layer_config"].pop("max_position_embeddings"))
+    config = configure(target, head).speculative_config
+    positions = config.draft_model_config.hf_config.max_position_embeddings
+    assert positions == config.target_model_config.max_model_len != 8192
+
+
 @pytest.mark.parametrize(
     ("runner", "changes", "limit"),
     [
