@@ -1,6 +1,5 @@
 """``peagle-vllm convert``."""
 
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from peagle_tools.shared.files import new_folder
-from peagle_tools.shared.terminal import HeadArgument, RevisionOption, exit_if_unfit, one_line_errors
+from peagle_tools.shared.terminal import HeadArgument, RevisionOption, exit_if_unfit, exit_on_sigterm, one_line_errors
 
 
 def convert(
@@ -48,7 +47,7 @@ def convert(
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is written so far is removed
+    exit_on_sigterm()
     with one_line_errors():
         source = read_head(download(head, revision))
         if mask_token_id is not None:

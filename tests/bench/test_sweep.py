@@ -202,7 +202,13 @@ def test_results_of_another_suite_or_of_other_versions(trial: Trial) -> None:
     trial.change("output_tokens: 64", "output_tokens: 32")
     assert "results of another suite" in one_line(trial.run(2))
     trial.change("output_tokens: 32", "output_tokens: 64")
+    prompts = trial.suite.parent / "prompts.jsonl"
+    prompts.write_text(2 * (one := prompts.read_text()))
+    assert "begun with other prompts (prompts " in one_line(trial.run(2))
+    prompts.write_text(one)
     sweep = json.loads((trial.results / "sweep.json").read_text())
     sweep["versions"]["torch"] = "0.1"
     (trial.results / "sweep.json").write_text(json.dumps(sweep))
     assert "begun with other versions (torch 0.1 -> " in one_line(trial.run(2))
+    (trial.results / "sweep.json").write_text("{")
+    assert "sweep.json: is no JSON" in one_line(trial.run(2))

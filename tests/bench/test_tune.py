@@ -141,6 +141,7 @@ def test_bad_input_is_one_line(name: str, elsewhere: Path, monkeypatch: pytest.M
     (elsewhere / "talk").write_text('one\n{"messages": [{"role": "system", "content": "a"}]}\n')
     options, reason = BAD[name]
     assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", "good", *options))
+    assert not list(elsewhere.glob("bench-results/*/*"))  # else the mended command would be refused
 
 
 def test_a_pair_that_does_not_fit(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from peagle_tools.diagnose.report import show
 from peagle_tools.diagnose.search import Measured, diagnose, falling, oddities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.prompts import read_prompts
+from peagle_tools.shared.prompts import read_prompts, read_tokenizer, token_ids
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
 from tests.support.models import PEAGLE, TARGET
@@ -27,7 +27,7 @@ PROMPTS = 24
 
 def proposed(setup: Setup, seen: Measured | None = None) -> list[Intervention]:
     """What is tried on a setup of a known pair."""
-    specials = [Token(6, "<|mask|>", "special"), Token(0, "<|pad|>", "special")]
+    specials = [Token(6, "<|mask|>", "special"), Token(0, "[/pad]", "special")]  # no markup of rich
     return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials, True))
 
 
@@ -148,8 +148,16 @@ def test_a_bad_prompt_is_named_by_its_line(line: str, error: str, tmp_path: Path
 def test_prompts_of_every_form(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     chat = '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}'
-    path.write_text(f'a\n\n{{"prompt": "b"}}\n{chat}\n')
-    assert [[message["content"] for message in chat] for chat in read_prompts(path)] == [["a"], ["b"], ["s", "u"]]
+    path.write_text(f'\ufeff{{"prompt": "a\u2028"}}\n\nb\x0c\n{chat}\n')  # what is no line end to JSON
+    contents = [[message["content"] for message in chat] for chat in read_prompts(path)]
+    assert contents == [["a\u2028"], ["b\x0c"], ["s", "u"]]
     path.write_text("\n")
     with pytest.raises(ToolError, match="holds no prompt"):
         read_prompts(path)
+
+
+def test_a_chat_template_that_refuses_a_prompt_is_one_line():
+    tokenizer = read_tokenizer(str(TARGET))
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(ToolError, match=r"the chat template refuses 'be brief' \(no system role\)"):
+        token_ids(tokenizer, [{"role": "system", "content": "be brief"}], chat_template=True)

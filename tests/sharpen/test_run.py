@@ -2,6 +2,9 @@
 
 import errno
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -244,6 +248,20 @@ def test_records_are_learned_from_and_measured(tmp_path: Path, fakes: Engines, m
         for made in (first, out)
     ]
     assert shapes[0] == shapes[1]
+
+
+def test_the_engines_process_ends_with_the_command(tmp_path: Path):
+    """However that ends. A spawned process would live on, with all its memory."""
+    there = tmp_path / "there"
+    task = f"import pathlib, time; pathlib.Path({str(there)!r}).touch(); time.sleep(600)"
+    code = f"from peagle_tools.shared.engines import in_process; in_process(exec, {task!r})"
+    killed = psutil.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    while not there.exists():
+        time.sleep(0.05)
+    children = killed.children()
+    killed.kill()
+    killed.wait()
+    assert children and not psutil.wait_procs(children, 20)[1]
 
 
 @pytest.mark.full

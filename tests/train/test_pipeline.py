@@ -1,7 +1,12 @@
 """The order of the steps, what is skipped, and what is refused; the steps are stand-ins that write a file."""
 
 import json
+import os
 import shutil
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.train import steps
 from peagle_tools.train.config import Config, Data, read_config
 from peagle_tools.train.lines import write_lines
-from peagle_tools.train.pipeline import WRITES, pipeline
+from peagle_tools.train.pipeline import WRITES, _run, pipeline
 from tests.support.models import TARGET
 
 STEPS = list(WRITES)
@@ -50,6 +55,39 @@ def test_finished_steps_are_skipped(file: Path) -> None:
     assert [pipeline(file, config, None, run) for run in (first, second, third)] == [75, 0, 0]
     at = STEPS.index("states")
     assert [first.ran, second.ran, third.ran] == [STEPS[: at + 1], STEPS[at:], []]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_training_once_and_its_end_is_waited_for(number: int, tmp_path: Path) -> None:
+    """Training saves its step at the first one, and ends at once at a second one."""
+    child = "import pathlib, signal, sys, time; got = []\n"
+    child += "for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, lambda *_: got.append(1))\n"
+    child += f"pathlib.Path({str(tmp_path / 'there')!r}).touch()\n"
+    child += "while not got: time.sleep(0.01)\n"
+    child += "time.sleep(0.5); sys.exit(75 if len(got) == 1 else 1)"
+
+    def stop() -> None:
+        while not (tmp_path / "there").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert _run([sys.executable, "-c", child]) == 75
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("folder: 2024-13-45", "peagle.yaml: no YAML: "),
+        ('folder: "\x01"', "peagle.yaml: no YAML: "),
+        ("engine: {dtype: [bfloat16]}", r"engine: dtype is \['bfloat16'\]"),
+        ("data: {endpoint: 'http://localhost:99999/v1'}", "data.endpoint: Port out of range"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "peagle.yaml").write_text(f"target: {TARGET}\n{line}\n")
+    with pytest.raises(ToolError, match=says):
+        read_config(tmp_path / "peagle.yaml")
 
 
 def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> None:

@@ -131,7 +131,8 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatc
     )
     planted = {" ".join(change(text.split())) for text in long for change in changes}
     turns = [{"role": "user", "content": "Compose a travel blog post."}, {"role": "user", "content": PROMPTS[0]}]
-    measured = tmp_path / "measured.jsonl"
+    measured = tmp_path / "[v1]/measured.jsonl"  # no pattern
+    measured.parent.mkdir()
     rows = [*({"messages": [{"role": "user", "content": text}]} for text in long), {"messages": turns}]
     measured.write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrote(monkeypatch, *planted, *PROMPTS)

@@ -143,4 +143,7 @@ def read_results(folder: Path) -> list[CellResult]:
 def read_sweep(folder: Path) -> dict[str, Any]:
     """What the sweep was begun with; empty where the folder holds none."""
     file = folder / "sweep.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    try:
+        return json.loads(file.read_text()) if file.exists() else {}
+    except ValueError:
+        raise ToolError(f"{file}: is no JSON; take it from its source again, or name another folder") from None

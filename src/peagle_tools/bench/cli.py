@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import check_extra, fail, one_line_errors
+from peagle_tools.shared.terminal import check_extra, exit_on_sigterm, fail, one_line_errors
 
 app = typer.Typer(
     name="bench",
@@ -36,6 +36,7 @@ def run(
     from peagle_tools.bench.suite import read_suite
     from peagle_tools.bench.sweep import Sweep
 
+    exit_on_sigterm()
     try:
         with one_line_errors():
             read = read_suite(suite)

@@ -109,6 +109,12 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
+def digests(suite: Suite, folder: Path) -> dict[str, str]:
+    """SHA-256 of each data set that is a file; ``folder`` is the suite's."""
+    files = {name: dataset.jsonl for name, dataset in suite.datasets.items() if dataset.jsonl is not None}
+    return {name: hashlib.sha256((folder / file).read_bytes()).hexdigest() for name, file in files.items()}
+
+
 def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
     """Everything that was measured, as commands, variables and data; ``folder`` is the suite's."""
     dataset = suite.datasets[cell.dataset]
@@ -121,7 +127,7 @@ def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
     }
     if dataset.jsonl is not None:
-        found["dataset"]["sha256"] = hashlib.sha256((folder / dataset.jsonl).read_bytes()).hexdigest()
+        found["dataset"]["sha256"] = digests(suite, folder)[cell.dataset]
     return found
 
 

@@ -65,14 +65,15 @@ class Sweep:
             "fingerprint": self.suite.fingerprint(),
             "versions": self.versions,
             "hardware": self.hardware,
+            "prompts": client.digests(self.suite, self.folder),
             "suite": self.suite.model_dump(mode="json"),
         }
         before, another = read_sweep(self.results), "name another folder with --results"
         if before and before["fingerprint"] != now["fingerprint"]:
             which = "another suite, or of an older state of this one"
             raise ToolError(f"{self.results.name} holds results of {which}; {another}")
-        for what in ("versions", "hardware") if before else ():
-            old, new = before[what], now[what]
+        for what in ("versions", "hardware", "prompts") if before else ():
+            old, new = before.get(what, now[what]), now[what]
             changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
             if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
                 raise ToolError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
@@ -131,7 +132,7 @@ class Sweep:
         result = CellResult(
             cell=cell,
             kind=self.suite.arms[cell.arm].kind,
-            reason=reason.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~"),  # no path of this machine
+            reason=reason.replace(f"{Path.cwd()}/", "./").replace(f"{Path.home()}/", "~/"),  # no path of this machine
             configuration=client.configuration(self.suite, self.folder, cell),
             versions=self.versions,
             hardware=self.hardware,

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from peagle_tools.bench.cli import DEFAULT
-from peagle_tools.shared.terminal import HeadArgument, check_extra, exit_if_unfit, fail, one_line_errors
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.terminal import (
+    HeadArgument,
+    check_extra,
+    exit_if_unfit,
+    exit_on_sigterm,
+    fail,
+    one_line_errors,
+)
 
 MOST_PROMPTS = 80
 DATASET = "prompts"
@@ -94,15 +102,22 @@ def tune(
     }
     files = {folder / "suite.yaml": HEADER + yaml.safe_dump(written, sort_keys=False)}
     files |= {folder / "suite.jsonl": "".join(lines)} if lines else {}
+    exit_on_sigterm()
     try:
         with one_line_errors():
             if any(path.exists() and path.read_text() != text for path, text in files.items()):
                 mend = "name another folder with --results"
                 fail(f"{folder} holds a suite or results of other prompts or options; {mend}")
             folder.mkdir(parents=True, exist_ok=True)
+            made = [path for path in files if not path.exists()]
             for path, text in files.items():
                 path.write_text(text)
-            suite = read_suite(folder / "suite.yaml")
+            try:
+                suite = read_suite(folder / "suite.yaml")
+            except ToolError:
+                for path in made:
+                    path.unlink()
+                raise
             cells = grid(suite)
             which = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
             print(f"tune: {which}, at least {suite.datasets[DATASET].prompts} requests a cell")
@@ -134,5 +149,5 @@ def _as_in_suite(model: str, folder: Path) -> str:
     """A folder as a suite in ``folder`` names it; a hub id as it is."""
     if not Path(model).is_dir():
         return model
-    path = os.path.relpath(model, folder)
+    path = os.path.relpath(model, os.path.realpath(folder))
     return path if path.startswith("../") else f"./{path}"

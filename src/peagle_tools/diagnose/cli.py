@@ -84,11 +84,11 @@ def diagnose(
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
         specials, tokenizer = special_tokens(read_tokens(target)), read_tokenizer(target)
-    has_template = bool(getattr(tokenizer, "chat_template", None))
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        forms = {form: [token_ids(tokenizer, one, form) for one in asked] for form in {False, has_template}}
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k, chat_template=has_template and not raw)
     hints = list(differences(setup, source, model, has_template))
-    forms = {form: [token_ids(tokenizer, one, form) for one in asked] for form in {False, has_template}}
     found: Diagnosis | None = None
     try:
         pair = Pair(target, source.name, arguments)
@@ -147,7 +147,7 @@ def _answers(url: str, asked: "list[Messages]", max_tokens: int, raw: bool) -> l
             answer = call("completions", how | text) if raw else call("chat/completions", how | {"messages": messages})
             metrics = answer.get("metrics") or {}
             answers.append((answer["usage"]["prompt_tokens"], metrics.get("speculative_decoding")))
-    except (OSError, HTTPException, ValueError, LookupError) as error:
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         fail(f"{url} does not answer ({error}); is the server up, and is this its root?")
     return answers
 
@@ -165,7 +165,7 @@ def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/').removesuffix('/metrics')}/metrics", timeout=10) as answer:
             seen = read_metrics(answer.read().decode())
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         fail(f"{url}/metrics cannot be read ({error}); is the server up, and is this its root?")
     except ModuleNotFoundError as error:
         fail(f"{error.name} is missing, which comes with vLLM; run this where vLLM is installed")

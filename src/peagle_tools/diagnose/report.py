@@ -111,7 +111,7 @@ def _show_trials(console: Console, trials: list[Trial]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for trial in trials:
         before, after = trial.before.length, trial.after.length
-        table.add_row(trial.intervention.change, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
+        table.add_row(Text(trial.intervention.change), f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
     console.print()
     console.print(table, highlight=False)
     console.print()

@@ -43,6 +43,8 @@ def doctor(
     if flags:
         if vllm is not None:
             fail("flags of `vllm serve` are those of the installed vLLM; leave --vllm out")
+        if install is None:
+            fail("flags of `vllm serve` need vLLM, which is not installed here")
         from peagle_tools.doctor.memory import drafting, lines
 
         with one_line_errors():

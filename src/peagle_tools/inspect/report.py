@@ -4,6 +4,7 @@ A field is never removed or given another meaning without a new ``SCHEMA``; new 
 """
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -144,9 +145,9 @@ def show(console: Console, data: dict[str, Any]) -> None:
     console.print(table)
     console.print()
     if data["fit"]:
-        config = json.dumps(data["speculative_config"])
+        config = shlex.quote(json.dumps(data["speculative_config"]))
         console.print("Serve it with", highlight=False)
-        console.print(f"--speculative-config '{config}'\n", style="bold", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"--speculative-config {config}\n", style="bold", highlight=False, soft_wrap=True, markup=False)
     for problem in data["problems"]:
         error = problem["severity"] == "error"
         mark = Text("unfit    " if error else "warning  ", "bold red" if error else "yellow")

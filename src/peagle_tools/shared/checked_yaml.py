@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from peagle_tools.shared.errors import ToolError
+from peagle_vllm.heads.files import one_line
 
 
 class Strict(BaseModel):
@@ -34,6 +35,8 @@ def read_yaml(file: Path, model: type[Model], what: str) -> Model:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
         raise ToolError(f"{file}:{line}: {no_yaml}{error.problem}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a control character; a date that does not exist
+        raise ToolError(f"{file}: no YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ToolError(f"{file}:1: a {what} is a mapping of keys to values")
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from peagle_tools.shared import processes
 from peagle_tools.shared.acceptance import Acceptance, read_engine
 from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import HeadError, one_line
@@ -83,7 +84,8 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in that process
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # our own hooks go to vLLM's workers
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    context, ends = get_context("spawn"), processes.end_with_parent
+    with ProcessPoolExecutor(1, mp_context=context, initializer=ends, initargs=(os.getpid(),)) as pool:
         try:
             return pool.submit(task, *args).result()
         except BrokenProcessPool:

@@ -1,6 +1,7 @@
 """Child processes: started so that none outlives this one, ended with everything they started, and why they ended."""
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -27,6 +28,14 @@ os.execvp(sys.argv[2], sys.argv[2:])
 def bound(command: list[str]) -> list[str]:
     """``command`` so that it ends when this process does."""
     return [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
+def end_with_parent(parent: int) -> None:
+    """This process is killed when ``parent``, which started it, ends in whatever way."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> psutil.Popen:

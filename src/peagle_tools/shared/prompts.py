@@ -20,11 +20,11 @@ def read_prompts(path: Path) -> list[Messages]:
     """
     conversations: list[Messages] = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ToolError(f"{path} cannot be read ({reason})") from None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
             conversations.append(_messages(line, place))
@@ -48,7 +48,11 @@ def read_tokenizer(target: str) -> Any:
 def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[int]:
     """Of a prompt, through the tokenizer's chat template or raw."""
     if chat_template:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        try:
+            return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # a template raises what it likes
+            begin = messages[0]["content"][:40]
+            raise ToolError(f"the chat template refuses {begin!r} ({one_line(error)}); leave this prompt out") from None
     return tokenizer.encode("\n".join(message["content"] for message in messages))
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -25,6 +26,11 @@ def fail(message: str, status: int = 2) -> NoReturn:
     for line in message.splitlines():
         print(f"peagle-vllm: {line}", file=sys.stderr)
     raise typer.Exit(status)
+
+
+def exit_on_sigterm() -> None:
+    """So that what is half written is removed, and a server is ended."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def check_extra(*more: str) -> None:

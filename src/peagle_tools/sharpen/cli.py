@@ -86,6 +86,8 @@ def sharpen(
 
         if from_records:
             most = arguments.get("max_model_len") or model.config.get("max_position_embeddings", sys.maxsize)
+            if not isinstance(most, int):
+                fail(f"--engine: max_model_len is {most!r}; write a whole number")
             longest = most - max_tokens - 2 * depth
             recorded, num_read = read_records(from_records, model.vocab_size, longest)
             print(f"{len(recorded):,} of {num_read:,} different recorded prompts are used", file=sys.stderr)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -60,6 +61,12 @@ class Data(Strict):
     def _beside_the_file(cls, value: list[str], info: ValidationInfo) -> list[str]:
         files = [(Path(info.context or ".") / name).resolve() for name in value]
         return [str(file) if file.is_file() else name for file, name in zip(files, value, strict=True)]
+
+    @field_validator("endpoint")
+    @classmethod
+    def _has_a_port(cls, value: str) -> str:
+        urlsplit(value).port  # noqa: B018  raises ValueError
+        return value
 
 
 class HeadSettings(Strict):
@@ -150,7 +157,7 @@ class Config(Strict):
     @field_validator("engine")
     @classmethod
     def _dtype_is_known(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if (dtype := value.get("dtype", "bfloat16")) not in DTYPES:
+        if (dtype := value.get("dtype", "bfloat16")) not in tuple(DTYPES):  # it may be a list
             which = "which does not say how hidden states are stored"
             raise ValueError(f"dtype is {dtype!r}, {which}: {', '.join(DTYPES)}")
         return value

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -43,10 +44,25 @@ def do_in_turn(step: str, file: Path, config: Config) -> int:
     log = config.run / "logs/states-server.log"
     with serve.running(config, log, hidden_states=True) if config.data.online else nullcontext():
         command = processes.bound([sys.executable, "-m", "peagle_tools.cli", "train", "run", str(file)])
-        status = subprocess.run(command, check=False).returncode
+        status = _run(command)
     if status < 0:
         raise TryAgain(f"{step} was {processes.how_it_ended(status)}; the same command goes on")
     return status
+
+
+def _run(command: list[str]) -> int:
+    """Run a command to its end, which our signals ask it for, once each; its exit status.
+
+    In a session of its own, or the terminal would send it Ctrl+C too, and a second one ends it at once.
+    """
+    process = subprocess.Popen(command, start_new_session=True)
+    ends = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in ends}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def pipeline(

@@ -4,6 +4,7 @@ Answers in a data set are another model's, often under terms that forbid to trai
 would not say. So only what systems and users said is kept; the target answers each user's turn itself.
 """
 
+import glob
 import hashlib
 import json
 import re
@@ -172,7 +173,7 @@ def _rows(source: str) -> Iterator[dict[str, Any]]:
     try:
         if Path(source).is_file():
             loader = LOADERS.get(Path(source).suffix, "json")
-            yield from load_dataset(loader, data_files=source, split="train", streaming=True)
+            yield from load_dataset(loader, data_files=glob.escape(source), split="train", streaming=True)
         elif preset := DATASET_CONFIGS.get(source):
             yield from load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True)
         else:
