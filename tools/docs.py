@@ -21,7 +21,7 @@ from peagle_tools.bench.plots import draw
 RESULTS = ROOT / "benchmarks/results"
 HEADS = {"peagle": "P-EAGLE", "peagle-plain": "P-EAGLE without selector"}
 TITLES = {"humaneval": "HumanEval", "mt-bench": "MT-Bench"}  # of the sets, in the order of the results
-SEEDS = {"": "models/real/second-sitting/{}/training.json", ", second seed": "models/real/second-seed/{}.json"}
+SEEDS = {"": "models/real/{}/training.json", ", second seed": "models/real/second-seed/{}.json"}
 
 
 def between(text: str, name: str, part: str) -> str:
