@@ -116,6 +116,8 @@ def test_records_are_read_once_each_and_of_a_chat_its_last_prompt(tmp_path: Path
         (tmp_path / name).write_text("".join(json.dumps({"prompt": ids}) + "\n" for ids in found))
     read, number = prompts.read_records(tmp_path, 10, 6)
     assert (sorted(read), number) == ([[1, 2, 3, 5], [4, 0]], 6)
+    with pytest.raises(ToolError, match="every recorded prompt is longer than 0 tokens; raise max_model_len"):
+        prompts.read_records(tmp_path, 10, 0)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def diagnose(
     from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
     from peagle_vllm.serving import RefusedError
 
+    terminal.exit_on_sigterm()
     arguments = terminal.json_object(engine)
     with one_line_errors():
         model = read_target(target)

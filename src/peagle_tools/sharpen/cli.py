@@ -85,9 +85,11 @@ def sharpen(
             bars.update(bar, description=what, completed=done, total=of)
 
         if from_records:
-            most = arguments.get("max_model_len") or model.config.get("max_position_embeddings", sys.maxsize)
-            if not isinstance(most, int):
-                fail(f"--engine: max_model_len is {most!r}; write a whole number")
+            given = arguments.get("max_model_len")
+            if not isinstance(given, int | None):
+                fail(f"--engine: max_model_len is {given!r}; write a whole number")
+            # -1: vLLM chooses
+            most = given if given and given > 0 else model.config.get("max_position_embeddings") or sys.maxsize
             longest = most - max_tokens - 2 * depth
             recorded, num_read = read_records(from_records, model.vocab_size, longest)
             print(f"{len(recorded):,} of {num_read:,} different recorded prompts are used", file=sys.stderr)

@@ -59,6 +59,10 @@ def read_records(folder: Path, vocab_size: int, longest: int) -> tuple[list[list
     if not read:
         raise ToolError(f"{folder} holds no recorded prompt; serve with PEAGLE_VLLM_RECORD={folder}")
     short = sorted(ids for ids in read if len(ids) <= min(longest, LONGEST_RECORDED))
+    if not short:
+        most = min(longest, LONGEST_RECORDED)
+        mend = "raise max_model_len in --engine, or lower --max-tokens"
+        raise ToolError(f"{folder}: every recorded prompt is longer than {most} tokens; {mend}")
     following = [*short[1:], ()]  # what a chat goes on with comes right after it
     kept = [list(ids) for ids, after in zip(short, following, strict=True) if after[: len(ids)] != ids]
     return random.Random(0).sample(kept, min(len(kept), MOST_RECORDED)), len(read)
