@@ -142,9 +142,8 @@ def data(config: Config) -> str:
     asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
     learn = {number for number in answered if number not in held and facts[number][0] not in asked}
     if not learn or len(held) < num_held:
-        which = (
-            f"{len(answered)} answers, {len(greedy)} of them greedy, are too few: {num_held} greedy ones are held out"
-        )
+        count = f"{len(answered)} answers, {len(greedy)} of them greedy"
+        which = f"{count}, are too few: {num_held} greedy ones are held out"
         raise ToolError(f"{file}: {which}; add prompts, or lower held_out in data")
     lengths = [facts[number][1] for number in learn | held]
     longer = config.longer_than_a_step(lengths)

@@ -15,7 +15,15 @@ from peagle_vllm.heads.target import Target
 from peagle_vllm.patches import head_config, record
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
-from peagle_vllm.serving import LOOKUP, TRAINED_DEPTH, RefusedError, is_peagle_spec, on_vllm_platform, read_lookup
+from peagle_vllm.serving import (
+    LOOKUP,
+    TRAINED_DEPTH,
+    RefusedError,
+    is_peagle_spec,
+    logger,
+    on_vllm_platform,
+    read_lookup,
+)
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -173,7 +181,7 @@ def _carries_mask_hidden(model: str, revision: str | None) -> bool:
 
 @functools.cache
 def _warn_once(line: str) -> None:
-    patches.logger.warning("%s", line)
+    logger.warning("%s", line)
 
 
 def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args: Any, **kwargs: Any) -> None:
