@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import fit
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace, Gain
 from tests.sharpen.traces import VOCAB, random_selector, trace
@@ -39,6 +40,13 @@ def test_accepted_is_a_walk_by_hand(reduced: bool):
     for which, found in counts.items():
         assert made.accepted(which, target_ids).tolist() == found
     assert counts[None] != counts[selector]
+
+
+@pytest.mark.parametrize("num", [0, 8])
+def test_too_few_drafts_are_one_line(num: int):
+    """A target that ends every answer at once leaves none; 8 are of one prompt."""
+    with pytest.raises(ToolError, match=rf"^{num} drafts in all of the target's answers; ask for longer ones"):
+        trace(8).rows(torch.arange(num)).divided()
 
 
 def test_the_standard_error_is_over_prompts():

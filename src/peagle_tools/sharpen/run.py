@@ -183,8 +183,6 @@ def recorded(head: Head, job: Job, work: Path) -> CandidateTrace:
 def _fitted(trace: CandidateTrace, head: Head, job: Job, own: CandidateSelector | None) -> list[fit.Fitted]:
     """The best selector of each form."""
     learned, held = trace.divided()
-    if not len(learned.ids) or not len(held.ids):
-        raise ToolError(f"{len(trace.ids)} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
     sizes = job.target.vocab_size, torch.from_numpy(target_ids(head)), job.plan.rank
     return [
         fit.fit(form, learned, held, *sizes, partial(job.progress, f"fit {form}"), own)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
 
 DEVELOPMENT_SHARE = 0.1
@@ -32,9 +33,14 @@ class CandidateTrace(NamedTuple):
         return CandidateTrace(*(field[chosen] for field in self))
 
     def divided(self) -> "tuple[CandidateTrace, CandidateTrace]":
-        """Drafts to learn from, and the development share: those of a tenth of the prompts."""
-        is_held = self.prompt < max(1, round(DEVELOPMENT_SHARE * (int(self.prompt.max()) + 1)))
-        return self.rows(~is_held), self.rows(is_held)
+        """Drafts to learn from, and the development share: those of a tenth of the prompts. ToolError: too few."""
+        num = len(self.ids)
+        num_prompts = int(self.prompt.max()) + 1 if num else 0
+        is_held = self.prompt < max(1, round(DEVELOPMENT_SHARE * num_prompts))
+        learned, held = self.rows(~is_held), self.rows(is_held)
+        if not len(learned.ids) or not len(held.ids):
+            raise ToolError(f"{num} drafts in all of the target's answers; ask for longer ones (--max-tokens)")
+        return learned, held
 
     def save(self, file: Path) -> None:
         """Whole or not at all. Raises OSError, which ``safetensors`` itself does not where a disk is full."""
