@@ -50,9 +50,9 @@ def served(monkeypatch):
 
 @pytest.fixture
 def sharpen(monkeypatch, tmp_path):
-    def call(*options):
+    def call(*options, num_prompts=200):
         file = tmp_path / "prompts.txt"
-        file.write_text("".join(f"prompt {i}\n" for i in range(200)))
+        file.write_text("".join(f"prompt {i}\n" for i in range(num_prompts)))
         pair = ("--target", models.TARGET, "--prompts", file)
         return command(monkeypatch, "sharpen", models.PEAGLE, tmp_path / "out", *pair, *options)
 
@@ -103,6 +103,15 @@ def test_the_selector_is_fitted_to_the_smaller_head(better, sharpen, served, tmp
 def test_bad_options(sharpen, options, line, served, tmp_path):
     assert line in only_line(sharpen(*options))
     assert served["recorded"] == 0 and not (tmp_path / "out").exists()
+
+
+def test_too_few_prompts_are_refused_before_anything_is_served(sharpen, served):
+    """Where nothing is learned from them, those to measure with suffice."""
+    quantized = ("--quantize", "int8", "--no-selector")
+    assert "1 prompts to measure with, at least 8 are needed" in only_line(sharpen(*quantized, num_prompts=9))
+    assert "36 prompts to learn from, at least 40" in only_line(sharpen("--quantize", "int8", num_prompts=45))
+    assert served["measured"] == []
+    assert sharpen(*quantized, num_prompts=45).code == 0
 
 
 def test_each_token_counts_once():

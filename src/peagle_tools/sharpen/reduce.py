@@ -55,8 +55,7 @@ def reduce(
     """
     for fault in faults(head, draft_vocab, quantize):
         raise ToolError(fault)
-    if draft_vocab is not None:
-        run.refuse_too_few(job.prompts)
+    run.refuse_too_few(job.prompts, learns=draft_vocab is not None or fits_selector)
     with run.work_folder(head, job, out, ".reduced.sharpen") as work:
         kept, covered = None, None
         if draft_vocab is not None:

@@ -131,10 +131,10 @@ def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
     return report
 
 
-def refuse_too_few(prompts: Prompts) -> None:
+def refuse_too_few(prompts: Prompts, learns: bool = True) -> None:
     """Raises ToolError."""
     for count, least, what in (
-        (len(prompts.learn), LEAST_PROMPTS, "prompts to learn from"),
+        (len(prompts.learn), LEAST_PROMPTS if learns else 0, "prompts to learn from"),
         (len(prompts.held_out), LEAST_HELD_OUT, "prompts to measure with"),
     ):
         if count < least:
@@ -204,7 +204,7 @@ def served(head: Head, changed: Path, job: Job) -> list[ServedGain]:
             Gain.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T) for groups in seen
         )
         paired = torch.tensor([b.length - a.length for a, b in zip(*seen, strict=True)])
-        error = float(paired.std() / len(paired) ** 0.5) if len(paired) > 1 else float("inf")
+        error = float(paired.std() / len(paired) ** 0.5)
         found.append(ServedGain(k, before, after, Gain(after.length - before.length, error)))
     return found
 
