@@ -19,18 +19,13 @@ def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
         return
     try:
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(lines, 1):  # noqa: B007  used below
                 if line.endswith(b"\n"):
-                    yield _row(line, f"{file}:{number}")
+                    yield json.loads(line)
     except OSError as error:
         raise ToolError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
-
-
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        return json.loads(line)
     except ValueError as error:
-        raise ToolError(f"{where}: is no JSON ({error}); mend or remove that line") from None
+        raise ToolError(f"{file}:{number}: is no JSON ({error}); mend or remove that line") from None
 
 
 def add_line(file: Path, row: dict[str, Any]) -> None:
