@@ -3,16 +3,13 @@
 After what its chat template puts before a user's words, an instruct model writes what a user might say.
 """
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from http.client import HTTPException
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import openai
 from tqdm import tqdm
 
 from peagle_tools.shared.errors import ToolError, TryAgain
@@ -89,20 +86,18 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
 
 def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path) -> None:
     """Let the target's server complete the openings; each completion is appended to ``file`` at once."""
+    client = openai.OpenAI(base_url=config.data.endpoint, api_key="EMPTY", timeout=None, max_retries=0)
 
     def ask(number: int) -> dict[str, Any]:
         kind = kinds[number % len(kinds)]
         ids = tokenizer(kind.text, add_special_tokens=False)["input_ids"]
         seed = config.optimizer.seed + number
-        body = {"model": config.target, "prompt": ids, "seed": seed, "stop": [kind.end], **config.data.sampling}
-        body |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
-        url, kind_of = f"{config.data.endpoint}/completions", {"Content-Type": "application/json"}
-        asked = urllib.request.Request(url, json.dumps(body).encode(), kind_of)
-        with urllib.request.urlopen(asked) as answer:
-            choice = json.load(answer)["choices"][0]
-        special = any(token in choice["text"] for token in tokenizer.all_special_tokens)
-        end = "special token" if special else choice["finish_reason"]
-        return {"number": number, "after": kind.text, "text": choice["text"], "end": end}
+        how = {"seed": seed, "stop": [kind.end], **config.data.sampling}
+        how |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
+        choice = client.completions.create(model=config.target, prompt=ids, extra_body=how).choices[0]
+        special = any(token in choice.text for token in tokenizer.all_special_tokens)
+        end = "special token" if special else choice.finish_reason
+        return {"number": number, "after": kind.text, "text": choice.text, "end": end}
 
     with (
         serve.running(config, config.run / "logs/prompts-server.log"),
@@ -114,9 +109,9 @@ def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[
             for done in as_completed(asked):
                 add_line(file, done.result())
                 progress.update()
-        except (OSError, HTTPException) as error:
-            reason = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
-            kind = ToolError if isinstance(error, urllib.error.HTTPError) else TryAgain
+        except openai.APIError as error:
+            is_refused = isinstance(error, openai.APIStatusError)
+            kind, reason = (ToolError, error) if is_refused else (TryAgain, error.__cause__ or error)
             raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
         finally:
             pool.shutdown(cancel_futures=True)
