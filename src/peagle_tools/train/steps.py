@@ -131,18 +131,14 @@ def data(config: Config) -> str:
     file, num_held = config.run / "answers.jsonl", config.data.held_out
     if any("temperature" not in row for row in read_lines(file)):
         raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` goes on with it")
-    # Of each answer: its conversation, tokens (0 where it is empty), temperature.
-    facts = [
-        (row["primary_id"], len(row["input_ids"]) if 1 in row["loss_mask"] else 0, row["temperature"])
-        for row in read_lines(file)
-    ]
-    answered = [number for number, (_, length, _) in enumerate(facts) if length > 0]
-    greedy = [number for number in answered if facts[number][2] == 0]
+    # Of each answer, none of which is empty: its conversation, tokens, temperature.
+    facts = [(row["primary_id"], len(row["input_ids"]), row["temperature"]) for row in read_lines(file)]
+    greedy = [number for number, (_, _, temperature) in enumerate(facts) if temperature == 0]
     held = set(greedy[:num_held])
     asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
-    learn = {number for number in answered if number not in held and facts[number][0] not in asked}
+    learn = {number for number, (conversation, _, _) in enumerate(facts) if conversation not in asked}
     if not learn or len(held) < num_held:
-        count = f"{len(answered)} answers, {len(greedy)} of them greedy"
+        count = f"{len(facts)} answers, {len(greedy)} of them greedy"
         which = f"{count}, are too few: {num_held} greedy ones are held out"
         raise ToolError(f"{file}: {which}; add prompts, or lower held_out in data")
     lengths = [facts[number][1] for number in learn | held]
@@ -160,17 +156,17 @@ def data(config: Config) -> str:
         made.save_to_disk(folder)
         save_token_frequency_distribution(made, folder / "token_freq.pt")
         shutil.rmtree(folder / "cache")
-    of_held, empty = len(answered) - len(lengths), len(facts) - len(answered)
-    left_out = f"{of_held} of held-out conversations and {empty} empty ones"
+    of_held = len(facts) - len(lengths)
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
-    return f"{counts}; {left_out} are left out, {len(longer)} are longer than a step and split"
+    left_out = f"{of_held} more of held-out conversations are left out"
+    return f"{counts}; {left_out}, {len(longer)} are longer than a step and split"
 
 
 def states(config: Config) -> str:
     """Write the hidden states of every document to ``data/hidden_states``; files that are there and fit are kept.
 
     Raises:
-        ToolError: the disk is too small; the server's states are of another dtype.
+        ToolError: the disk is too small; stored states are of another target, other layers or another dtype.
         TryAgain: states of some documents are not there yet.
     """
     from peagle_tools.train.documents import check_stamp, missing_states, read_rows
