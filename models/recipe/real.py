@@ -96,12 +96,13 @@ def train_eagle3(config: Any) -> Path:
         head = build(*args).float()
         if init == "target":
             begin_as_target(head, config.target)
-        elif unknown := head.load_state_dict(load_file(f"{init}/model.safetensors"), strict=False).unexpected_keys:
+        elif unknown := head.load_state_dict(weights, strict=False).unexpected_keys:
             raise SystemExit(f"{init}: {unknown[0]} is no tensor of this head")
         return head
 
     cpu.setup()
     init = config.head.init
+    weights = {} if init == "target" else load_file(f"{init}/model.safetensors")
     stamp, mine = config.run / "settings.json", json.dumps(settings(config)["run"])
     if not stamp.exists() or stamp.read_text() != mine:
         shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
@@ -118,21 +119,15 @@ def train_eagle3(config: Any) -> Path:
         "ttt_steps": config.head.depths,
         "loss_implementation": "eager",
     }
-    if init != "target":
-        flat |= vocabulary(Path(str(init)), config.run)
+    if weights:
+        for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files
+            file = config.run / f"{name}.npy"
+            np.save(file, weights[name].numpy())
+            flat[f"{name}_path"] = str(file)
     build = cli.build_draft_model
     with patch.object(cli, "Trainer", OnCpu), patch.object(cli, "build_draft_model", begun):
         cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
     return max((config.run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name))
-
-
-def vocabulary(head: Path, folder: Path) -> dict[str, str]:
-    """speculators' options for the draft vocabulary of ``head``, which it reads from files."""
-    weights, options = load_file(head / "model.safetensors"), {}
-    for name in ("d2t", "t2d"):
-        options[f"{name}_path"] = str(folder / f"{name}.npy")
-        np.save(options[f"{name}_path"], weights[name].numpy())
-    return options
 
 
 def small(head: Path, folder: Path) -> None:
