@@ -81,6 +81,7 @@ def test_a_signal_reaches_training_once_and_its_end_is_waited_for(number: int, t
         ("folder: 2024-13-45", "peagle.yaml: no YAML: "),
         ('folder: "\x01"', "peagle.yaml: no YAML: "),
         ("engine: {dtype: [bfloat16]}", r"engine: dtype is \['bfloat16'\]"),
+        ("data: {backend: files}", "data.backend: Input should be 'file', 'fp8' or 'mooncake'"),
         ("data: {endpoint: 'http://localhost:99999/v1'}", "data.endpoint: Port out of range"),
     ],
 )

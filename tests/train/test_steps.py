@@ -212,6 +212,24 @@ def test_a_users_variables_come_before_ours(monkeypatch: pytest.MonkeyPatch) -> 
     assert serve.environment() == serve.ENVIRONMENT | serve.ON_CPU | {"VLLM_CPU_OMP_THREADS_BIND": "0-30"}
 
 
+@pytest.mark.parametrize("backend", ["file", "fp8", "mooncake"])
+def test_every_backend_has_its_connector(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options of its own that peagle.yaml has; on a CPU others than files are refused."""
+    given = {"target": str(TARGET), "speculators": {"mooncake_master": "there:1"}}
+    config = Config(**given, data=Data(backend=backend))
+    if backend != "file":
+        with pytest.raises(ToolError, match=f"data.backend: {backend} needs a GPU"):
+            serve.arguments(config, tmp_path)
+    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: False)
+    words = serve.arguments(config, tmp_path)
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+    where = transfer["kv_connector_extra_config"]
+    if backend == "mooncake":
+        assert where["mooncake"]["master_server_address"] == "there:1"
+    else:
+        assert where == {"shared_storage_path": str(tmp_path)}
+
+
 def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
     """No server listens at this port; what is there stays."""
     elsewhere = changed(config, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")

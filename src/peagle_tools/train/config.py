@@ -54,7 +54,7 @@ class Data(Strict):
     endpoint: str = "http://localhost:8000/v1"  # of the vLLM server that gives answers and hidden states
     serve: bool = True  # start that server where a step needs it; false: it is there
     online: bool = False  # take hidden states from the server while training, in place of files
-    backend: str = "file"  # how speculators reads hidden states: file, fp8 or mooncake
+    backend: Literal["file", "fp8", "mooncake"] = "file"  # how speculators reads hidden states
 
     @field_validator("prompts", "apart_from")
     @classmethod

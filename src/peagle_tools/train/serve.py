@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,11 +45,13 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
         from vllm.platforms import current_platform
 
         layers = [*config.aux_layers, read_target(config.target).num_layers]
-        backend = HiddenStatesBackend.registry[config.data.backend]
-        transfer = backend.build_kv_transfer_config(Namespace(hidden_states_path=str(hidden_states)))
+        if current_platform.is_cpu() and config.data.backend != "file":
+            raise ToolError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file`")
+        backend, parser = HiddenStatesBackend.registry[config.data.backend], ArgumentParser()
+        backend.add_launch_args(parser)
+        options = {**vars(parser.parse_args([])), **config.speculators, "hidden_states_path": str(hidden_states)}
+        transfer = backend.build_kv_transfer_config(Namespace(**options))
         if current_platform.is_cpu():
-            if config.data.backend != "file":
-                raise ToolError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file`")
             transfer |= {"kv_connector": "CpuHiddenStates", "kv_connector_module_path": "peagle_tools.train.cpu_states"}
         words["speculative_config"] = {
             "method": "extract_hidden_states",
