@@ -151,6 +151,19 @@ def test_a_prompt_answered_with_nothing_is_left_out(tmp_path: Path, monkeypatch:
         steps.states(own)
 
 
+def test_turns_that_speculators_leaves_out_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks no further turn where prompt and answers have more than max_tokens tokens already."""
+    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False))
+    row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": "", "finish_reason": "stop", "temperature": 0}
+    said = [{"role": "user", "content": "One?"}, {"role": "user", "content": "Two?"}]
+    write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": said} for key in "abc"))
+    answered = [
+        row | {"primary_id": key, "id": key + gen} for key, gen in (("a", "0"), ("a", "1"), ("b", "0"), ("c", "0"))
+    ]
+    monkeypatch.setattr(steps, "speculators", lambda *_: write_lines(answers_of(own), answered))
+    assert ", 2 later turns not asked, after more than max_tokens in all; 0 prompts refused" in steps.answers(own)
+
+
 def test_held_out_answers_are_greedy(tmp_path: Path) -> None:
     """Where the first prompt was refused greedily and answered at the temperature, the next one is held out."""
     own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=2, temperature=1))

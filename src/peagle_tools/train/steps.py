@@ -57,7 +57,8 @@ def answers(config: Config) -> str:
         TryAgain: some prompts have no answer yet.
     """
     prompts, file = config.run / "prompts.jsonl", config.run / "answers.jsonl"
-    order = {row["id"]: number for number, row in enumerate(read_lines(prompts))}
+    turns = {row["id"]: sum(said["role"] == "user" for said in row["messages"]) for row in read_lines(prompts)}
+    order = {key: number for number, key in enumerate(turns)}
     if len(order) <= config.data.held_out:
         raise ToolError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
     done = [row["primary_id"] for row in read_lines(file, must_exist=False)]
@@ -104,6 +105,8 @@ def answers(config: Config) -> str:
     ends = Counter(row["finish_reason"] for row in read_lines(file))
     cut = f"{ends['length']} of them ended by max_tokens, {ends['repetition']} where they loop"
     counts = f"{ends.total()} answers to {len(answered)} prompts, {cut}"
+    if (unasked := sum(turns[key] for key in answered) - ends.total()) > 0:
+        counts += f", {unasked} later turns not asked, after more than max_tokens in all"
     see = f", see {errors.name}" if refused else ""
     return f"{counts}; {len(refused)} prompts refused or answered with nothing{see}"
 
