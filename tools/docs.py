@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from operator import itemgetter
 from pathlib import Path
 
@@ -216,7 +216,7 @@ def learning() -> dict[str, dict[int, float]]:
 
 
 def percent(shares: list[float]) -> str:
-    """Shares of the first four depths."""
+    """Shares of the first four depths or positions."""
     return ", ".join(f"{share:.0%}" for share in shares[:4])
 
 
@@ -295,8 +295,12 @@ def aims() -> str:
             cells[at] = f"{value:.2f} [{low:.2f}, {high:.2f}], {verdict}"
         rows.append((f"{what}: {mine} / {other}", f"{aim:.2f}", *cells))
     note = "AL: 95%, paired by prompt. tokens/s: at 1 in flight, median, least and most of three runs; EAGLE-3 at the "
-    note += "K that is faster on the set, the others at README's."
-    return f"{table(('ratio', 'aim', *TITLES.values()), rows)}\n\n{note}"
+    note += "K that is faster on the set, the others at README's. Drafts of K = 7 that are right at position 1, 2, .. "
+    note += "where they were right before:"
+    for drafter, (name, title) in product(("P-EAGLE", "EAGLE-3"), TITLES.items()):
+        reached = [1.0, *at_7[drafter][name]["acceptance"]]
+        note += f" {drafter} on {title} {percent([now / before for before, now in pairwise(reached)])};"
+    return f"{table(('ratio', 'aim', *TITLES.values()), rows)}\n\n{note.rstrip(';')}."
 
 
 def variants() -> str:
