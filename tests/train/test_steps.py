@@ -225,6 +225,18 @@ def test_a_users_variables_come_before_ours(monkeypatch: pytest.MonkeyPatch) -> 
     assert serve.environment() == serve.ENVIRONMENT | serve.ON_CPU | {"VLLM_CPU_OMP_THREADS_BIND": "0-30"}
 
 
+def test_a_server_of_ones_own_has_the_variables_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the line that is shown, which is to be run on another machine, has them, too."""
+    file, became = tmp_path / "peagle.yaml", []
+    file.write_text(f"target: {TARGET}\ndata: {{serve: false, endpoint: 'http://there:81/v1'}}\n")
+    monkeypatch.setattr("os.execve", lambda *process: became.append(process))
+    shown = CliRunner().invoke(app, ["train", "serve-target", str(file)]).stderr
+    [(_, command, environment)] = became
+    assert environment.items() >= serve.environment().items()
+    assert shown.split() == [*(f"{name}={value}" for name, value in serve.environment().items()), *command]
+    assert "--host there --port 81" in shown
+
+
 @pytest.mark.parametrize("backend", ["file", "fp8", "mooncake"])
 def test_every_backend_has_its_connector(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the options of its own that peagle.yaml has; on a CPU others than files are refused."""

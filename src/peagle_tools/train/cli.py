@@ -79,11 +79,13 @@ def serve_target(
 
         from peagle_tools.shared.server import COMMAND
         from peagle_tools.train.config import read_config
-        from peagle_tools.train.serve import arguments
+        from peagle_tools.train.serve import arguments, environment
 
         config = read_config(file)
         address = urlsplit(config.data.endpoint)
         where = ["--host", str(address.hostname), "--port", str(address.port or 80)]
         command = [*COMMAND, *where, *arguments(config, hidden_states and hidden_states.resolve())]
-        print(shlex.join(command), file=sys.stderr, flush=True)
-        os.execv(command[0], command)
+        variables = environment()
+        shown = shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command])
+        print(shown, file=sys.stderr, flush=True)
+        os.execve(command[0], command, os.environ | variables)
