@@ -90,12 +90,8 @@ def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkey
     run(monkeypatch, "tune", TARGET, "head", *options)
     suite = read_suite(elsewhere / "mine/suite.yaml")
     assert suite.serve.words == ["--dtype", "float32"] and (suite.concurrency, suite.repeats) == ([4], 3)
-    assert suite.arms["P-EAGLE"].config_at(3) == {
-        "method": "eagle3",
-        "model": "../head",
-        "num_speculative_tokens": 3,
-        "parallel_drafting": True,
-    }
+    config = {"method": "eagle3", "model": "../head", "parallel_drafting": True}
+    assert suite.arms["P-EAGLE"].speculative_config == config
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
     assert list(suite.arms) == ["none", "P-EAGLE"]
 
@@ -113,7 +109,7 @@ def test_adaptive_verification_is_one_more_arm(prompts: Path, elsewhere: Path, m
     assert suite.concurrency == [1, 8, 64] and list(arms) == ["none", "P-EAGLE", "P-EAGLE, adaptive verification"]
     adaptive = arms["P-EAGLE, adaptive verification"]
     assert adaptive.k == [max(plain.k)]
-    assert adaptive.config_at(7) == (plain.config_at(7) or {}) | {"enable_adaptive_verification": True}
+    assert adaptive.speculative_config == {**plain.speculative_config, "enable_adaptive_verification": True}
 
 
 def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
