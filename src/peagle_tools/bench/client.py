@@ -1,7 +1,7 @@
 """One cell: one call of ``vllm bench serve``, watched, and what is kept of it.
 
-``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``. vLLM's CPU build has no working
-``vllm`` command (shared/server.py gives the reason); delete ``main`` and call the command once that is mended.
+``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``, which also keeps what vLLM's client
+drops of the answers: the counts of their steps.
 """
 
 import hashlib
