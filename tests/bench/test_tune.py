@@ -1,5 +1,6 @@
 """``tune``: the suite that it writes, the config and the gain in the end, and bad input."""
 
+import errno
 import importlib.util
 import json
 import re
@@ -81,6 +82,23 @@ def test_a_sweep_that_fails_gives_no_config(prompts: Path, monkeypatch: pytest.M
     ran = run(monkeypatch, "tune", *PAIR, "--prompts", prompts, "--k", 3)
     assert ran.code == 2 and "the head is 64 wide" in ran.out and "speculative-config" not in ran.out
     assert ran.err == "peagle-vllm: 12 cells failed; the lines above give the reasons\n"
+
+
+def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is room again, the same command goes on."""
+    command = ("tune", *PAIR, "--prompts", prompts, "--k", 3)
+    monkeypatch.setenv("STANDIN", "no-start")
+
+    def half(path: Path, content: str | bytes) -> None:
+        with path.open("w" if isinstance(content, str) else "wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        full.setattr(Path, "write_bytes", half)
+        assert "No space left on device" in only_line(run(monkeypatch, *command))
+    assert "12 cells failed" in run(monkeypatch, *command).err
 
 
 def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
