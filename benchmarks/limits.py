@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.real import PLAIN, SETS, WORK, Engine, RealArm, al_of, gain_of, live, read_set
+from benchmarks.real import PLAIN, SETS, WORK, Engine, RealArm, al_of, answered, gain_of, read_set
 from peagle_tools.shared.provenance import provenance
 
 TEMPERATURES, LIMITS = (0.7, 1.0), ({}, {"top_p": 0.9}, {"top_k": 20})
@@ -35,15 +35,14 @@ def sampled(engine: Engine, name: str, prompts: int, sampling: dict[str, float],
         return [engine.counts(output) for output in engine.answer(chats, MAX_TOKENS, **sampling)]
 
 
-def measure(arm: RealArm) -> dict[str, Any]:
+def measure(engine: Engine) -> dict[str, Any]:
     """``cells``: by request and set the ``sampled`` counts within its limits, and where it has some beside them."""
-    cells = []
-    with live(arm) as call:
-        for heat, limit, name in product(TEMPERATURES, ({},) if arm.head == "eagle3" else LIMITS, SETS):
-            sampling = {"temperature": heat, **limit}
-            counts = [call(sampled, name, PROMPTS, sampling, within) for within in (True, False)[: 1 + len(limit)]]
-            cells.append({"sampling": sampling, "set": name, "counts": counts})
-            print(arm.name, sampling, name, *(al_of(np.asarray(one)) for one in counts), flush=True)
+    arm, cells = engine.arm, []
+    for heat, limit, name in product(TEMPERATURES, ({},) if arm.head == "eagle3" else LIMITS, SETS):
+        sampling = {"temperature": heat, **limit}
+        counts = [sampled(engine, name, PROMPTS, sampling, within) for within in (True, False)[: 1 + len(limit)]]
+        cells.append({"sampling": sampling, "set": name, "counts": counts})
+        print(arm.name, sampling, name, *(al_of(np.asarray(one)) for one in counts), flush=True)
     return {"name": arm.name, "cells": cells, "commit": provenance()["commit"]}
 
 
@@ -61,14 +60,12 @@ def compared(drafters: list[dict[str, Any]]) -> None:
                 cell["over_eagle3"] = gain_of(within, other)
 
 
-def main() -> None:
-    out = arms.parser(__doc__).parse_args().out
+def report() -> dict[str, Any]:
     files = {arm: WORK / f"limits {arm.label} {arm.digest()} counts.json" for arm in ARMS}
-    drafters = [arms.kept(file, lambda arm=arm: measure(arm)) for arm, file in files.items()]
+    drafters = [answered(file, arm, measure) for arm, file in files.items()]
     compared(drafters)
-    how = {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "drafters": drafters}
-    arms.write_result(out, __doc__, how | provenance())
+    return {"k": K, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "drafters": drafters}
 
 
 if __name__ == "__main__":
-    main()
+    arms.main(__doc__, report)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.arms import kept
-from benchmarks.real import WORK, Engine, RealArm, al_of, gain_of, live
+from benchmarks.real import WORK, Engine, RealArm, al_of, answered, gain_of
 from peagle_tools.shared.provenance import provenance
 
 TOKENS, FILES, ANSWER = (512, 1024, 2048, 4096, 7168), 24, 64
@@ -36,16 +35,6 @@ def answers(engine: Engine, files: int) -> dict[int, list[list[int]]]:
     return found
 
 
-def measured_counts(arm: RealArm, files: int) -> dict[str, list[list[int]]]:
-    """``answers`` of an arm, now or in an earlier run."""
-
-    def measure() -> dict[int, list[list[int]]]:
-        with live(arm) as call:
-            return call(answers, files)
-
-    return kept(WORK / f"long-{arm.label}-{arm.window}-{files}-{arm.digest()}.json", measure)
-
-
 def main() -> None:
     parser = arms.parser(__doc__)
     parser.add_argument("--files", type=int, default=FILES)
@@ -60,9 +49,10 @@ def main() -> None:
     rows = []
     for arm in measured:
         row: dict[str, Any] = {"arm": asdict(arm), "by_prompt_tokens": {}}
-        answered = {tokens: np.asarray(counts) for tokens, counts in measured_counts(arm, args.files).items()}
-        plain = plain or answered
-        for tokens, counts in answered.items():
+        file = WORK / f"long-{arm.label}-{arm.window}-{args.files}-{arm.digest()}.json"
+        found = {tokens: np.asarray(counts) for tokens, counts in answered(file, arm, answers, args.files).items()}
+        plain = plain or found
+        for tokens, counts in found.items():
             row["by_prompt_tokens"][tokens] = al_of(counts) | (gain_of(counts, plain[tokens]) if arm != head else {})
         print(arm.label, arm.window, row["by_prompt_tokens"], flush=True)
         rows.append(row)

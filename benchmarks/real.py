@@ -9,7 +9,6 @@ changed (remove it after a change of the drafting): a row names its commit. Toke
 import hashlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,9 @@ from benchmarks.arms import ROOT
 from benchmarks.engines import inside, measure_pair, prepare_process
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.prompts import read_prompts
 from peagle_tools.shared.provenance import provenance
+from peagle_tools.shared.terminal import exit_on_sigterm
 from peagle_tools.train.config import ends_in_loop
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_vllm.heads import convert as converting
@@ -139,10 +140,10 @@ ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.h
 
 def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
     """The user's turns of every prompt of a set, or of ``prompts`` of them, spread over the set."""
-    rows = [json.loads(line) for line in (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    chats = read_prompts(PROMPTS / f"{name}.jsonl")
     if prompts:
-        rows = rows[:: max(1, len(rows) // prompts)][:prompts]
-    return [[row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]] for row in rows]
+        chats = chats[:: max(1, len(chats) // prompts)][:prompts]
+    return [[message["content"] for message in messages] for messages in chats]
 
 
 def greedy_drafts(head: Path) -> dict[str, Any]:
@@ -246,9 +247,7 @@ def _call(method: str | Callable[..., Any], *args: Any) -> Any:
 def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
     """A process with an arm's engine; ``call(method, *args)`` calls a method, or a function that takes the engine."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start, initargs=(arm,)) as pool:
-        with patch.dict(os.environ, arms.environment(arm.env)):
-            for name in set(arms.NOT_INHERITED) - set(arm.env):
-                os.environ.pop(name, None)
+        with patch.dict(os.environ, arms.environment(arm.env), clear=True):
             pool.submit(int)  # the process starts here, with this environment
 
         def call(method: str | Callable[..., Any], *args: Any) -> Any:
@@ -258,6 +257,16 @@ def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
                 raise SystemExit(f"{arm.label}: its process ended; see {arm.log}") from None
 
         yield call
+
+
+def answered(file: Path, arm: RealArm, function: Callable[..., Any], *args: Any) -> Any:
+    """What ``function(engine, *args)`` returned in a process with the arm's engine, now or in an earlier run."""
+
+    def measure() -> Any:
+        with live(arm) as call:
+            return call(function, *args)
+
+    return arms.kept(file, measure)
 
 
 # --------------------------------------------------------------------------------------------------- figures
@@ -337,7 +346,6 @@ def acceptance(arm: RealArm, live_call: Callable[..., Any] | None, first: dict[s
 
 def measure_all() -> dict[str, Any]:
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
-    found_by = provenance()
     cells: dict[RealArm, dict[str, Any]] = {}
     samples: dict[RealArm, list[dict[tuple[str, int], float]]] = {arm: [] for arm in ARMS}
     with ExitStack() as stack:
@@ -375,7 +383,7 @@ def measure_all() -> dict[str, Any]:
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}
     timed["threads"] = THREADS
     settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0, "timed": timed}
-    return {"settings": settings, "arms": rows, **found_by}
+    return {"settings": settings, "arms": rows}
 
 
 def best_arms() -> list[dict[str, Any]]:
@@ -390,11 +398,6 @@ def best_arms() -> list[dict[str, Any]]:
     return [max((row for row in timed if row["arm"]["name"] == name), key=speed) for name in names]
 
 
-def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the arms' processes end, too
-    out = arms.parser(__doc__).parse_args().out
-    arms.write_result(out, __doc__, measure_all())
-
-
 if __name__ == "__main__":
-    main()
+    exit_on_sigterm()  # so that the arms' processes end, too
+    arms.main(__doc__, measure_all)

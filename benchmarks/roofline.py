@@ -77,10 +77,10 @@ def draft_step_roofline(
     parts = {"fc": Cost(BF16 * weights["fc"], 2 * captured * weights["fc"])}
     for name, computed in (("layers", rows), ("lm_head", drafts)):
         parts[name] = Cost(BF16 * forwards * weights[name], 2 * computed * weights[name])
-    parts["hidden states"] = Cost(BF16 * (head.num_aux * captured + rows) * model.hidden)
+    parts["hidden states"] = Cost(BF16 * (head.num_aux * captured + rows) * model.hidden_size)
     attended = head.layers(parallel) * context * model.head_dim  # keys or values of one head, of a request or a row
-    read = BF16 * forwards * batch * attended * 2 * model.kv_heads
-    parts["attention"] = Cost(read, rows * attended * 4 * model.heads)
+    read = BF16 * forwards * batch * attended * 2 * model.num_key_value_heads
+    parts["attention"] = Cost(read, rows * attended * 4 * model.num_attention_heads)
     parts["logits"] = Cost(2 * BF16 * drafts * head.draft_vocab)
     return parts
 

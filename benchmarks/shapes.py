@@ -1,7 +1,7 @@
 """Models by their shapes alone, without weights or a hub; the benchmarks serve them with ``load_format="dummy"``."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,20 @@ NUM_AUX = 3  # captured hidden states
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes of a decoder-only model; whatever else a config.json says changes no time."""
+    """Shapes of a decoder-only model, by their names in config.json; whatever else one says changes no time."""
 
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    layers: int
-    vocab: int
+    num_hidden_layers: int
+    vocab_size: int
 
     def config(self) -> dict[str, Any]:
         """A config.json with these shapes: a Llama."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "num_hidden_layers": self.layers,
-            "vocab_size": self.vocab,
-            "max_position_embeddings": 131072,
-            "dtype": "bfloat16",
-        }
+        llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 131072}
+        return {**llama, **asdict(self), "dtype": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -58,21 +47,21 @@ class HeadShape:
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers(parallel),
             "draft_vocab_size": self.draft_vocab,
-            "target_hidden_size": self.target.hidden,
+            "target_hidden_size": self.target.hidden_size,
         }
-        return of_layers | ({"ptd_token_id": self.target.vocab - 1} if parallel else {})
+        return of_layers | ({"ptd_token_id": self.target.vocab_size - 1} if parallel else {})
 
     def weights(self, parallel: bool) -> dict[str, int]:
         """Elements that one draft step reads of each part: {"fc", "layers", "lm_head"}; norms are left out."""
         t = self.target
-        attention = (t.heads + 2 * t.kv_heads) * t.head_dim
-        first_qkv, qkv = 2 * t.hidden * attention, t.hidden * attention
-        one = t.heads * t.head_dim * t.hidden + 3 * t.hidden * self.intermediate
+        attention = (t.num_attention_heads + 2 * t.num_key_value_heads) * t.head_dim
+        first_qkv, qkv = 2 * t.hidden_size * attention, t.hidden_size * attention
+        one = t.num_attention_heads * t.head_dim * t.hidden_size + 3 * t.hidden_size * self.intermediate
         layers = self.layers(parallel)
         return {
-            "fc": self.num_aux * t.hidden * t.hidden,
+            "fc": self.num_aux * t.hidden_size * t.hidden_size,
             "layers": first_qkv + (layers - 1) * qkv + layers * one,
-            "lm_head": self.draft_vocab * t.hidden,
+            "lm_head": self.draft_vocab * t.hidden_size,
         }
 
 
@@ -86,7 +75,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
 # Eight layers: the fewest with room for the default aux layers. The target's own speed plays no part in a draft step.
 GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
 # With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
-GPT_OSS_HEAD = HeadShape(GPT_OSS, 14336, GPT_OSS.vocab)
+GPT_OSS_HEAD = HeadShape(GPT_OSS, 14336, GPT_OSS.vocab_size)
 TINY_HEAD = HeadShape(Model(64, 96, 2, 1, 32, 8, 512), 96, 512)
 # name -> published P-EAGLE head, and where its sizes come from
 PUBLISHED = {
@@ -96,7 +85,7 @@ PUBLISHED = {
         "attention; intermediate size 14336, which makes its 1.8e9 parameters (3.6 GB)",
     ),
     "gpt-oss-120b": (
-        HeadShape(GPT_OSS, 11520, GPT_OSS.vocab),
+        HeadShape(GPT_OSS, 11520, GPT_OSS.vocab_size),
         "amazon/gpt-oss-120b-p-eagle: 4 layers, 1.7e9 parameters (its card), else as the 20b's; intermediate size "
         "11520 assumed (10,100 to 12,900 agree with 1.7e9)",
     ),

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import arms, real
 from benchmarks.arms import kept
 from benchmarks.engines import sharpen
-from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, RealArm, al_of, gain_of, live, read_set
+from benchmarks.real import ENGINE, HEADS, MAX_TOKENS, SETS, TARGET, Engine, RealArm, al_of, answered, gain_of, read_set
 from peagle_vllm.patches.record import RECORD
 
 TRAFFIC, RECORDED = 82, 128  # of HumanEval's problems; tokens of an answer
@@ -28,12 +28,17 @@ WORK = real.WORK / f"traffic-{BEFORE.digest()}"
 RECORDS, OUT = WORK / "records", WORK / "sharpened"
 
 
-def serve(engine: Engine, folder: str) -> None:
-    """Answer the traffic, and set aside what was recorded: no other prompt, nor the one that warmed up."""
+def serve(engine: Engine, folder: str) -> dict[str, Any]:
+    """Answer the traffic, and set aside what was recorded: no other prompt, nor the one that warmed up.
+
+    Returns:
+        ``acceptance``, of what comes after.
+    """
     for file in Path(folder).glob("*.jsonl"):
         file.unlink()
     engine.answer([turns[:1] for turns in read_set("humaneval")[:TRAFFIC]], RECORDED)
     shutil.copytree(folder, f"{folder}.traffic", dirs_exist_ok=True)
+    return acceptance(engine, {})
 
 
 def acceptance(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
@@ -54,24 +59,15 @@ def fitted() -> tuple[dict[str, Any], int]:
     return report, round(time.perf_counter() - began)
 
 
-def before() -> dict[str, Any]:
-    with patch.dict(os.environ, {RECORD: str(RECORDS)}), live(BEFORE) as call:
-        call(serve, str(RECORDS))
-        return call(acceptance, {})
-
-
 def measure() -> dict[str, Any]:
     WORK.mkdir(parents=True, exist_ok=True)
-    old = new = kept(WORK / "before.json", before)
+    with patch.dict(os.environ, {RECORD: str(RECORDS)}):
+        old = new = answered(WORK / "before.json", BEFORE, serve, str(RECORDS))
     report, seconds = kept(WORK / "report.json", fitted)
     print(json.dumps(report), seconds, flush=True)
     if OUT.exists():
-
-        def after() -> dict[str, Any]:
-            with live(RealArm("P-EAGLE sharpened", str(OUT), BEFORE.k, selector=True)) as call:
-                return call(acceptance, {name: old[name]["first"] for name in SETS})
-
-        new = kept(WORK / "after.json", after)
+        sharpened = RealArm("P-EAGLE sharpened", str(OUT), BEFORE.k, selector=True)
+        new = answered(WORK / "after.json", sharpened, acceptance, {name: old[name]["first"] for name in SETS})
     sets = {}
     for name in SETS:
         both = [np.asarray(cell[name]["counts"]) for cell in (old, new)]

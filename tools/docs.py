@@ -314,11 +314,9 @@ def variants() -> str:
     covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
     note = (
         f"Greedy, {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
+        f"other answers: {covered}. Second seeds: `benchmarks/results/seeds.json`."
     )
-    note += f"other answers: {covered}."
-    return (
-        f"{table(columns, rows)}\n\n{note} Second seeds: `benchmarks/results/seeds.json`. {where(result, 'variants')}"
-    )
+    return shown("variants", columns, rows, note)
 
 
 def traffic() -> str:

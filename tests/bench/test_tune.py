@@ -1,5 +1,6 @@
 """``tune``: the suite that it writes, the config and the gain in the end, and bad input."""
 
+import errno
 import importlib.util
 import json
 import re
@@ -83,6 +84,23 @@ def test_a_sweep_that_fails_gives_no_config(prompts: Path, monkeypatch: pytest.M
     assert ran.err == "peagle-vllm: 12 cells failed; the lines above give the reasons\n"
 
 
+def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is room again, the same command goes on."""
+    command = ("tune", *PAIR, "--prompts", prompts, "--k", 3)
+    monkeypatch.setenv("STANDIN", "no-start")
+
+    def half(path: Path, content: str | bytes) -> None:
+        with path.open("w" if isinstance(content, str) else "wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        full.setattr(Path, "write_bytes", half)
+        assert "No space left on device" in only_line(run(monkeypatch, *command))
+    assert "12 cells failed" in run(monkeypatch, *command).err
+
+
 def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "head").symlink_to(PEAGLE)
     monkeypatch.setenv("STANDIN", "no-start")
@@ -90,12 +108,8 @@ def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkey
     run(monkeypatch, "tune", TARGET, "head", *options)
     suite = read_suite(elsewhere / "mine/suite.yaml")
     assert suite.serve.words == ["--dtype", "float32"] and (suite.concurrency, suite.repeats) == ([4], 3)
-    assert suite.arms["P-EAGLE"].config_at(3) == {
-        "method": "eagle3",
-        "model": "../head",
-        "num_speculative_tokens": 3,
-        "parallel_drafting": True,
-    }
+    config = {"method": "eagle3", "model": "../head", "parallel_drafting": True}
+    assert suite.arms["P-EAGLE"].speculative_config == config
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
     assert list(suite.arms) == ["none", "P-EAGLE"]
 
@@ -113,7 +127,7 @@ def test_adaptive_verification_is_one_more_arm(prompts: Path, elsewhere: Path, m
     assert suite.concurrency == [1, 8, 64] and list(arms) == ["none", "P-EAGLE", "P-EAGLE, adaptive verification"]
     adaptive = arms["P-EAGLE, adaptive verification"]
     assert adaptive.k == [max(plain.k)]
-    assert adaptive.config_at(7) == (plain.config_at(7) or {}) | {"enable_adaptive_verification": True}
+    assert adaptive.speculative_config == {**plain.speculative_config, "enable_adaptive_verification": True}
 
 
 def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

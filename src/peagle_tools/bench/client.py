@@ -1,7 +1,7 @@
 """One cell: one call of ``vllm bench serve``, watched, and what is kept of it.
 
-``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``. vLLM's CPU build has no working
-``vllm`` command (shared/server.py gives the reason); delete ``main`` and call the command once that is mended.
+``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``, which also keeps what vLLM's client
+drops of the answers: the counts of their steps.
 """
 
 import hashlib
@@ -76,8 +76,8 @@ def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
     """Arguments of the server for one arm at one depth; host and port are left out."""
     arm = suite.arms[arm_name]
     arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME, *suite.serve.words, *arm.words]
-    if (config := arm.config_at(k)) is not None:
-        arguments += ["--speculative-config", json.dumps(config)]
+    if arm.speculative_config is not None:
+        arguments += ["--speculative-config", json.dumps({**arm.speculative_config, "num_speculative_tokens": k})]
         arguments += BY_REQUEST if BY_REQUEST[0] not in arguments else ()
     return arguments
 

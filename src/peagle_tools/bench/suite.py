@@ -8,7 +8,7 @@ import hashlib
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
@@ -105,12 +105,6 @@ class Arm(Flags):
         if self.speculative_config.get("method") == "eagle3":
             return "P-EAGLE" if self.speculative_config.get("parallel_drafting") else "EAGLE-3"
         return "other"
-
-    def config_at(self, k: int) -> dict[str, Any] | None:
-        """vLLM's ``--speculative-config`` for this arm at depth ``k``."""
-        if self.speculative_config is None:
-            return None
-        return {**self.speculative_config, "num_speculative_tokens": k}
 
 
 class Dataset(Strict):

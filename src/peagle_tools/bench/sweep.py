@@ -118,17 +118,12 @@ class Sweep:
             server.check_well()  # the server's failure is the cause of the client's
             self._keep(cell, str(error))
             return False
-        measured: dict[str, Any] = {
-            "began": began.isoformat(timespec="seconds"),
-            "drafts": from_bench_serve(raw),
-            "places": places_of(raw.get("answers", ())),
-            "raw": client.without_texts(raw),
-        }
-        self._keep(cell, "", measured)
+        places, kept = places_of(raw.get("answers", ())), client.without_texts(raw)
+        self._keep(cell, "", began, drafts=from_bench_serve(raw), places=places, raw=kept)
         return True
 
-    def _keep(self, cell: Cell, reason: str, measured: dict[str, Any] | None = None) -> None:
-        """Write the result of a cell, and a line about it; without ``measured`` it failed for ``reason``."""
+    def _keep(self, cell: Cell, reason: str, began: datetime | None = None, **measured: Any) -> None:
+        """Write the result of a cell, and a line about it; without what was ``measured`` it failed for ``reason``."""
         result = CellResult(
             cell=cell,
             kind=self.suite.arms[cell.arm].kind,
@@ -136,7 +131,8 @@ class Sweep:
             configuration=client.configuration(self.suite, self.folder, cell),
             versions=self.versions,
             hardware=self.hardware,
-            **(measured or {"began": datetime.now(UTC).isoformat(timespec="seconds")}),
+            began=(began or datetime.now(UTC)).isoformat(timespec="seconds"),
+            **measured,
         )
         write_whole(self.results / f"cells/{cell.id}.json", result.to_json())
         self._kept, self._left = self._kept + 1, self._left - 1

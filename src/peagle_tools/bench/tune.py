@@ -9,6 +9,7 @@ import typer
 
 from peagle_tools.bench.cli import DEFAULT
 from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.terminal import (
     HeadArgument,
     check_extra,
@@ -111,7 +112,7 @@ def tune(
             folder.mkdir(parents=True, exist_ok=True)
             made = [path for path in files if not path.exists()]
             for path, text in files.items():
-                path.write_text(text)
+                write_whole(path, text)
             try:
                 suite = read_suite(folder / "suite.yaml")
             except ToolError:
