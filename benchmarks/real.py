@@ -29,6 +29,7 @@ from benchmarks.arms import ROOT
 from benchmarks.engines import inside, measure_pair, prepare_process
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.processes import end_with_parent
 from peagle_tools.shared.prompts import read_prompts
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.shared.terminal import exit_on_sigterm
@@ -230,9 +231,10 @@ class Engine:
 _engine: Engine
 
 
-def _start(arm: RealArm) -> None:
-    """Start the engine of this process. What the process logs goes to ``arm.log``."""
+def _start(arm: RealArm, parent: int) -> None:
+    """Start the engine of this process, which ends with ``parent``. What the process logs goes to ``arm.log``."""
     global _engine
+    end_with_parent(parent)
     with arm.log.open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     _engine = Engine(arm)
@@ -246,7 +248,8 @@ def _call(method: str | Callable[..., Any], *args: Any) -> Any:
 @contextmanager
 def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
     """A process with an arm's engine; ``call(method, *args)`` calls a method, or a function that takes the engine."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start, initargs=(arm,)) as pool:
+    starting = {"initializer": _start, "initargs": (arm, os.getpid())}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **starting) as pool:
         with patch.dict(os.environ, arms.environment(arm.env), clear=True):
             pool.submit(int)  # the process starts here, with this environment
 
