@@ -15,11 +15,12 @@ is marked ``kernels``: tests/kernels compares kernels and twins batch by batch, 
 
 import atexit
 import itertools
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from tests.support.random_heads import write_pair
 
     return write_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """``warned(text)``: the plugin's warnings so far that hold this text, whatever vLLM makes of its loggers."""
+    said: list[str] = []
+    logger = logging.getLogger("vllm.peagle")
+    monkeypatch.setattr(logger, "warning", lambda line, *args, **_: said.append(line % args))
+    return lambda text: [line for line in said if text in line]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,53 +2,40 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Request, Settings
 
 MAX_MODEL_LEN = 160
 
-FACTORS: dict[str, tuple] = {
-    "k": (1, 2, 3, 5, 7, 8, 11, 18),  # a public head was trained 18 deep
-    "fmt": ("speculators", "aws", "served"),  # served: the speculators head is itself the served model
-    "requests": (1, 4, 9),  # in four slots
-    "family": ("llama", "qwen3"),
-    "dtype": ("float32", "bfloat16"),
-    "draft_vocab": (tiny_heads.VOCAB, 200),
-    "prefill": ("whole", "chunked"),
-    "prefix_caching": (False, True),
-    "kv": ("ample", "tight"),  # tight: too few blocks for the requests, so some are preempted
-    "norms": ("plain", "rich"),
-    "selector": (False, True),
-    "lookup": (0, 0, 2),  # drafts of requests that repeat themselves are looked up
-    "window": (0, 0, 24),
-    "weights": ("loaded", "loaded", "updated"),  # the head served first is another one of the same shape
-    "drafts": ("greedy", "greedy", "top-k 1"),  # drawn, at a temperature, where nothing but the best is left
-}
+
+def choice(*choices: Any) -> Any:
+    return field(metadata={"choices": choices})
 
 
 @dataclass(frozen=True)
 class Cell:
     """One choice of every factor."""
 
-    k: int
-    fmt: str
-    requests: int
-    family: str
-    dtype: str
-    draft_vocab: int
-    prefill: str
-    prefix_caching: bool
-    kv: str
-    norms: str
-    selector: bool
-    lookup: int
-    window: int
-    weights: str
-    drafts: str
+    k: int = choice(1, 2, 3, 5, 7, 8, 11, 18)  # a public head was trained 18 deep
+    fmt: str = choice("speculators", "aws", "served")  # served: the speculators head is itself the served model
+    requests: int = choice(1, 4, 9)  # in four slots
+    family: str = choice("llama", "qwen3")
+    dtype: str = choice("float32", "bfloat16")
+    draft_vocab: int = choice(tiny_heads.VOCAB, 200)
+    prefill: str = choice("whole", "chunked")
+    prefix_caching: bool = choice(False, True)
+    kv: str = choice("ample", "tight")  # tight: too few blocks for the requests, so some are preempted
+    norms: str = choice("plain", "rich")
+    selector: bool = choice(False, True)
+    lookup: int = choice(0, 0, 2)  # drafts of requests that repeat themselves are looked up
+    window: int = choice(0, 0, 24)
+    weights: str = choice("loaded", "loaded", "updated")  # the head served first is another one of the same shape
+    drafts: str = choice("greedy", "greedy", "top-k 1")  # drawn, at a temperature, where nothing but the best is left
 
     def __str__(self) -> str:
         words = [f"K{self.k}", self.fmt, self.family, self.dtype, f"{self.requests}req", f"vocab{self.draft_vocab}"]
@@ -101,6 +88,9 @@ class Cell:
             lookup=self.lookup,
             speculative=(("draft_sample_method", "probabilistic"),) * self.is_drawn,
         )
+
+
+FACTORS: dict[str, tuple] = {factor.name: factor.metadata["choices"] for factor in fields(Cell)}
 
 
 def pairs(cell: Cell) -> set[tuple]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ARM
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.random_heads import prompt
@@ -129,8 +128,3 @@ def test_seeded_probabilistic_drafts_belong_to_their_request(pair: tuple[Path, P
     both = [(row, other) for row, other in zip(alone, beside, strict=True) if row[2] and other[2]]
     assert both and all(row == other for row, other in both)
     assert len({draft for _, _, draft in alone}) > 1
-
-
-def test_arm_is_what_it_says(pair: tuple[Path, Path]):
-    wanted = {"plugin-v1": "ParallelEagleProposer", "plugin-v2": "ParallelEagleSpeculator"}
-    assert type(start(pair).drafter).__name__ == wanted[ARM]

@@ -1,7 +1,6 @@
 """Recording of prompts while serving: what is written, how, and what never is."""
 
 import json
-import logging
 import os
 import sys
 from dataclasses import replace
@@ -31,18 +30,13 @@ def mode(file: Path) -> int:
 
 
 @pytest.mark.arm("plugin-v1", "plugin-v2")
-def test_an_engine_records_where_it_is_asked_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_an_engine_records_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned):
     settings = Settings(*write_pair(tmp_path, HeadSpec()), k=3, max_model_len=96)
-    assert "_free_request" not in vars(engine(settings).scheduler)  # vLLM's own; this engine also sets the log up
-    caplog.set_level(logging.WARNING, "vllm.peagle")
-    monkeypatch.setattr(record.logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(record.logger, "propagate", False)  # what vLLM's loggers propagate depends on earlier tests
+    assert "_free_request" not in vars(engine(settings).scheduler)  # vLLM's own
     folder = tmp_path / "new" / "records"
     monkeypatch.setenv(record.RECORD, str(folder))
     live = engine(replace(settings, llm=POLICY))
-    assert sum(f"your users' text, in {folder}/0.jsonl" in line for line in caplog.messages) == 1
+    assert len(warned(f"your users' text, in {folder}/0.jsonl")) == 1
     plain = live.run(REQUESTS)
     assert sorted(lines(folder / "0.jsonl")) == sorted([*map(list, (prompt(9), prompt(20, 1)))])
     assert (mode(folder), mode(folder / "0.jsonl")) == (0o700, 0o600)
@@ -51,7 +45,7 @@ def test_an_engine_records_where_it_is_asked_to(
     for _ in range(2):  # the disk fails: text goes on
         again = live.run(REQUESTS)
         assert [done.output for done in again.values()] == [done.output for done in plain.values()]
-    assert sum("P-EAGLE records no more prompts" in line for line in caplog.messages) == 1
+    assert len(warned("P-EAGLE records no more prompts")) == 1
     assert not folder.exists()
 
 

@@ -1,7 +1,5 @@
 """New weights for a head that is served. Drafts equal the reference of those that came last."""
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,13 +54,6 @@ def live(target: Path, heads: list[Path]) -> Engine:
     return live
 
 
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], int]:
-    """How many log lines contain a text."""
-    caplog.set_level(logging.WARNING, "vllm.peagle")
-    return lambda text: sum(text in line for line in caplog.messages)
-
-
 def test_drafts_follow_an_update(live: Engine, heads: list[Path], new: Reference):
     model = live.drafter.model
     live.run(REQUESTS[:1])  # V1 has projected the old mask_hidden
@@ -92,17 +83,19 @@ def test_requests_in_flight(live: Engine, target: Path, heads: list[Path], new: 
         assert compare(rows, finished, reference, live.settings).rows > 2
 
 
-def test_a_selector_that_does_not_come_is_off_until_it_comes(live: Engine, target: Path, heads: list[Path], new, lines):
+def test_a_selector_that_does_not_come_is_off_until_it_comes(
+    live: Engine, target: Path, heads: list[Path], new, warned
+):
     selector, head = files(heads[1])
     update(live, head)
     serve_exactly(live, REQUESTS, Reference(target, heads[1], selector=False))
     update(live, head)
-    assert lines("drafts without the candidate selector until its new tensors come: ['candidate_selector.edge_") == 1
+    assert len(warned("drafts without the candidate selector until its new tensors come: ['candidate_")) == 1
     update(live, selector)
     serve_exactly(live, REQUESTS, new)
 
 
-def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Reference, lines):
+def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Reference, warned):
     """As NeMo-RL and verl-SpeCo do. The target's embeddings stay its own."""
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -115,7 +108,7 @@ def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Refer
     for part in (head[:5], head[5:], selector):
         model.load_weights(part)
     finalize_layerwise_reload(model, config)
-    assert lines("ignores new weights of embed_tokens") == 1
+    assert len(warned("ignores new weights of embed_tokens")) == 1
     serve_exactly(live, REQUESTS, new)
 
 
@@ -136,7 +129,7 @@ def test_what_sharpen_wrote_for_the_served_head(live: Engine, target: Path, head
 
 
 def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
-    live: Engine, heads: list[Path], new: Reference, lines, tmp_path: Path
+    live: Engine, heads: list[Path], new: Reference, warned, tmp_path: Path
 ):
     selector, head = files(heads[1])
     weights = load_file(head)
@@ -169,7 +162,7 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
         with pytest.raises(RuntimeError):
             update(live, tmp_path / broken)
         draft_nothing()
-    assert lines("predecessor_codebook is [") == 1
+    assert len(warned("predecessor_codebook is [")) == 1
     send(live, tmp_path / "without fc")
     draft_nothing()
     with pytest.raises(RefusedError, match=r"lacks fc\.weight"):
@@ -179,7 +172,7 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
     with pytest.raises(RefusedError, match="NaN"):
         live.drafter.model.load_weights([("fc.weight", torch.full((1,), torch.nan))])
     draft_nothing()
-    assert lines("stops drafting until a whole update of the head's weights succeeds") == 4
+    assert len(warned("stops drafting until a whole update of the head's weights succeeds")) == 4
     update(live, selector, head)
     serve_exactly(live, REQUESTS, new)
     if ARM == "plugin-v2":  # what stood for nothing is gone from the distributions of drafts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from peagle_tools.shared.selector_file import read_selector
 from peagle_vllm.heads import selector as files
@@ -15,8 +15,9 @@ from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import only
-from tests.heads.writers import DRAFT_VOCAB, HIDDEN, SERVED, TARGET, VOCAB, Tensors, Written
+from tests.heads.writers import DRAFT_VOCAB, SERVED, TARGET, VOCAB, Tensors, Written
 from tests.inspect.running import run
+from tests.support.random_heads import write_selector
 
 RANK, TOP_K = 6, 4
 Change = Callable[[dict, Tensors], object]
@@ -24,20 +25,7 @@ Change = Callable[[dict, Tensors], object]
 
 def sharpened(head: Written, folder: Path, change: Change = lambda selector, tensors: None) -> Path:
     """Save ``head`` with a selector; ``change`` spoils the config's entry or the tensors before."""
-    read = read_head(head.save(folder))
-    selector = {"selector_rank": RANK, "selector_top_k": TOP_K, "head_hash": files.head_hash(read)}
-    tensors = {
-        files.PREDECESSORS: torch.randn(VOCAB, RANK),
-        files.SUCCESSORS: torch.randn(read.draft_vocab_size, RANK),
-        files.PROJECTION: torch.randn(RANK, HIDDEN),
-        files.EDGE_SCALE: torch.ones(5),
-        files.UNARY_SCALE: torch.ones(5),
-    }
-    change(selector, tensors)
-    (folder / "config.json").write_text(json.dumps(head.config | {SELECTOR: selector}))
-    (folder / SELECTOR_FOLDER).mkdir()
-    save_file(tensors, folder / SELECTOR_FOLDER / "model.safetensors")
-    return folder
+    return write_selector(head.save(folder), torch.Generator(), candidates=TOP_K, rank=RANK, change=change)
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
@@ -66,7 +54,7 @@ def test_a_missing_scale_is_1_at_every_position(missing: str, tmp_path: Path):
     assert check_head(head) == []
     selector = read_selector(head)
     assert selector is not None
-    assert selector.edge_scale.tolist() == selector.unary_scale.tolist() == [1.0] * 5
+    assert getattr(selector, missing.rpartition(".")[2]).tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -1,13 +1,12 @@
 """prepare_inputs: its torch twin against a per-request simulation, its kernel against the twin."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 
 from peagle_kernels import prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from tests.kernels.batches import KERNEL_DEVICE, POISON, cases
-from tests.support.batches import MASK_TOKEN, Case, Request, build, moved
+from tests.support.batches import MASK_TOKEN, Case, moved
 
 
 def run(fn, case: Case):
@@ -92,21 +91,3 @@ def test_kernel_equals_twin_and_writes_every_element(case: Case):
         assert (buffer[count:] == POISON).all(), f"{name}: written past its end"
     assert (kernel.slot_mappings[:, : batch.num_rows] != POISON).all()
     assert (kernel.slot_mappings[:, batch.num_rows :] == POISON).all()
-
-
-@pytest.mark.parametrize("fn", [prepare_inputs_torch, prepare_inputs_triton])
-def test_worked_example_of_the_geometry(fn):
-    """The example in ``geometry``'s docstring, word for word."""
-    case = build(
-        [Request(p0=10, n=4, rejected=2, samples=True, is_dummy=False)],
-        k=3, max_k=3, static=False, max_model_len=64, block_sizes=[16], widths=[8], seed=1,
-    )  # fmt: skip
-    out = run(fn, case)
-    x11 = int(case.target.input_ids[1])
-    bonus = next_token(case, 0)
-    assert out.input_ids[:6].tolist() == [0, 0, x11, bonus, MASK_TOKEN, MASK_TOKEN]
-    assert out.positions[:6].tolist() == [8, 9, 10, 11, 12, 13]
-    assert out.row_map[:6].tolist() == [PAD_ROW, PAD_ROW, 0, 1, MASK_ROW, MASK_ROW]
-    assert out.sample_indices[:3].tolist() == [3, 4, 5]
-    assert out.seq_lens[0] == 14
-    assert (out.slot_mappings[0, :2] == PAD_SLOT).all()

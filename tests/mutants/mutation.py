@@ -1,8 +1,16 @@
-"""Breaks of the product, each a text replacement, and the test that must notice it.
+"""Breaks of the product, each a text replacement, and the test that must notice it: ``mutants.txt`` has them.
 
 Greedy output notices none of them: the target corrects every wrong draft. That is why drafts are tested.
+
+The file reads like a diff. Below the path of a product file its mutants, with a blank line between them:
+
+    what is broken
+    - the text, without its indentation; it stands exactly once in the file
+    + what replaces it; nothing deletes it
+    ! the test that must fail on plugin-v2        left out: DECODING, on the arm that the places tell
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +28,8 @@ class Mutation:
     file: str
     old: str  # stands exactly once in ``file``
     new: str
-    killer: str = DECODING  # pytest node id of the test that must fail
-    named_arm: str = ""  # PEAGLE_TEST_ARM for it, where its place does not tell
+    killer: str  # pytest node id of the test that must fail
+    named_arm: str  # PEAGLE_TEST_ARM for it, where its place does not tell
 
     @property
     def arm(self) -> str:
@@ -31,3 +39,16 @@ class Mutation:
 
     def fits(self) -> bool:
         return (ROOT / self.file).read_text().count(self.old) == 1
+
+
+def read(text: str) -> Iterator[Mutation]:
+    for section in text.split("=== ")[1:]:
+        file, _, mutants = section.partition("\n")
+        for mutant in mutants.strip().split("\n\n"):
+            name, *lines = mutant.split("\n")
+            old, new, killer = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+!")
+            killer, _, arm = (killer or DECODING).partition(" on ")
+            yield Mutation(name, file, old, new, killer, arm)
+
+
+MUTATIONS = tuple(read(Path(__file__).with_name("mutants.txt").read_text()))

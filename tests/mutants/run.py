@@ -20,12 +20,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tests.mutants.drafting import DRAFTING
-from tests.mutants.heads import HEADS
-from tests.mutants.mutation import ROOT, Mutation
-from tests.mutants.training import TRAINING
+from tests.mutants.mutation import MUTATIONS, ROOT, Mutation
 
-MUTATIONS = (*DRAFTING, *HEADS, *TRAINING)
 TIMEOUT = 300  # seconds; a mutant may hang the engine
 PYTEST = ("-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore")
 

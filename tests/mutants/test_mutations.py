@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.mutants.mutation import ROOT, Mutation
-from tests.mutants.run import MUTATIONS
+from tests.mutants.mutation import MUTATIONS, ROOT, Mutation
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

@@ -7,6 +7,7 @@ trained head's, they are just never accepted; ``drafts.recorder`` plants accepta
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from peagle_vllm.heads import selector as files
-from peagle_vllm.heads.files import SELECTOR_FOLDER
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
+from tests.support.dialects import Tensors, Written, as_aws, as_speculators
 
 VOCAB = 512
 HIDDEN = 64
@@ -46,15 +48,13 @@ ATTENTION, CONTEXT = 2.0, 6.0
 # In bfloat16 such a head would do the same to rounding: three rows in 15,000 moved by 3 ulp, stock vLLM's alike.
 GENTLE_ATTENTION, GENTLE_CONTEXT = 0.7, 1.5
 
-Weights = dict[str, torch.Tensor]
-
 
 @dataclass(frozen=True)
 class HeadSpec:
     """One head variant."""
 
     family: str = "llama"  # "llama" or "qwen3", the head's decoder layers
-    fmt: str = "speculators"  # nested config; or "aws": flat config, ``midlayer``, ``ptd_token_id``
+    fmt: str = "speculators"  # or "aws", or vLLM's own, "vllm" (tests.support.dialects)
     layers: int = 2
     draft_vocab: int = VOCAB  # rows of the head's lm_head; below VOCAB there is a d2t map
     norm_before_residual: bool = False  # which tensor the first layer adds back
@@ -84,7 +84,7 @@ def _lm_head(gen: torch.Generator, rows: int, spread: float) -> torch.Tensor:
     return 2 * _linear(gen, rows, HIDDEN) * (spread * torch.randn(rows, 1, generator=gen)).exp()
 
 
-def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN) -> Weights:
+def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN) -> Tensors:
     shapes = {
         "self_attn.q_proj": (NUM_HEADS * HEAD_DIM, qkv_in),
         "self_attn.k_proj": (NUM_KV_HEADS * HEAD_DIM, qkv_in),
@@ -106,7 +106,7 @@ def _layer(gen: torch.Generator, prefix: str, family: str, qkv_in: int = HIDDEN)
     return weights
 
 
-def _head_layer(gen: torch.Generator, prefix: str, spec: HeadSpec, qkv_in: int = HIDDEN) -> Weights:
+def _head_layer(gen: torch.Generator, prefix: str, spec: HeadSpec, qkv_in: int) -> Tensors:
     weights = _layer(gen, prefix, spec.family, qkv_in)
     kind = "norm" if spec.family == "qwen3" else "proj"
     attention, context = (GENTLE_ATTENTION, GENTLE_CONTEXT) if spec.gentle else (ATTENTION, CONTEXT)
@@ -129,13 +129,6 @@ def _layer_config(family: str, num_layers: int) -> dict:
         "hidden_act": "silu",
         "attention_bias": False,
     }
-
-
-def _save(folder: Path, config: dict, weights: Weights) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file({name: w.contiguous() for name, w in weights.items()}, folder / "model.safetensors")
-    return folder
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -162,23 +155,21 @@ def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
     if family == "qwen3_moe":
         config |= {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_PER_TOKEN, "norm_topk_prob": True}
         config |= {"moe_intermediate_size": INTERMEDIATE, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return _save(folder, config, weights)
+    return Written(config, weights).save(folder)
 
 
 def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
     """Write a random P-EAGLE head for ``target`` and return its folder."""
     gen = torch.Generator().manual_seed(spec.seed)
     fc_in = len(spec.aux_layers) * HIDDEN
-    first = "midlayer" if spec.fmt == "aws" else "layers.0"
     weights = {
         "fc.weight": _linear(gen, HIDDEN, fc_in),
         "norm.weight": _norm(gen),
         "mask_hidden": torch.randn(1, 1, fc_in, generator=gen),
-        f"{first}.hidden_norm.weight": _norm(gen),
+        "layers.0.hidden_norm.weight": _norm(gen),
     }
-    weights |= _head_layer(gen, first, spec, 2 * HIDDEN)
-    for i in range(1, spec.layers):
-        weights |= _head_layer(gen, f"layers.{i}", spec)
+    for i in range(spec.layers):
+        weights |= _head_layer(gen, f"layers.{i}", spec, HIDDEN if i else 2 * HIDDEN)
     if spec.norm_before_fc:
         weights["input_norm.weight"] = _norm(gen, fc_in)
     if spec.fc_norm:
@@ -191,7 +182,12 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
         chosen = torch.randperm(VOCAB, generator=gen)[: spec.draft_vocab].sort().values
         weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
-    _save(folder, _head_config(target, spec), weights)
+    head = Written(_head_config(spec), weights)
+    if spec.fmt == "aws":
+        as_aws(head, identity_map=False)
+    elif spec.fmt == "speculators":
+        as_speculators(head, str(target))
+    head.save(folder)
     return write_selector(folder, gen, 0.2 if spec.gentle else 1.0) if spec.selector else folder
 
 
@@ -202,55 +198,48 @@ def write_pair(folder: Path, spec: HeadSpec = HeadSpec(), family: str = "llama")
 
 
 def write_selector(
-    folder: Path, gen: torch.Generator, scale: float = 1.0, candidates: int = SELECTOR_CANDIDATES
+    folder: Path,
+    gen: torch.Generator,
+    scale: float = 1.0,
+    candidates: int = SELECTOR_CANDIDATES,
+    rank: int = SELECTOR_RANK,
+    change: Callable[[dict, Tensors], object] = lambda selector, weights: None,
 ) -> Path:
-    """Sharpen the head in ``folder`` with a random selector."""
+    """Sharpen the head in ``folder`` with a random selector; ``change`` spoils the config's entry or the weights."""
     head = read_head(folder)
     weights = {
-        files.PREDECESSORS: torch.randn(VOCAB, SELECTOR_RANK, generator=gen),
-        files.SUCCESSORS: torch.randn(head.draft_vocab_size, SELECTOR_RANK, generator=gen),
-        files.PROJECTION: _linear(gen, SELECTOR_RANK, head.hidden_size),
+        files.PREDECESSORS: torch.randn(head.vocab_size, rank, generator=gen),
+        files.SUCCESSORS: torch.randn(head.draft_vocab_size, rank, generator=gen),
+        files.PROJECTION: _linear(gen, rank, head.hidden_size),
         files.EDGE_SCALE: scale * (0.5 + torch.rand(SELECTOR_POSITIONS, generator=gen)),
         files.UNARY_SCALE: 0.5 + torch.rand(SELECTOR_POSITIONS, generator=gen),
     }
-    config = json.loads((folder / "config.json").read_text())
-    selector = {"selector_rank": SELECTOR_RANK, "selector_top_k": candidates}
-    config["candidate_selector"] = {**selector, "head_hash": files.head_hash(head)}
+    selector = {"selector_rank": rank, "selector_top_k": candidates, "head_hash": files.head_hash(head)}
+    change(selector, weights)
+    config = json.loads((folder / "config.json").read_text()) | {SELECTOR: selector}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / SELECTOR_FOLDER).mkdir(exist_ok=True)
     save_file(weights, folder / SELECTOR_FOLDER / "model.safetensors")
     return folder
 
 
-def _head_config(target: Path, spec: HeadSpec) -> dict:
+def _head_config(spec: HeadSpec) -> dict:
     layer_config = _layer_config(spec.family, spec.layers)
     if any(spec.windows):
         kinds = ["sliding_attention" if window else "full_attention" for window in spec.windows]
         layer_config |= {"layer_types": kinds, "sliding_window": max(filter(None, spec.windows))}
         layer_config |= {"use_sliding_window": True} if spec.family == "qwen3" else {}
-    own = {
+    return layer_config | {
+        "architectures": ["LlamaForCausalLMEagle3" if spec.family == "llama" else "Eagle3Qwen3ForCausalLM"],
+        "attention_bias": spec.biases,
+        "mlp_bias": spec.biases and spec.family == "llama",
         "draft_vocab_size": spec.draft_vocab,
         "target_hidden_size": HIDDEN,
         "norm_before_residual": spec.norm_before_residual,
         "norm_before_fc": spec.norm_before_fc,
+        "fc_norm": spec.fc_norm,
         "eagle_aux_hidden_state_layer_ids": list(spec.aux_layers),
-        "dtype": "float32",
-    }
-    layer_config |= {"attention_bias": spec.biases, "mlp_bias": spec.biases and spec.family == "llama"}
-    if spec.fmt == "aws":
-        name = "LlamaForCausalLMEagle3" if spec.family == "llama" else "Eagle3Qwen3ForCausalLM"
-        flat = layer_config | own | {"architectures": [name], "fc_norm": spec.fc_norm}
-        return flat | {"num_aux_hidden_states": len(spec.aux_layers), "ptd_token_id": MASK_TOKEN}
-    method = {"proposal_type": "greedy", "speculative_tokens": 5}
-    return own | {
-        "architectures": ["PEagleDraftModel"],
-        "speculators_model_type": "peagle",
-        "transformer_layer_config": layer_config,
+        "num_aux_hidden_states": len(spec.aux_layers),
         "mask_token_id": MASK_TOKEN,
-        "speculators_config": {
-            "algorithm": "peagle",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method],
-            "verifier": {"name_or_path": str(target), "architectures": ["LlamaForCausalLM"]},
-        },
+        "dtype": "float32",
     }

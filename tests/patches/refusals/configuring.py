@@ -29,12 +29,6 @@ def refusal(target: Path, head: Path, **changes) -> str:
     return line
 
 
-def warnings_with(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """Messages that hold this text. pytest may hear the same one at two loggers."""
-    messages = {id(record): record.getMessage() for record in caplog.records}.values()
-    return [message for message in messages if text in message]
-
-
 def edit_config(head: Path, edit: Callable[[dict], object]) -> None:
     config = json.loads((head / "config.json").read_text())
     edit(config)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from peagle_vllm.patches import head_weights
 from peagle_vllm.serving import RefusedError, is_peagle
-from tests.patches.refusals.configuring import configure, edit_config, warnings_with
+from tests.patches.refusals.configuring import configure, edit_config
 from tests.support import random_heads as tiny_heads
 from tests.support.random_heads import HeadSpec
 
@@ -25,12 +25,10 @@ REFUSAL = "parallel drafting for EAGLE speculative decoding"
 
 
 @pytest.mark.parametrize("fmt", ["aws", "speculators"])
-def test_a_peagle_head_without_the_flag_is_warned_of(
-    target: Path, tmp_path: Path, warning_log: pytest.LogCaptureFixture, fmt: str
-):
+def test_a_peagle_head_without_the_flag_is_warned_of(target: Path, tmp_path: Path, warned, fmt: str):
     head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
     configure(target, head, parallel_drafting=None)
-    (warning,) = warnings_with(warning_log, str(head))
+    (warning,) = warned(str(head))
     assert (
         'is served as EAGLE-3, one token a forward: if it is a P-EAGLE head, add "parallel_drafting": true' in warning
     )
@@ -130,12 +128,10 @@ def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch)
         ("my.Worker", False),
     ],
 )
-def test_the_gate_opens_for_vllms_own_workers(
-    target: Path, head: Path, warning_log: pytest.LogCaptureFixture, worker: str, opens: bool
-):
+def test_the_gate_opens_for_vllms_own_workers(target: Path, head: Path, warned, worker: str, opens: bool):
     config = configure(target, head)
     assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
     config.parallel_config.worker_cls = worker
     for _ in range(2):
         assert (REFUSAL not in config._get_v2_model_runner_unsupported_features()) is opens
-    assert len(warnings_with(warning_log, worker)) == (0 if opens else 1)
+    assert len(warned(worker)) == (0 if opens else 1)

@@ -12,7 +12,7 @@ from peagle_vllm.patches import fingerprint
 from peagle_vllm.patches import version as versions
 from peagle_vllm.patches.ledger import Definition
 from peagle_vllm.patches.source import Source
-from tests.patches.refusals.configuring import configure, refusal, warnings_with
+from tests.patches.refusals.configuring import configure, refusal
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
@@ -61,15 +61,13 @@ def test_a_moved_patch(target: Path, head: Path):
 
 
 @pytest.mark.usefixtures("moved")
-def test_a_moved_patch_is_let_in_by_name(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warning_log: pytest.LogCaptureFixture
-):
+def test_a_moved_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "proposer")
     assert "at the patch cpu-sampling;" in refusal(target, head)
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, proposer,gate")
     for _ in range(2):
         assert configure(target, head).speculative_config.parallel_drafting
-    (warning,) = warnings_with(warning_log, "PEAGLE_VLLM_ACCEPT")
+    (warning,) = warned("PEAGLE_VLLM_ACCEPT")
     assert "at the patches proposer, cpu-sampling" in warning and "gate" not in warning
 
 
@@ -86,8 +84,8 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
     assert line.endswith("GPUModelRunner._input_fits_in_drafter is gone, so PEAGLE_VLLM_ACCEPT does not help")
 
 
-def test_a_patch_that_does_not_fit_leaves_vllm_alone(warning_log: pytest.LogCaptureFixture):
+def test_a_patch_that_does_not_fit_leaves_vllm_alone(warned):
     """A vLLM without what a patch wraps: the import goes on, and says so."""
     moved = ModuleType("vllm.v1.worker.gpu_model_runner")
     patches._install("drafter_limit.install", moved)
-    assert "the patch drafter-limit does not fit this vLLM" in warning_log.text
+    assert warned("the patch drafter-limit does not fit this vLLM")
