@@ -14,7 +14,7 @@ TRAINING = (
         SELECTOR,
         "torch.zeros(head.verifier_vocab_size, rank)",
         "torch.randn(head.verifier_vocab_size, rank)",
-        "tests/train/test_selector.py::test_a_new_selector_changes_no_draft",
+        "tests/train/test_selector.py::test_a_new_selector_has_its_own_rate_and_no_weight_decay[adamw]",
     ),
     Mutation(
         "selector: checkpoints are judged without it",
@@ -66,7 +66,7 @@ TRAINING = (
         SELECTOR,
         '"weight_decay": 0.0',
         '"weight_decay": options.weight_decay',
-        "tests/train/test_selector.py::test_a_selector_has_its_own_rate_and_no_weight_decay[adamw]",
+        "tests/train/test_selector.py::test_a_new_selector_has_its_own_rate_and_no_weight_decay[adamw]",
     ),
     Mutation(
         "selector: replay keeps the head's own drafts",
