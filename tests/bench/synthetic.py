@@ -53,19 +53,17 @@ def write(
     spread: float = 0.01,
     slower: Mapping[tuple[str, int, int], float] | None = None,
     failed: Mapping[str, str] | None = None,
-    gpu: str = "",
-    edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None,
-    dtype: str = "float32",
+    **more: Any,
 ) -> Path:
     """A results folder of the whole suite. ``slower`` maps (arm, K, concurrency) to a factor on time, ``failed`` cell
-    ids to reasons."""
+    ids to reasons; ``more`` is for ``result``."""
     (folder / "cells").mkdir(parents=True)
     rng = random.Random(seed)
     for cell in grid(suite):
         noise = 1 + rng.uniform(-spread, spread)
         noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
         why = (failed or {}).get(cell.id, "")
-        made = result(suite, cell, noise=noise, reason=why, gpu=gpu, edit=edit, dtype=dtype)
+        made = result(suite, cell, noise=noise, reason=why, **more)
         (folder / f"cells/{cell.id}.json").write_text(made.to_json())
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

@@ -1,17 +1,13 @@
 """Formulae, on numbers small enough to check by hand."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from peagle_tools.bench.cells import read_results
-from peagle_tools.bench.metrics import Ratio, Spread, best_depth, points, same_texts
-from peagle_tools.bench.suite import read_suite
+from peagle_tools.bench.metrics import Ratio, Spread
 from peagle_tools.shared.acceptance import Acceptance, from_bench_serve, places_of, read_engine
 from peagle_tools.shared.errors import ToolError
-from tests.bench import synthetic
 
 
 def test_counters_come_back_whole() -> None:
@@ -66,14 +62,3 @@ def test_spread_and_ratio() -> None:
     assert r.overlaps_one and r.in_doubt
     assert not Ratio(1.2, 1.1, 1.3, 2).in_doubt
     assert Ratio(1.2, 1.2, 1.2, 1).in_doubt  # one repeat shows no spread
-
-
-def test_points_gather_repeats_and_leave_failures_out(tmp_path: Path, suite_file: Path) -> None:
-    failed = {"p-eagle-k7-prompts-c4-r2": "why", "none-k0-prompts-c1-r1": "x", "none-k0-prompts-c1-r2": "x"}
-    found = points(read_results(synthetic.write(tmp_path / "r", read_suite(suite_file), failed=failed)))
-    by_name = {(p.arm, p.k, p.concurrency): p for p in found}
-    assert len(found) == 9  # of 10: both repeats of one failed
-    assert (len(by_name["P-EAGLE", 7, 4].cells), by_name["P-EAGLE", 7, 4].repeats) == (1, 2)
-    assert by_name["P-EAGLE", 3, 1].acceptance == [0.75, 0.562, 0.422]
-    assert best_depth(p for p in found if p.arm == "P-EAGLE" and p.concurrency == 1).k == 7
-    assert same_texts(by_name["P-EAGLE", 3, 4], by_name["none", 0, 4]) == 1

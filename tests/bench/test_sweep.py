@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from peagle_tools.bench.cells import Cell, grid, read_results
@@ -64,20 +65,11 @@ class Trial:
         """No stand-in runs, and no half-written file lies about."""
         deadline = time.monotonic() + 10
         pids = [int(pid) for word in ("server", "client") for pid in self.lines(word)]
-        while (alive := [pid for pid in pids if _alive(pid)]) and time.monotonic() < deadline:
+        while alive := {p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != "zombie"} & {*pids}:
+            assert time.monotonic() < deadline, f"{len(alive)} of {len(pids)} processes were left behind"
             time.sleep(0.1)
-        assert not alive, f"{len(alive)} of {len(pids)} processes were left behind"
         for file in (self.results / "cells").glob("*.json"):
             json.loads(file.read_text())
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.fixture
@@ -136,41 +128,25 @@ def test_killed_three_times(trial: Trial) -> None:
     trial.assert_nothing_is_left()
 
 
-def test_a_server_that_dies_mid_cell(trial: Trial) -> None:
-    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "dies:2"}\n')
-    output = trial.run(1)
-    failed = [r for r in read_results(trial.results) if not r.ok]
-    # the EAGLE-3 server of each repeat dies in its second cell
-    assert [(r.cell.arm, r.cell.concurrency) for r in failed] == [("EAGLE-3", 4)] * 2
-    for r in failed:
-        assert "the server ended (exit status 1): ValueError: out of everything" in r.reason
-    assert len(read_results(trial.results)) == len(trial.cells())
-    assert "2 of 8 cells failed" in output
-    trial.assert_nothing_is_left()
-
-
-def test_a_server_whose_engine_dies_is_not_used_for_the_next_cell(trial: Trial) -> None:
-    """It answers with errors for a while. The client's complaint is not the cause, and the next cell gets a new one."""
-    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "sickens:1"}\n')
+@pytest.mark.parametrize(
+    ("standin", "client", "is_ok", "reason"),
+    [
+        ("dies:2", "", [True, True, True, False], "the server ended (exit status 1): ValueError: out of everything"),
+        # It answers with errors for a while. The client's complaint is not the cause, and the next cell gets a new one.
+        ("sickens:1", "half", [True, True, False, False], "Engine core proc EngineCore_DP0 died unexpectedly"),
+        ("no-start", "", [True, True, False, False], "ValueError: the head is 64 wide, the target 128"),
+    ],
+)
+def test_a_server_that_fails(trial: Trial, standin: str, client: str, is_ok: list[bool], reason: str) -> None:
+    """In the midst of a cell, its engine alone, or before it listens: the cells that it cost say why."""
+    trial.change("    k: [3]\n", f'    k: [3]\n    environment: {{STANDIN: "{standin}"}}\n')
     trial.change("repeats: 2", "repeats: 1")
-    output = trial.run(1, STANDIN_CLIENT_FOR_EAGLE="half")
-    found = read_results(trial.results)
-    assert [r.ok for r in found] == [True, True, False, False]
-    for r in found[2:]:
-        assert "Engine core proc EngineCore_DP0 died unexpectedly" in r.reason
-    assert output.count("starting EAGLE-3") == 2
-    assert (trial.results / "logs/eagle-3-k3-r1-server-2.log").exists()
-
-
-def test_a_head_that_does_not_fit(trial: Trial) -> None:
-    trial.change("    k: [3]\n", "    k: [3]\n    environment: {STANDIN: no-start}\n")
-    output = trial.run(1)
-    log = trial.results / "logs/eagle-3-k3-r1-server.log"
-    assert log.exists(), output
-    assert "the server did not start: " in output and f"  its log: {log}\n" in output
-    failed = [r for r in read_results(trial.results) if not r.ok]
-    assert {r.cell.arm for r in failed} == {"EAGLE-3"} and len(failed) == 4
-    assert all("ValueError: the head is 64 wide, the target 128" in r.reason for r in failed)
+    output = trial.run(1, STANDIN_CLIENT_FOR_EAGLE=client)
+    found, log = read_results(trial.results), trial.results / "logs/eagle-3-k3-r1-server.log"
+    assert [r.ok for r in found] == is_ok and all(reason in r.reason for r in found if not r.ok)
+    assert f"{is_ok.count(False)} of 4 cells failed" in output
+    assert ("the server did not start: " in output and f"  its log: {log}\n" in output) == (standin == "no-start")
+    assert log.exists() and log.with_stem("eagle-3-k3-r1-server-2").exists() == (standin == "sickens:1")
     trial.assert_nothing_is_left()
 
 
@@ -198,7 +174,10 @@ def test_two_sweeps_in_one_folder(trial: Trial) -> None:
 
 
 def test_results_of_another_suite_or_of_other_versions(trial: Trial) -> None:
+    """More repeats are the same suite."""
+    trial.change("repeats: 2", "repeats: 1")
     trial.run()
+    trial.change("repeats: 1", "repeats: 2")
     trial.change("output_tokens: 64", "output_tokens: 32")
     assert "results of another suite" in one_line(trial.run(2))
     trial.change("output_tokens: 32", "output_tokens: 64")

@@ -108,8 +108,7 @@ def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkey
     run(monkeypatch, "tune", TARGET, "head", *options)
     suite = read_suite(elsewhere / "mine/suite.yaml")
     assert suite.serve.words == ["--dtype", "float32"] and (suite.concurrency, suite.repeats) == ([4], 3)
-    config = {"method": "eagle3", "model": "../head", "parallel_drafting": True}
-    assert suite.arms["P-EAGLE"].speculative_config == config
+    assert suite.arms["P-EAGLE"].speculative_config["model"] == "../head"
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
     assert list(suite.arms) == ["none", "P-EAGLE"]
 

@@ -129,7 +129,7 @@ def exit_code(process: Any, seconds: float = 60) -> int:
 
 
 def result(file: Path) -> dict[str, Any]:
-    """What two runs of one config must share: the last checkpoint's bytes, which one is the best, and the log."""
+    """What two runs of one config must share: the last checkpoint's bytes, which one is the best, the log, and AL."""
     config: Config = read_config(file)
     folder = config.run / "checkpoints"
     last = max(folder.glob("step-*[0-9]"), key=lambda path: int(path.name.split("-")[1]))
@@ -137,4 +137,5 @@ def result(file: Path) -> dict[str, Any]:
     log = [json.loads(line) for line in (config.run / "log.jsonl").read_text().splitlines()]
     shown = [{key: line[key] for key in ("step", "lr", "loss", "accuracy", "held_out") if key in line} for line in log]
     found = {name: (last / name).read_bytes() for name in names}
-    return {**found, "last": last.name, "best": (folder / "best").readlink(), "log": shown}
+    al = (config.run / "al.jsonl").read_text()
+    return {**found, "last": last.name, "best": (folder / "best").readlink(), "log": shown, "al": al}

@@ -37,6 +37,13 @@ class Steps:
         return self.fails.get(step, 0)
 
 
+def end(file: Path, begin: str | None = None, **fails: int) -> tuple[int, list[str]]:
+    """The status that the pipeline ends with, begun at a step, and the steps that it ran."""
+    config = read_config(file)
+    steps = Steps(config, **fails)
+    return pipeline(file, config, begin, steps), steps.ran
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "source.jsonl").write_text('{"prompt": "x"}\n')
@@ -50,11 +57,10 @@ def written(folder: Path, max_tokens: int, more: str = "") -> Path:
 
 
 def test_finished_steps_are_skipped(file: Path) -> None:
-    config = read_config(file)
-    first, second, third = Steps(config, states=75), Steps(config), Steps(config)
-    assert [pipeline(file, config, None, run) for run in (first, second, third)] == [75, 0, 0]
     at = STEPS.index("states")
-    assert [first.ran, second.ran, third.ran] == [STEPS[: at + 1], STEPS[at:], []]
+    assert end(file, states=75) == (75, STEPS[: at + 1])
+    assert end(file) == (0, STEPS[at:])
+    assert end(file) == (0, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -93,40 +99,31 @@ def test_a_value_that_cannot_be_read_is_named(line: str, says: str, tmp_path: Pa
 
 def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> None:
     """Also where the step was only begun: half of its answers would be of other settings."""
-    config = read_config(file)
-    assert pipeline(file, config, None, Steps(config, answers=75)) == 75
-    config = read_config(written(file.parent, 16))
+    assert end(file, answers=75) == (75, STEPS[:2])
+    written(file.parent, 16)
     with pytest.raises(ToolError, match=r"answers was begun with other settings .* `--from answers`"):
-        pipeline(file, config, None, Steps(config))
-    again = Steps(config)
-    assert pipeline(file, config, "answers", again) == 0
-    assert again.ran == STEPS[1:]
+        end(file)
+    assert end(file, "answers") == (0, STEPS[1:])
     (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
     with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
-        pipeline(file, config, None, Steps(config))
+        end(file)
 
 
 def test_a_step_that_wrote_nothing_may_get_other_settings(file: Path) -> None:
     """It refused its settings, such as documents that are longer than a step."""
-    config = read_config(file)
-    assert pipeline(file, config, None, Steps(config, answers=2)) == 2
-    (config.run / "answers.jsonl").unlink()
-    config = read_config(written(file.parent, 16))
-    assert pipeline(file, config, None, Steps(config)) == 0
+    assert end(file, answers=2) == (2, STEPS[:2])
+    (read_config(file).run / "answers.jsonl").unlink()
+    assert end(written(file.parent, 16)) == (0, STEPS[1:])
 
 
 def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path) -> None:
     """The server's own dtype is another: with that, answers are others."""
-    config = read_config(file)
-    assert pipeline(file, config, None, Steps(config, run=2)) == 2
-    shutil.rmtree(config.run / "checkpoints")  # nothing is trained yet
-    config = read_config(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: bfloat16}\n"))
-    again = Steps(config)
-    assert pipeline(file, config, None, again) == 0
-    assert again.ran == ["run", "check"]
-    config = read_config(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: float32}\n"))
+    assert end(file, run=2) == (2, STEPS[:-1])
+    shutil.rmtree(read_config(file).run / "checkpoints")  # nothing is trained yet
+    assert end(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: bfloat16}\n")) == (0, ["run", "check"])
+    written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: float32}\n")
     with pytest.raises(ToolError, match="answers was begun with other settings"):
-        pipeline(file, config, None, Steps(config))
+        end(file)
     with pytest.raises(ToolError, match=r":3: engine: dtype is 'auto', which does not say how hidden states"):
         read_config(written(file.parent, 8, "engine: {dtype: auto}\n"))
 
@@ -136,26 +133,24 @@ def test_a_target_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "peagle.yaml"
     (tmp_path / "measured.jsonl").write_text('{"prompt": "x"}\n')
 
-    def config(**data: Any) -> Config:
+    def write(**data: Any) -> Path:
         file.write_text(json.dumps({"target": str(TARGET), "data": data}))
-        return read_config(file)
+        return file
 
     own = {"from_target": 9, "apart_from": ["measured.jsonl"]}
-    assert pipeline(file, config(**own), None, Steps(config(**own))) == 0
+    assert end(write(**own)) == (0, STEPS)
     for change in ({"from_target": 10}, {"sampling": {"top_p": 1}}, {"apart_from": []}):
         with pytest.raises(ToolError, match="prompts was begun with other settings"):
-            pipeline(file, changed := config(**own | change), None, Steps(changed))
-    config()
-    ended = CliRunner().invoke(app, ["train", "prompts", str(file)])
+            end(write(**own | change))
+    ended = CliRunner().invoke(app, ["train", "prompts", str(write())])
     assert ended.exit_code == 2 and "data.prompts: is empty; name files, or data sets of the hub" in ended.stderr
 
 
 def test_doing_a_step_again_removes_what_it_and_later_ones_wrote(file: Path) -> None:
-    config = read_config(file)
-    pipeline(file, config, None, Steps(config))
+    end(file)
     kept = {"prompts.jsonl", "answers.jsonl"}
-    assert pipeline(file, config, "data", Steps(config, data=2)) == 2
-    there = {path.name for path in config.run.iterdir() if path.name in sum(WRITES.values(), ())}
+    assert end(file, "data", data=2) == (2, ["data"])
+    there = {path.name for path in read_config(file).run.iterdir() if path.name in sum(WRITES.values(), ())}
     assert there == kept | {"data"}  # which the stand-in has written again
 
 
@@ -165,7 +160,7 @@ def test_one_pipeline_at_a_time(file: Path) -> None:
     class Second(Steps):
         def __call__(self, step: str, file: Path, config: Config) -> int:
             with pytest.raises(ToolError, match="another pipeline is at work"):
-                pipeline(file, config, None, Steps(config))
+                end(file)
             return 75
 
     assert pipeline(file, config, None, Second(config)) == 75

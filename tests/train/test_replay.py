@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.replay import REPLAY, UNSELECTED, note_al, replay
+from peagle_tools.train.replay import REPLAY, UNSELECTED, replay
 from peagle_tools.train.selector import new_selector, served
 from peagle_vllm.heads.head import read_head
 from tests.support.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
@@ -100,17 +99,3 @@ def test_after_a_loop_nothing_is_known(documents: list[dict[str, Tensor]]) -> No
     for ids, is_same in ((answer, True), (torch.cat([answer[:-1], answer[:1]]), False)):
         one = [documents[0] | {"input_ids": ids}]
         assert (replay(head, one, 5, num_said + 1) == replay(head, one, 5, num_said)) is is_same
-
-
-def test_a_step_that_is_measured_again_is_noted_once(tmp_path: Path) -> None:
-    """A run that was killed goes on from its checkpoint; vLLM's lines stay."""
-    file = tmp_path / "al.jsonl"
-    counts = Acceptance(10, (8, 4))
-    for step, how in ((500, "replay"), (500, "vllm"), (1000, "replay")):
-        note_al(file, step, how, [(2, counts)])
-    whole = file.read_text()
-    for step in (500, 1000):
-        note_al(file, step, "replay", [(2, counts)])
-    assert sorted(file.read_text().splitlines()) == sorted(whole.splitlines())
-    line = {"step": 500, "K": 2, "al": 2.2, "acceptance": [0.8, 0.4], "how": "replay"}
-    assert json.loads(whole.splitlines()[0]) == line

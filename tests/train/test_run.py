@@ -113,16 +113,6 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
     assert result(file) == undisturbed[1]
 
 
-def test_a_signal_saves_the_step_it_comes_in(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = toy_run(tmp_path / "run")
-    at_step(monkeypatch, 5, stop)
-    stopped = CliRunner().invoke(app, ["train", "run", str(file)])
-    assert stopped.exit_code == 75 and "stopped after step 5, which is saved" in stopped.output
-    assert (checkpoints(file) / "step-5").is_dir()
-    train(file)
-    assert result(file) == undisturbed[1]
-
-
 def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, (soft, hard) = toy_run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
     at_step(monkeypatch, 5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard)))
@@ -262,16 +252,3 @@ def test_refused_in_one_line(tmp_path: Path, damage: Any, changes: dict[str, Any
     done = CliRunner().invoke(app, ["train", "run", str(file)])
     assert done.exit_code == 2 and "Traceback" not in done.output, done.output
     assert done.stderr.count("peagle-vllm: ") == 1 and re.search(line, done.stderr), done.stderr
-
-
-def test_another_config_does_not_go_on(undisturbed: Any) -> None:
-    file = undisturbed[0]
-    text = file.read_text()
-    file.write_text(text.replace("lr: 0.01", "lr: 0.02"))
-    try:
-        with pytest.raises(ToolError, match=r"step-12 is of another run: optimizer.lr was 0.01 and is 0.02; "):
-            train(file)
-    finally:
-        file.write_text(text)
-    train(file)  # there is nothing left to do
-    assert result(file) == undisturbed[1]

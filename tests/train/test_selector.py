@@ -71,14 +71,6 @@ def whole_step(
     return {"loss": (loss + ALPHA * of_selector).detach()}, found, gradients
 
 
-def test_a_new_selector_changes_no_draft() -> None:
-    """Its predecessors are 0, and its successors are not: else neither would ever get a gradient."""
-    head = SimpleNamespace(hidden_size=8, draft_vocab_size=DRAFT_VOCAB, verifier_vocab_size=VOCAB)
-    selector = new_selector(head, RANK, None)
-    assert not selector.predecessor_codebook.any()
-    assert selector.successor_codebook.all()
-
-
 def test_a_checkpoint_is_judged_with_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = {replaying.REPLAY: [Acceptance(10, (5,))], replaying.UNSELECTED: [Acceptance(10, (9,))]}
     monkeypatch.setattr(replaying, "replay", lambda *_: found)
@@ -139,17 +131,15 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     train(whole)
     with monkeypatch.context() as patch:
         at_step(patch, 5, stop)
-        with pytest.raises(TryAgain, match="after step 5"):
+        with pytest.raises(TryAgain, match="stopped after step 5, which is saved"):
             train(stopped)
     train(stopped)
     assert result(stopped) == result(whole)
     folder, other = (read_config(file).run / "checkpoints/step-12" for file in (whole, stopped))
-    names = ("edge/model.safetensors", "../../al.jsonl")
-    assert [(folder / name).read_bytes() for name in names] == [(other / name).read_bytes() for name in names]
+    edge = "edge/model.safetensors"
+    assert (folder / edge).read_bytes() == (other / edge).read_bytes()
 
-    head, selector, master = (
-        load_file(folder / name) for name in ("model.safetensors", names[0], "master.safetensors")
-    )
+    head, selector, master = (load_file(folder / name) for name in ("model.safetensors", edge, "master.safetensors"))
     assert not set(head) & set(selector) and {name for name in selector if "scale" not in name} | set(head) == set(
         master
     )
@@ -159,12 +149,20 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert shown.exit_code == 0 and "selector" in shown.output, shown.output
     line = json.loads((folder / "../../log.jsonl").read_text().splitlines()[-2])
     assert len(line["recall_at_16"]) == len(line["selector_accuracy"]) == 3 and line["selector_loss"] > 0
-    al = [json.loads(line) for line in (folder / names[1]).read_text().splitlines()]
-    assert {(line["step"], line["how"]) for line in al} == set(product((6, 12), ("replay", "replay, no selector")))
+    al = [json.loads(line) for line in (folder / "../../al.jsonl").read_text().splitlines()]
+    assert sorted((line["step"], line["how"], line["K"]) for line in al) == sorted(
+        product((6, 12), ("replay", "replay, no selector"), (1, 2, 3))
+    )
+    assert all(line["al"] == pytest.approx(1 + sum(line["acceptance"]), abs=2e-4) for line in al)
 
-    whole.write_text(whole.read_text().replace("rank: 4", "rank: 8"))
-    with pytest.raises(ToolError, match=r"of another run: selector was \{'rank': 4, .* and is \{'rank': 8, "):
-        train(whole)
+    text = whole.read_text()
+    for old, new, change in (
+        ("rank: 4", "rank: 8", r"selector was \{'rank': 4, .* and is \{'rank': 8, "),
+        ("lr: 0.01", "lr: 0.02", "optimizer.lr was 0.01 and is 0.02; "),
+    ):
+        whole.write_text(text.replace(old, new))
+        with pytest.raises(ToolError, match=f"step-12 is of another run: {change}"):
+            train(whole)
     more = toy_run(tmp_path / "more", selector={"rank": RANK}, head={"init": str(folder)})
     config = read_config(more)
     begun = make_trainer(config, to_options(config)).head.candidate_selector.state_dict()
@@ -172,12 +170,14 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, name: str) -> None:
+def test_a_new_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, name: str) -> None:
     config = read_config(toy_run(tmp_path / "run", selector={"rank": RANK, "lr": 0.002}, optimizer={"name": name}))
     before = library.build_optimizers
     trainer = make_trainer(config, to_options(config))
     assert library.build_optimizers is before  # other trainers of this process have no selector
-    wanted = {f"candidate_selector.{part}" for part in trainer.head.candidate_selector.state_dict()}
+    selector = trainer.head.candidate_selector  # whose successors are not 0: else neither would ever get a gradient
+    assert selector.successor_codebook.all() and not selector.predecessor_codebook.any()  # no draft is changed yet
+    wanted = {f"candidate_selector.{part}" for part in selector.state_dict()}
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     (own,) = (group for group in groups if wanted & set(group["param_names"]))
     assert isinstance(trainer.optimizers[-1], torch.optim.AdamW) and own in trainer.optimizers[-1].param_groups
