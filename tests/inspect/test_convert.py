@@ -97,37 +97,23 @@ def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is left for serving to map, and vLLM's own reading holds all of it."""
+    """Nothing is left for serving to map; ``--window`` is that of every layer, whatever windows the head had."""
     head = CASES[name]().save(tmp_path / "head")
-    assert run(monkeypatch, "convert", head, tmp_path / "out", "--to", to).code == 0
-    read = read_head(tmp_path / "out")
-    assert read.mapped == {}
-    config = vllms_config(tmp_path / "out")
-    assert config.architectures == [read.architecture]
-    for field in ("norm_before_residual", "norm_before_fc", "fc_norm"):
-        assert bool(getattr(config, field, False)) == facts(head)[field]
-    types = getattr(config, "layer_types", None) or []
-    sliding = facts(head)["layer_types"] or []
-    assert [i for i, t in enumerate(types) if t == "sliding_attention"] == [1] * ("sliding_attention" in sliding)
-    if sliding:
-        assert config.sliding_window == facts(head)["sliding_window"]
-    rope = getattr(config, "rope_parameters", None) or {}
-    assert rope.get("rope_theta", getattr(config, "rope_theta", None)) == facts(head)["rope_theta"]
-    assert (getattr(config, "num_aux_hidden_states", None) or 3) == facts(head)["num_aux"]
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("to", ["vllm", "speculators"])
-def test_a_window_is_that_of_every_layer(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As vLLM reads it, whatever windows the head had; nothing else changes."""
-    head, found = CASES[name]().save(tmp_path / "head"), []
-    for out, more in (("plain", ()), ("windowed", ("--window", "16"))):
+    wanted, num_layers = facts(head), read_head(head).num_layers
+    window = {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": 16}
+    for out, more, changed in (("plain", (), {}), ("windowed", ("--window", "16"), window)):
         assert run(monkeypatch, "convert", head, tmp_path / out, "--to", to, *more).code == 0
-        found.append(facts(tmp_path / out) | {"layer_types": 0, "sliding_window": 0})
-    assert found[0] == found[1]
-    config = vllms_config(tmp_path / "windowed")
-    assert config.layer_types == ["sliding_attention"] * config.num_hidden_layers
-    assert config.sliding_window == 16
+        read, config, wanted = read_head(tmp_path / out), vllms_config(tmp_path / out), wanted | changed
+        assert read.mapped == {} and config.architectures == [read.architecture]
+        for field in ("norm_before_residual", "norm_before_fc", "fc_norm"):
+            assert bool(getattr(config, field, False)) == wanted[field]
+        full = ["full_attention"] * num_layers
+        assert (getattr(config, "layer_types", None) or full) == (wanted["layer_types"] or full)
+        assert not wanted["layer_types"] or config.sliding_window == wanted["sliding_window"]
+        rope = getattr(config, "rope_parameters", None) or {}
+        assert rope.get("rope_theta", getattr(config, "rope_theta", None)) == wanted["rope_theta"]
+        assert (getattr(config, "num_aux_hidden_states", None) or 3) == wanted["num_aux"]
+    assert facts(tmp_path / "windowed") == facts(tmp_path / "plain") | window
     assert same(tensors(tmp_path / "plain"), tensors(tmp_path / "windowed"))
 
 

@@ -13,8 +13,8 @@ from peagle_tools.shared.prompts import PROMPTS
 from peagle_tools.train import prompts
 from peagle_tools.train.config import Config, Data
 from peagle_tools.train.from_target import openings
-from peagle_tools.train.lines import read_lines
-from tests.support.models import MODELS, TARGET
+from peagle_tools.train.lines import read_lines, write_lines
+from tests.support.models import TARGET, heldout
 
 PLANTED = {
     "EMAIL_ADDRESS": ("jane.doe@example.com", "first+tag@mail.example.co.uk", "ops_team@sub.domain.org"),
@@ -29,14 +29,10 @@ SENTENCES = ("Please write a note about {} for me.", "{} is what the log shows; 
 def written(tmp_path: Path, rows: list[Any], **data: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The lines of prompts.jsonl that are made of ``rows``, and the report."""
     source = tmp_path / "source.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(source, rows)
     config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(prompts=[str(source)] if rows else [], **data))
     report = json.loads(prompts.prompts(config))
-    return lines_of(tmp_path / "prompts.jsonl"), report
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return list(read_lines(tmp_path / "prompts.jsonl")), report
 
 
 def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +42,7 @@ def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [{"prompt": text} for text in ("What is a hash table?", *(text for _, text in planted))]
     lines, report = written(tmp_path, rows)
     assert [line["messages"][0]["content"] for line in lines] == ["What is a hash table?"]
-    dropped = lines_of(tmp_path / "prompts.dropped.jsonl")
+    dropped = list(read_lines(tmp_path / "prompts.dropped.jsonl"))
     assert {row["messages"] for row in dropped} == {None}
     found = {int(row["source"].rpartition(":")[2]): row["pii"] for row in dropped}
     for number, (kind, text) in enumerate(planted, start=2):
@@ -72,9 +68,9 @@ def test_a_model_for_token_classification_finds_names(tmp_path: Path, monkeypatc
 def test_a_clean_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python source, and questions of many kinds: 98 of 100 at least, searched by several processes."""
     monkeypatch.setattr(prompts, "FEW", 0)
-    source = lines_of(MODELS / "prompts/heldout.jsonl")
-    lines, report = written(tmp_path, [*source, *({"prompt": text} for text in PROMPTS)])
-    assert len(lines) >= 0.98 * (len(source) + len(PROMPTS)), report
+    texts = [*heldout(), *PROMPTS]
+    lines, report = written(tmp_path, [{"prompt": text} for text in texts])
+    assert len(lines) >= 0.98 * len(texts), report
 
 
 def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
@@ -121,7 +117,7 @@ def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path, monkeypatch:
 
 def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted among prompts of other kinds: reworded, in another case and layout, within another text, cut short."""
-    long = [row["prompt"] for row in lines_of(MODELS / "prompts/heldout.jsonl") if len(row["prompt"].split()) > 10]
+    long = [text for text in heldout() if len(text.split()) > 10]
     assert len(long) > 20
     changes = (
         lambda words: [word if at % 12 else "something" for at, word in enumerate(words)],
@@ -134,13 +130,13 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatc
     measured = tmp_path / "[v1]/measured.jsonl"  # no pattern
     measured.parent.mkdir()
     rows = [*({"messages": [{"role": "user", "content": text}]} for text in long), {"messages": turns}]
-    measured.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(measured, rows)
     wrote(monkeypatch, *planted, *PROMPTS)
     lines, report = written(tmp_path, [], pii="none", from_target=1, apart_from=[str(measured)])
     assert {line["messages"][0]["content"] for line in lines} == {
         text for text in PROMPTS[1:] if 15 <= len(text) <= 600
     }
-    dropped = lines_of(tmp_path / "prompts.dropped.jsonl")
+    dropped = list(read_lines(tmp_path / "prompts.dropped.jsonl"))
     assert len(dropped) == report["rows"]["near to a measured prompt"]
     assert {row["messages"] for row in dropped} == {None}
     assert f"measured.jsonl:{len(rows)}" in {row["near"] for row in dropped}

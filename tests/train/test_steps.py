@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -321,14 +322,9 @@ def test_requests_that_failed_are_sent_again_while_that_helps(
 
 
 def test_an_endpoint_without_a_port_is_port_80(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[int] = []
-
-    def start(words: list[str], port: int, **_: object) -> None:
-        asked.append(port)
-        raise ServerFailed("stopped")
-
-    monkeypatch.setattr(serve, "Server", start)
+    server = Mock(side_effect=ServerFailed("stopped"))
+    monkeypatch.setattr(serve, "Server", server)
     config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(endpoint="http://localhost/v1"))
     with pytest.raises(ToolError, match="stopped"), serve.running(config, tmp_path / "server.log"):
         pass
-    assert asked == [80]
+    assert server.call_args.args[1] == 80
