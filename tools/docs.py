@@ -176,10 +176,9 @@ def limits() -> str:
             rows.append((drafter["name"], requests, al(one), al(other)))
     note = (
         f"AL of SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
-        f"{result['max_tokens']} tokens an answer, without seeds, so the two of a cell differ in their noise, too."
+        f"{result['max_tokens']} tokens an answer, without seeds, so the two of a cell differ in their noise, too. "
+        "In brackets: over EAGLE-3's drafts, paired by prompt."
     )
-    if "over_eagle3" in result["drafters"][0]["cells"][0]:
-        note += " In brackets: over EAGLE-3's drafts, paired by prompt."
     columns = ("drafter", "requests", "HumanEval: by temperature only → within the limits", "MT-Bench")
     return shown("limits", columns, rows, note)
 
