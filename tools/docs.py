@@ -42,10 +42,10 @@ def read(name: str) -> dict:
 
 
 def where(result: dict, name: str) -> str:
-    """Machine, versions and file; of README's table only the file, where they are the same."""
+    """The file, which names machine and versions; these too, where they are not those of README's table."""
     known = read("real")
     if name != "real" and all(result[key] == known[key] for key in ("device", "versions")):
-        return f"Machine and versions as in README; `benchmarks/results/{name}.json`."
+        return f"`benchmarks/results/{name}.json`."
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     return f"{result['device']}; {versions}; `benchmarks/results/{name}.json`."
 
@@ -176,7 +176,7 @@ def limits() -> str:
             rows.append((drafter["name"], requests, al(one), al(other)))
     note = (
         f"AL of SmolLM2-135M-Instruct, K = {result['k']}, {result['prompts']} prompts of each set, up to "
-        f"{result['max_tokens']} tokens an answer, without seeds, so the two of a cell differ in their noise, too. "
+        f"{result['max_tokens']} tokens an answer, without seeds. "
         "In brackets: over EAGLE-3's drafts, paired by prompt."
     )
     columns = ("drafter", "requests", "HumanEval: by temperature only → within the limits", "MT-Bench")
