@@ -233,6 +233,9 @@ def recipe() -> str:
     shares = {name: trained(head)["held_out"][-1]["held_out"] for head, name in HEADS.items()}
     note += ";".join(f" {name} {percent(found['accuracy'])}" for name, found in shares.items())
     note += f". The right token is among the selector's 16 candidates in {percent(shares['P-EAGLE']['recall_at_16'])}"
+    al = {(row["K"], row["how"]): row["al"] for row in trained("peagle")["al"]}
+    both = (f"{al[k, 'vllm']:.3f} and {al[k, 'replay']:.3f} at K = {k}" for k, how in al if how == "vllm")
+    note += f". AL of P-EAGLE's last checkpoint in vLLM, and by replay: {', '.join(both)}"
     return f"{table(('tokens seen', 'minutes', *series), rows)}\n\n{note}."
 
 
