@@ -297,11 +297,11 @@ def aims() -> str:
             cells[at] = f"{value:.2f} [{low:.2f}, {high:.2f}], {verdict}"
         rows.append((f"{what}: {mine} / {other}", f"{aim:.2f}", *cells))
     note = "AL: 95%, paired by prompt. tokens/s: at 1 in flight, median, least and most of three runs; EAGLE-3 at the "
-    note += "K that is faster on the set, the others at README's. Drafts of K = 7 that are right at position 1, 2, .. "
-    note += "where they were right before:"
-    for drafter, (name, title) in product(("P-EAGLE", "EAGLE-3"), TITLES.items()):
+    note += "K that is faster on the set, the others at README's. "
+    note += "Right at positions 1 to 4, where all before were, at K = 7:"
+    for (name, title), drafter in product(TITLES.items(), ("P-EAGLE", "EAGLE-3")):
         reached = [1.0, *at_7[drafter][name]["acceptance"]]
-        note += f" {drafter} on {title} {percent([now / before for before, now in pairwise(reached)])};"
+        note += f" {title}, {drafter}: {percent([now / before for before, now in pairwise(reached)])};"
     return f"{table(('ratio', 'aim', *TITLES.values()), rows)}\n\n{note.rstrip(';')}."
 
 
