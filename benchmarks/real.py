@@ -32,7 +32,6 @@ from peagle_tools.shared.files import new_folder
 from peagle_tools.shared.processes import end_with_parent
 from peagle_tools.shared.prompts import read_prompts
 from peagle_tools.shared.provenance import provenance
-from peagle_tools.shared.terminal import exit_on_sigterm
 from peagle_tools.train.config import ends_in_loop
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_vllm.heads import convert as converting
@@ -402,5 +401,4 @@ def best_arms() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    exit_on_sigterm()  # so that the arms' processes end, too
     arms.main(__doc__, measure_all)

@@ -87,7 +87,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """``warned(text)``: the plugin's warnings so far that hold this text, whatever vLLM makes of its loggers."""
     said: list[str] = []
     logger = logging.getLogger("vllm.peagle")
-    monkeypatch.setattr(logger, "warning", lambda line, *args, **_: said.append(line % args))
+    monkeypatch.setattr(logger, "warning", lambda line, *args, **_: said.append(line % args if args else line))
     return lambda text: [line for line in said if text in line]
 
 

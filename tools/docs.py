@@ -126,7 +126,7 @@ def targets() -> str:
     arms = ("stock-v1", "plugin-v1", "plugin-v2")
     rows = [(name, *(cell(found, arm) for arm in arms)) for name, found in result["targets"].items()]
     columns = ("target", "stock P-EAGLE V1, rows", "plugin V1, rows", "plugin V2, rows")
-    return shown("targets", columns, rows, "Errors in full in the file.")
+    return shown("targets", columns, rows, "Errors in full:")
 
 
 def host() -> str:
@@ -316,7 +316,7 @@ def variants() -> str:
     covered = ", ".join(f"{int(size):,}: {share:.1%}" for size, share in result["coverage"].items())
     note = (
         f"Greedy, {answer(result)}. Share of held-out answers' tokens that so many draft tokens cover, chosen by the "
-        f"other answers: {covered}. Second seeds: `benchmarks/results/seeds.json`."
+        f"other answers: {covered}. Second seeds, {answer(read('seeds'))}: `benchmarks/results/seeds.json`;"
     )
     return shown("variants", columns, rows, note)
 

@@ -46,6 +46,7 @@ def read(text: str) -> Iterator[Mutation]:
         file, _, mutants = section.partition("\n")
         for mutant in mutants.strip().split("\n\n"):
             name, *lines = mutant.split("\n")
+            assert name and all(line[0] in "-+!" for line in lines), f"{file}: {mutant}"
             old, new, killer = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+!")
             killer, _, arm = (killer or DECODING).partition(" on ")
             yield Mutation(name, file, old, new, killer, arm)

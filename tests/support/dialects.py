@@ -95,7 +95,7 @@ def as_specforge(head: Written) -> Written:
 def as_speculators(head: Written, target: str | None = None) -> Written:
     """As the speculators library saves it: its own fields beside the layers', no count of aux states."""
     config = head.config
-    top = {"target_hidden_size": None} | {name: config.pop(name) for name in BESIDE_LAYERS if name in config}
+    top = {name: config.pop(name) for name in BESIDE_LAYERS if name in config} | {"target_hidden_size": None}
     config.pop("num_aux_hidden_states", None)
     config["architectures"] = ["LlamaForCausalLM" if config["model_type"] == "llama" else "Qwen3ForCausalLM"]
     head.config = top | {

@@ -4,6 +4,7 @@ One server, which writes hidden states beside its answers, serves all tests, in 
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,11 +232,12 @@ def test_a_server_of_ones_own_has_the_variables_of_ours(tmp_path: Path, monkeypa
     file, became = tmp_path / "peagle.yaml", []
     file.write_text(f"target: {TARGET}\ndata: {{serve: false, endpoint: 'http://there:81/v1'}}\n")
     monkeypatch.setattr("os.execve", lambda *process: became.append(process))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-15|16-31")
     shown = CliRunner().invoke(app, ["train", "serve-target", str(file)]).stderr
     [(_, command, environment)] = became
     assert environment.items() >= serve.environment().items()
-    assert shown.split() == [*(f"{name}={value}" for name, value in serve.environment().items()), *command]
-    assert "--host there --port 81" in shown
+    assert shlex.split(shown) == [*(f"{name}={value}" for name, value in serve.environment().items()), *command]
+    assert "VLLM_CPU_OMP_THREADS_BIND='0-15|16-31' " in shown and "--host there --port 81" in shown
 
 
 @pytest.mark.parametrize("backend", ["file", "fp8", "mooncake"])
@@ -247,6 +249,7 @@ def test_every_backend_has_its_connector(backend: str, tmp_path: Path, monkeypat
         with pytest.raises(ToolError, match=f"data.backend: {backend} needs a GPU"):
             serve.arguments(config, tmp_path)
     monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: False)
+    monkeypatch.setenv("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1")  # else this machine's name is looked up
     words = serve.arguments(config, tmp_path)
     transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
     where = transfer["kv_connector_extra_config"]

@@ -96,6 +96,6 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
         yield f"Warning: under data parallelism vLLM drops this schedule and uses K={deepest} at every batch size."
     if variables := suite["serve"]["environment"] | measured["environment"]:
         yield f"With {' '.join(f'{name}={value}' for name, value in variables.items())} set."
-    if measured["flags"]:
-        yield f"With {measured['flags']}, too."
+    if flags := shlex.split(suite["serve"]["flags"]) + shlex.split(measured["flags"]):
+        yield f"With {shlex.join(flags)} among the flags."
     yield f"--speculative-config {shlex.quote(json.dumps(config | ({'model': model} if model else {})))}"

@@ -86,6 +86,6 @@ def serve_target(
         where = ["--host", str(address.hostname), "--port", str(address.port or 80)]
         command = [*COMMAND, *where, *arguments(config, hidden_states and hidden_states.resolve())]
         variables = environment()
-        shown = shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command])
-        print(shown, file=sys.stderr, flush=True)
+        shown = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        print(shown, shlex.join(command), file=sys.stderr, flush=True)
         os.execve(command[0], command, os.environ | variables)
