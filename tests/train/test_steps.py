@@ -129,6 +129,8 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
     assert {line["id"] for line in few} <= {line["id"] for line in many}
     ended = write(41, endpoint=f"http://127.0.0.1:{free_port()}/v1")  # where no server is
     assert ended.exit_code == 75 and "gives no prompts ([Errno 111] Connection refused)" in ended.stderr
+    ended = write(41, sampling={"temperature": -1})
+    assert ended.exit_code == 2 and "gives no prompts (Error code: 400" in ended.stderr
     ended = write(40, systems=["Be brief."])
     assert ended.exit_code == 2 and "was sampled after other system prompts" in ended.stderr
 
