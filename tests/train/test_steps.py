@@ -234,6 +234,8 @@ def test_a_server_of_ones_own_has_the_variables_of_ours(tmp_path: Path, monkeypa
     file, became = tmp_path / "peagle.yaml", []
     file.write_text(f"target: {TARGET}\ndata: {{serve: false, endpoint: 'http://there:81/v1'}}\n")
     monkeypatch.setattr("os.execve", lambda *process: became.append(process))
+    for name in serve.ENVIRONMENT | serve.ON_CPU:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-15|16-31")
     shown = CliRunner().invoke(app, ["train", "serve-target", str(file)]).stderr
     [(_, command, environment)] = became
