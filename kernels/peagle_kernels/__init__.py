@@ -8,8 +8,7 @@ from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gat
 from peagle_kernels.layout import DraftBatch
 from peagle_kernels.limit_logits import limit_logits, limit_logits_torch, limit_logits_triton
 from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts, lookup_drafts_torch, lookup_drafts_triton
-from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
-from peagle_kernels.prepare_inputs_kernel import prepare_inputs_triton
+from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.select_candidates import (
     Candidates,
     CandidateSelector,

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from peagle_kernels.dispatch import runs_twin, vector_elements
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
-from peagle_kernels.prepare_inputs_kernel import INTERPRETED, vector_elements
 
 COLUMNS_PER_PROGRAM = 2048
 
@@ -24,7 +24,7 @@ def gather_hidden(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Te
         mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
         row_map: [num_rows] int32, as ``prepare_inputs`` fills it.
     """
-    gather = gather_hidden_torch if out.is_cpu and not INTERPRETED else gather_hidden_triton
+    gather = gather_hidden_torch if runs_twin(out) else gather_hidden_triton
     gather(out, hidden, mask_hidden, row_map)
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle_kernels.prepare_inputs_kernel import INTERPRETED
+from peagle_kernels.dispatch import runs_twin
 
 BLOCK = 4096  # logits that a row's program reads at once
 
@@ -23,7 +23,7 @@ def limit_logits(logits: Tensor, idx_mapping: Tensor, temperature: Tensor, top_k
         top_k: [requests] int32; ``width`` and more: no limit.
         top_p: [requests] float32; 1: no limit.
     """
-    limit = limit_logits_torch if logits.is_cpu and not INTERPRETED else limit_logits_triton
+    limit = limit_logits_torch if runs_twin(logits) else limit_logits_triton
     limit(logits, idx_mapping, temperature, top_k, top_p)
 
 

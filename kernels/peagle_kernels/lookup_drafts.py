@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle_kernels.prepare_inputs_kernel import INTERPRETED
+from peagle_kernels.dispatch import runs_twin
 
 MAX_MATCH = 5  # tokens
 BLOCK = 1024  # tokens a request's program compares at once
@@ -50,7 +50,7 @@ def lookup_drafts(
         vocab_size: of the target; a draft is below it, whatever a prompt holds.
         one_hot: where the distribution of probabilistic drafts stands.
     """
-    look_up = lookup_drafts_torch if drafts.is_cpu and not INTERPRETED else lookup_drafts_triton
+    look_up = lookup_drafts_torch if runs_twin(drafts) else lookup_drafts_triton
     look_up(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle_kernels.prepare_inputs_kernel import INTERPRETED
+from peagle_kernels.dispatch import runs_twin
 
 
 class CandidateSelector(NamedTuple):
@@ -72,7 +72,7 @@ def select_candidates(
         offsets: [draft vocabulary] target id minus draft id; None: the same ids.
         scores: [S, M] float32, receives the scores that were chosen from.
     """
-    if out.is_cpu and not INTERPRETED:
+    if runs_twin(out):
         select_candidates_torch(out, candidates, selector, offsets, scores)
     else:
         select_candidates_triton(out, candidates, selector, offsets, scores)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels import gather_hidden_torch, gather_hidden_triton
+from peagle_kernels import dispatch, gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 from tests.kernels.batches import KERNEL_DEVICE
 from tests.support.batches import moved
@@ -38,7 +38,7 @@ def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
 def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch: pytest.MonkeyPatch):
     """A meta tensor stands for XPU: neither a CPU's nor CUDA's."""
     module, ran = importlib.import_module(f"peagle_kernels.{name}"), []
-    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(dispatch, "INTERPRETED", False)
     for twin in ("torch", "triton"):
         monkeypatch.setattr(module, f"{name}_{twin}", lambda *_, twin=twin, **__: ran.append(twin))
     out = torch.empty(1, device=device)

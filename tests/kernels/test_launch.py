@@ -115,9 +115,9 @@ def test_prepare_inputs(launched: Callable[..., Launched], num_groups: int, stat
     rows = case.batch.num_rows
     assert grid == (2 + 4 * 2, 1, 1)  # a block of rows, one of requests, and four staging rows of two aux rows
     assert arguments == [
-        *addresses(case.target), *addresses(out), *addresses(tables), *(table.stride(0) for table in tables),
-        *case.groups.block_sizes, *addresses(case.aux), 8, 24, out.slot_mappings.stride(0), 32,
-        1, 1, rows, 1, 1, *((6, 4) if static else (0, 0)), 3, 3, 64, MASK_TOKEN, 0,
+        *addresses(case.target), *addresses(out), *addresses(tables), *case.groups.block_sizes,
+        *(table.stride(0) for table in tables), *addresses(case.aux), 8, 24,
+        1, 1, rows, 1, 1, *((6, 4) if static else (0, 0)), 3, 3, 64, MASK_TOKEN, 0, out.slot_mappings.stride(0), 32,
     ]  # fmt: skip
 
 

@@ -91,8 +91,7 @@ def test_the_architecture_names_every_room() -> None:
         for file in FILES
         if file.startswith(f"{package}/") and file.endswith(".py")
     }
-    kernels = {"prepare_inputs_kernel", "prepare_inputs_parts"}  # named with prepare_inputs
-    assert not there - rooms - kernels - {"__init__", "cli"}
+    assert not there - rooms - {"__init__", "cli"}
     from peagle_vllm.patches import all_patches
 
     assert [patch.name for patch in all_patches() if f"| `{patch.name}` |" not in ARCHITECTURE] == []
