@@ -28,8 +28,8 @@ demo: real-target ## a real model: none, n-gram, EAGLE-3, P-EAGLE, on this CPU (
 	@$(py) -m examples.demo $(DEMO)
 
 .PHONY: gpu-day
-gpu-day: ## a GPU's first half hour, most valuable part first, on PYTHON's own vLLM: one page of ratios
-	@PYTHONPATH=kernels:src:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(GPU_DAY)
+gpu-day: ## what a GPU is to show first, most valuable part first, on PYTHON's own vLLM; GPU_DAY="1 --seconds 600"
+	@PYTHONPATH=kernels:src:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(or $(GPU_DAY),1)
 
 .PHONY: bench
 bench: $(if $(filter tiny,$(TARGET)),env,real-target) ## sweep drafters over K and concurrency on the real target (or TARGET=tiny), and report (half an hour)

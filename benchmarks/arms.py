@@ -34,6 +34,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not on every host, and no arm's advantage
+    # Every arm is on this machine, which may have no other network.
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
 }
 ON_CPU = {
     "OMP_NUM_THREADS": "1",  # one thread is fastest on models this small
@@ -152,6 +156,9 @@ def main(doc: str | None, measure: Callable[[], dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
+    from benchmarks.compiled import note_kernels
+
+    note_kernels()
     module, name, arguments, out = sys.argv[1:]
     result = getattr(importlib.import_module(module), name)(**json.loads(arguments))
     if isinstance(result, Iterator):  # of cells: each is on the disk when it is measured

@@ -1,50 +1,78 @@
-"""Tokens per second of the whole engine, every drafter: ``python -m benchmarks.gpu_day --only engine``.
+"""Tokens per second of the whole engine and one draft step of it, every drafter: parts of ``benchmarks.gpu_day``.
 
 Dummy weights of gpt-oss-20b's shapes, and synthetic rejection at the published acceptance lengths (SPEED-Bench code):
 the engine's speed is real, the acceptance is the published one. One start an arm, every concurrency c inside: c
-requests at once, greedy, to the same number of tokens. Without a GPU: tiny models, few tokens, and whatever acceptance
-random weights give.
+requests at once, greedy, to the same number of tokens; then ``propose()`` of decode steps with a full batch. Columns of
+a draft step: GPU time behind a busy device, host time on an idle one, launches as the profiler saw them, and the time
+over the roofline, which is the bytes that the step must move at the measured copy bandwidth. Without a GPU: tiny
+models, few tokens, the wall clock, and whatever acceptance random weights give.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import arms
+from benchmarks import arms, compiled
 from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
+from benchmarks.probe import num_steps, watched
+from benchmarks.roofline import draft_step_roofline
 from benchmarks.shapes import GPT_OSS_20B
+from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine
 
 PROMPT, TOKENS, REPEATS = (128, 512, 2) if HAS_GPU else (8, 8, 2)
+STEPS, WARM = (30, 5) if HAS_GPU else (3, 1)
 TARGET = GPT_OSS_20B if HAS_GPU else HEAD.target.config()
+# A dummy router sends every token to the same experts, so that few of them are read: the target would be too fast.
+ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 
-OURS = "plugin P-EAGLE K=7, V2"
+OURS = "P-EAGLE K=7, V2"
+STOCK_PEAGLE, EAGLE3, NONE = "stock P-EAGLE K=7, V1", "EAGLE-3 K=3, V2", "none"
+ADAPTIVE = f"{OURS}, adaptive verification"
 # With the published acceptance length at each K. The first ones make the ratios.
 ARMS = {
     OURS: EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
-    "stock P-EAGLE K=7, V1": EngineArm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
-    "EAGLE-3 K=7": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
-    "EAGLE-3 K=3": EngineArm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
-    "none": EngineArm(V2 | STOCK, "NoneType"),
+    STOCK_PEAGLE: EngineArm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
+    EAGLE3: EngineArm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
+    NONE: EngineArm(V2 | STOCK, "NoneType"),
+    "P-EAGLE K=7, V1": EngineArm(V1, "ParallelEagleProposer", 7, length=3.38, parallel=True),
+    "EAGLE-3 K=7, V2": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
 }
-ADAPTIVE = f"{OURS}, adaptive verification"
 ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 
 
 def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
-    """A cell for every concurrency of one arm, in this process."""
+    """Two cells for every concurrency of one arm, in this process: the engine's and a draft step's."""
     drafting = ARMS[arm]
-    engine, _ = dummy_llm(drafting, TARGET, HEAD, batches, 4096)
+    copied = copy_bandwidth()
+    engine, drafter = dummy_llm(drafting, TARGET, HEAD, batches, 4096)
     for c in batches:
         generate(engine, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
-        before = read_engine(engine)
+        before, kernels = read_engine(engine), len(compiled.names)
         speeds = [c * TOKENS / generate(engine, c, PROMPT, TOKENS) for _ in range(REPEATS)]
         counts = read_engine(engine).since(before)
         length, speed = counts.length if counts.num_drafts else None, arms.summary(speeds, 1)
-        yield {"arm": arm, "k": drafting.k, "c": c, "tokens_per_second": speed, "acceptance_length": length}
+        cell = {"arm": arm, "c": c, "tokens_per_second": speed, "acceptance_length": length}
+        yield cell | {"compiled_late": sorted(set(compiled.names[kernels:]))}
+        if drafter is not None and not drafting.adaptive:
+            yield draft_step(engine, drafter, arm, c, copied)
 
 
-def page(cells: list[dict[str, Any]]) -> str:
-    """The table, one line for each (arm, c); docs/performance.md says what OURS is to be over the others."""
-    return arms.table(arms.compared(cells, OURS, ("c",), "tokens_per_second"))
+def draft_step(engine: Any, drafter: Any, arm: str, batch: int, copied: float) -> dict[str, Any]:
+    """The cell of a draft step with ``batch`` requests; ``copied`` is the bandwidth of a copy, in bytes a second."""
+    drafting = ARMS[arm]
+    # Some more steps, since the requests of a large batch do not start in one; and on a GPU each may accept all drafts.
+    num_tokens = (num_steps(STEPS, WARM) + 8 + batch * PROMPT // 2048) * (drafting.k + 1 if HAS_GPU else 2)
+    room = engine.llm_engine.vllm_config.model_config.max_model_len - PROMPT - 1
+    with watched(drafter, batch, drafting.k, STEPS, WARM) as steps:
+        generate(engine, batch, PROMPT, min(num_tokens, room))
+    # Weights once a forward and rows once: the roofline without keys and values, and without logits.
+    parts = draft_step_roofline(HEAD, drafting.k, batch, parallel=drafting.parallel)
+    num_bytes = sum(part.bytes for name, part in parts.items() if name not in ("attention", "logits"))
+    device = arms.summary(steps.device)
+    return {
+        **{"arm": arm, "c": batch, "device_us": device, "host_us": arms.summary(steps.host)},
+        "launches": steps.traced or {},
+        "/ roofline": round(device["median"] * 1e-6 * copied / num_bytes, 2),
+    }

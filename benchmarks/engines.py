@@ -1,6 +1,7 @@
 """The engines that are measured: the tiny trained pairs of models/, and dummy weights of real shapes."""
 
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,8 @@ from benchmarks.arms import HAS_GPU, ROOT, environment
 from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
 from peagle_tools.shared.acceptance import read_engine
 
-HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that draft steps and engines are measured with
+HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that engines are measured with
+MOST_K = 7  # of an arm
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def dummy_pair(
         "disable_log_stats": False,  # its counters say what was accepted
         "enable_prefix_caching": False,
         "max_num_seqs": most,
-        "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * k * most) + max(0, k - 1) * most,
+        # The same in every arm, so that a target that one has compiled serves others.
+        "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * MOST_K * most) + (MOST_K - 1) * most,
     }
     if HAS_GPU:
         arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len}
@@ -124,8 +127,10 @@ def dummy_llm(
     prepare_process()
     from vllm import LLM
 
-    with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(**dummy_pair(arm, target, head, batches, max_model_len, Path(folder)))
+    # The folder's path is part of the key by which vLLM keeps what it compiled.
+    digest = hashlib.sha256(json.dumps([target, head.config(arm.parallel)]).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir(), f"peagle-dummy-{digest}")
+    llm = LLM(**dummy_pair(arm, target, head, batches, max_model_len, folder))
     _, drafter = inside(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")

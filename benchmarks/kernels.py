@@ -1,6 +1,6 @@
-"""The kernels of a prefill, against a copy of the bytes that they must move: ``make gpu-day GPU_DAY='--only kernels'``.
+"""The kernels of a prefill, against a copy of the bytes that they must move: ``make gpu-day GPU_DAY='1 kernels'``.
 
-``fc``, which stands between ``prepare_inputs`` and ``gather_hidden``, belongs to neither. benchmarks.draft_step times
+``fc``, which stands between ``prepare_inputs`` and ``gather_hidden``, belongs to neither. benchmarks.engine times
 decode steps, whole. Without a GPU: a tiny shape, the CPU twins, the wall clock.
 """
 

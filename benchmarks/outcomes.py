@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compiled import note_kernels
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, required=True, help="this file gets a line of JSON for each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    note_kernels()
     config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
 
 

@@ -34,6 +34,10 @@ LOGS = {
         ],
         "Engine core proc EngineCore died unexpectedly.",
     ),
+    "a rank's error before a warning": (
+        ["[rank0]: ValueError: no such backend", "WARNING 11-26 04:00:00 [a.py:1] Tokenizer not available"],
+        "ValueError: no such backend",
+    ),
     "only an echo": (
         ["x.EngineDeadError: EngineCore encountered an issue.", "INFO: bye"],
         "x.EngineDeadError: EngineCore",

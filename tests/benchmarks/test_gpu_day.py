@@ -1,15 +1,21 @@
-"""A GPU's first half hour with stand-ins for its parts: killed, resumed, cut off; and its page."""
+"""A rung's parts with stand-ins: killed, resumed, cut off, side by side; rung 1 as a rehearsal; and the page."""
 
 import json
+import re
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import gpu_day
-from benchmarks.gpu_day import CELLS, PYTEST, Part, best, run_parts
+import benchmarks.parts
+from benchmarks import engine, rung1
+from benchmarks.arms import call
+from benchmarks.page import from_log, kernels, page
+from benchmarks.parts import CELLS, PYTEST, STATE, Part, best, run_parts
 from tests.benchmarks.running import ROOT
 
 TESTS = """
@@ -25,9 +31,9 @@ def test_two():
 DRIVER = """
 import sys
 from pathlib import Path
-from benchmarks import gpu_day
+from benchmarks.parts import run_parts
 from tests.benchmarks.test_gpu_day import parts
-gpu_day.run_parts(parts(Path(sys.argv[1])), Path(sys.argv[1]) / "results")
+run_parts(parts(Path(sys.argv[1])), Path(sys.argv[1]) / "results")
 """
 
 
@@ -42,7 +48,7 @@ def cells(go: str):
 def parts(folder: Path) -> list[Part]:
     (folder / "test_it.py").write_text(TESTS.format(go=str(folder / "go-tests")))
     return [
-        Part("engine", gpu_day.call(cells, CELLS, go=str(folder / "go-cells")), 60),
+        Part("engine", call(cells, CELLS, go=str(folder / "go-cells")), 60),
         Part("drafts", (*PYTEST, str(folder / "test_it.py")), 60),
     ]
 
@@ -58,20 +64,20 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
             time.sleep(0.05)
         driver.kill()
         driver.wait()
-        state = json.loads((results / gpu_day.STATE).read_text())
+        state = json.loads((results / STATE).read_text())
         assert (state[part.name]["state"], len(best(part, results))) == ("running", 1)
         (tmp_path / go).touch()
     state = run_parts([engine, drafts], results)
-    assert state["engine"] == {"state": "done", "tries": 2}
+    assert (state["engine"]["state"], state["engine"]["tries"]) == ("done", 2)
     assert [cell["cell"] for cell in best(engine, results)] == [1, 2]
     assert (state["drafts"]["state"], len(best(drafts, results))) == ("failed", 2)
-    text = gpu_day.page([drafts], results, state)
+    text = page(SimpleNamespace(NOTES="", goals=lambda cells: (), tables=lambda cells: ()), [drafts], results, state)
     assert "drafts: 1 of 2 tests passed, 12 draft rows" in text and "test_two: AssertionError: rows differ" in text
 
 
 def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
     """Two cuts give it up."""
-    hangs = gpu_day.call(cells, CELLS, go=str(tmp_path / "never"))
+    hangs = call(cells, CELLS, go=str(tmp_path / "never"))
     for expected in ("cut", "cut", "failed"):
         assert run_parts([Part("hangs", hangs, 3)], tmp_path / "results", 2)["hangs"]["state"] == expected
     assert not run_parts([Part("long", (), 100)], tmp_path / "results", 2).get("long")
@@ -80,12 +86,86 @@ def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
 
 
 def test_what_failed_is_tried_again_once(tmp_path: Path):
-    """And where the first part starts nothing, the others are left for the next call."""
-    broken, fine = Part("broken", ("no_such_module",)), Part("fine", gpu_day.call(cells, CELLS, go=str(tmp_path)))
-    for tries in (1, 2):
+    broken, fine = Part("broken", ("no_such_module",)), Part("fine", call(cells, CELLS, go=str(tmp_path)))
+    for tries in (1, 2, 2):
         state = run_parts([broken, fine], tmp_path / "results")
-        assert (state["broken"]["state"], state["broken"]["tries"], "fine" in state) == ("failed", tries, False)
-    assert run_parts([broken, fine], tmp_path / "results")["fine"]["state"] == "done"
+        assert (state["broken"]["state"], state["broken"]["tries"]) == ("failed", tries)
+        assert "no_such_module" in state["broken"]["error"]
+        assert (state["fine"]["state"], state["fine"]["tries"]) == ("done", 1)
+
+
+def meet(mine: str, other: str):
+    """A cell once the other part is there, too. Run in a process of its own."""
+    Path(mine).touch()
+    while not Path(other).exists():
+        time.sleep(0.05)
+    yield {"cell": 1}
+
+
+def test_neighbours_that_time_nothing_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(benchmarks.parts, "SIDE_BY_SIDE", 2)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    commands = (call(meet, CELLS, mine=a, other=b), call(meet, CELLS, mine=b, other=a))
+    pair = [Part(name, command, 60, alone=False) for name, command in zip("ab", commands, strict=True)]
+    assert {entry["state"] for entry in run_parts(pair, tmp_path / "results").values()} == {"done"}
+
+
+def test_a_rehearsal(tmp_path: Path):
+    """Rung 1 whole, its page and its archive; then again, where nothing is left to do."""
+    command = [sys.executable, "-m", "benchmarks.gpu_day", "1", "--seconds", "600", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "page-1.txt").read_text()
+    for part in rung1.parts():
+        assert re.search(rf"^{re.escape(part.name)}: done, 1, \d+$", done.stdout, re.M)
+    assert "not done" not in text and "not measured" in text  # 64 requests
+    assert re.search(r"^MISSED: tokens/s over EAGLE-3 K=3, V2 at 1 is ", text, re.M)
+    assert "drafts CPU_ATTN eager: 7 of 7 tests passed" in text
+    with tarfile.open(tmp_path / "rung-1.tar.gz") as archive:
+        assert {f"rung-1/{name}" for name in ("page-1.txt", STATE, "kernels.1.json", "kernels.1.log")} <= {
+            *archive.getnames()
+        }
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0 and ": running" not in again.stdout
+
+
+def test_only_parts_that_there_are():
+    command = [sys.executable, "-m", "benchmarks.gpu_day", "1", "engine"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 1 and refused.stderr.startswith(
+        "no such part: engine; there are: drafts CPU_ATTN eager"
+    )
+
+
+def test_goals():
+    figures = (
+        (engine.OURS, 1, 500),
+        (engine.STOCK_PEAGLE, 1, 390),
+        (engine.OURS, 64, 900),
+        (engine.STOCK_PEAGLE, 64, 850),
+    )
+    cells = [{"arm": arm, "c": c, "tokens_per_second": {"median": speed}} for arm, c, speed in figures]
+    cells.append({"arm": engine.OURS, "c": 1, "/ roofline": 1.2})
+    cells.append({"kernel": "gather_hidden", "rows": 8192, "width": 2880, "of_copy_bandwidth": 0.7})
+    assert [str(goal).partition(":")[0] for goal in rung1.goals(cells)] == [
+        *("met", "MISSED", "not measured", "not measured", "met", "MISSED")
+    ]
+
+
+def test_the_page_reads_logs_and_compiled_kernels(tmp_path: Path):
+    part = Part("engine one", ())
+    (tmp_path / "engine-one.1.log").write_text(
+        "INFO [cuda.py:1] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].\n"
+        "WARNING GPU<->CPU sync detected - avoid it\nWARNING Triton JIT compile during inference: _walk_kernel (x). T\n"
+    )
+    entries = [{"kernel": "_walk", "seconds": 1.25, "cached": False}, {"kernel": "_walk", "seconds": 0, "cached": True}]
+    (tmp_path / "engine-one.1.compiled").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    lines = [*kernels(tmp_path), *from_log(part, tmp_path)]
+    assert lines[1:] == [
+        "  _walk: 1 compiled, 1.2 s; 1 from the cache",
+        "log of engine one: Triton JIT compile during inference: _walk_kernel (x); Using FLASH_ATTN attention backend; "
+        "1 x GPU<->CPU sync detected",
+    ]
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])
@@ -95,12 +175,15 @@ def test_what_would_run(has_gpu: bool):
 import torch
 torch.cuda.is_available = lambda: {has_gpu}
 import json
-from benchmarks.gpu_day import all_parts
-print(json.dumps([(p.name, p.label, p.limit, p.env) for p in all_parts()]))
+from benchmarks import rung1
+print(json.dumps([(p.name, p.label, p.limit, p.env, p.alone) for p in rung1.parts()]))
 """
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     listed = json.loads(printed.splitlines()[-1])
-    assert len({label for _, label, _, _ in listed}) == len(listed)
-    assert all(("VLLM_GPU_SYNC_CHECK" in env) == name.startswith("drafts") for name, _, _, env in listed)
+    assert len({label for _, label, *_ in listed}) == len(listed)
+    for name, _, _, env, alone in listed:
+        assert alone == (not name.startswith("exact") and (not name.startswith("drafts") or "compiled" in name))
+        assert ("VLLM_GPU_SYNC_CHECK" in env) == (name.startswith("drafts") and "compiled" not in name)
+        assert ("VLLM_MOE_ROUTING_SIMULATION_STRATEGY" in env) == name.startswith("engine")
     assert len([name for name, *_ in listed if name.startswith("drafts")]) == (6 if has_gpu else 1)
     assert any("adaptive" in name for name, *_ in listed) == has_gpu

@@ -9,7 +9,8 @@ Without a GPU few cases run on the CPU's attention with our kernels' torch twins
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ DTYPE = "float16"  # FlashAttention takes no float32; of the two that it takes, 
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN") if HAS_GPU else ("CPU_ATTN",)
 NUM_REQUESTS, NUM_OUTPUT = (9, 40) if HAS_GPU else (4, 12)
 TEMPERATURE = 0.7
+HOT, TOP_K, TOP_P = 2.0, 6, 0.8  # so hot that the limits drop most of what would be drawn
 REQUEST_COUNTS = (1, 2, 4)  # that graphs are captured for: three requests are padded to four
 
 
@@ -53,6 +55,7 @@ CASES = {
         (("token_budget", 48), ("prefix_caching", True), ("kv_blocks", 13)),
     ),
     "K11": Case(11, HeadSpec(fmt="aws", norm_before_residual=True, spread=0.7)),
+    "K5-lookup": Case(5, HeadSpec(spread=0.7), (("lookup", 1),)),
     # Its candidates come from FlashInfer's top-k where that is installed, so ties in another order.
     "K5-selector": Case(5, HeadSpec(spread=0.7, selector=True)),
 }
@@ -120,10 +123,12 @@ def watch_steps(live: Engine, replays: list[int]) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K7-pressed", "K5-selector"])
+@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K7-pressed", "K5-selector", "K5-lookup"])
 @pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])  # graphs need a GPU; test_graph.py emulates them
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: list[int]):
+def test_drafts(
+    backend: str, mode: str, name: str, tmp_path: Path, replays: list[int], record_property: Callable[[str, int], None]
+):
     case = CASES[name]
     live, reference = start(case, mode, backend, tmp_path)
     layers = live.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
@@ -135,46 +140,95 @@ def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, replays: lis
         finished = live.run(asked)
     report = compare(noted, finished, reference, live.settings)
     same_output = sum(finished[req].tokens == tokens for req, tokens in right.items())
+    record_property("rows", report.rows)
     print(report, *report.ties, f"graphs replayed in each step: {steps}", sep="\n")
     print(f"the output of {same_output} of {len(asked)} requests is the simulation's")
     assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[DTYPE] * report.tokens)
     assert report.near_end > 0
+    assert (report.looked_up > 0) == (live.settings.lookup > 0)
     assert any(steps) == (mode != "eager")
+    if os.environ.get("VLLM_GPU_SYNC_CHECK") and HAS_GPU:
+        from vllm.utils import gpu_sync_debug
+
+        assert gpu_sync_debug._sync_check_enabled  # so a step that waits for the GPU was seen
 
 
-def judge(
-    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, temperature: float
-) -> Tally:
-    """Do drafts follow the head's own distribution, or its selector's, which is zero but for the candidates?"""
-    tally = Tally()
+def followed(
+    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """Of each row the logits that its drafts must follow, [n, vocabulary], the n drafts, and a tie's distance.
+
+    Logits are the head's own, or its selector's, which leave the candidates alone.
+    """
     for row in noted.rows:
         tokens = finished[row.req].tokens
         if row.bonus is None or row.p_last + 1 >= len(tokens):
             continue
         aux = kept_hidden(noted, finished, row.req, row.p_last)
         expected = reference.drafts(tokens, [row.p_last], k, aux)[row.p_last]
-        expected = expected.after(row.bonus, row.draft, tolerance(expected, reference.dtype))
+        near = tolerance(expected, reference.dtype)
         columns = min(k, MAX_MODEL_LEN - row.p_last)
+        expected = expected.after(row.bonus, row.draft, near)
+        yield expected.logits[:columns], torch.tensor(row.draft[:columns]), near
+
+
+def judge(
+    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, temperature: float
+) -> Tally:
+    """Do drafts follow the distribution at this temperature?"""
+    tally = Tally()
+    for logits, drafts, _ in followed(noted, finished, reference, k):
         # A finite number where no token may come from: it then has no share in any sum, and spoils them if one does.
-        logits = expected.logits[:columns].clamp(min=-1e4)
-        tally.add(logits, torch.tensor(row.draft[:columns]), temperature)
+        tally.add(logits.clamp(min=-1e4), drafts, temperature)
     return tally
+
+
+def share_outside(
+    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, top_k: int, top_p: float
+) -> float:
+    """Of the drafts those that are not among the best ``top_k``, or not in the ``top_p`` of those at HOT."""
+    outside = []
+    for logits, drafts, near in followed(noted, finished, reference, k):
+        best = logits.topk(top_k).values
+        weight = (best / HOT).softmax(-1)
+        last = (weight.cumsum(-1) - weight < top_p).sum(-1) - 1
+        least = best.gather(-1, last[:, None])[:, 0]
+        outside += (logits.gather(-1, drafts[:, None])[:, 0] < least - near).tolist()
+    return sum(outside) / len(outside)
+
+
+def drawn(
+    case: Case, mode: str, backend: str, folder: Path, **sampling: Any
+) -> tuple[Recording, dict[str, Finished], Reference]:
+    """Probabilistic drafts of requests with these sampling parameters."""
+    live, reference = start(case, mode, backend, folder, draft_sample_method="probabilistic")
+    asked = [
+        replace(request, sampling=tuple({"temperature": TEMPERATURE, "seed": seed, **sampling}.items()))
+        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_OUTPUT, seed=0))
+    ]
+    with record(live, keep_hidden=True) as noted:
+        finished = live.run(asked)
+    return noted, finished, reference
 
 
 @pytest.mark.parametrize("name", ["K5", "K5-selector"])
 @pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drawn_drafts(backend: str, mode: str, name: str, tmp_path: Path):
-    """Probabilistic drafts, each row judged by the distribution that it must be drawn from."""
-    case = CASES[name]
-    live, reference = start(case, mode, backend, tmp_path, draft_sample_method="probabilistic")
-    asked = [
-        replace(request, sampling=(("temperature", TEMPERATURE), ("seed", seed)))
-        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_OUTPUT, seed=0))
-    ]
-    with record(live, keep_hidden=True) as noted:
-        finished = live.run(asked)
-    tally, other = (judge(noted, finished, reference, case.k, t) for t in (TEMPERATURE, 4 * TEMPERATURE))
+    """Each row judged by the distribution that it must be drawn from."""
+    noted, finished, reference = drawn(CASES[name], mode, backend, tmp_path)
+    tally, other = (judge(noted, finished, reference, CASES[name].k, t) for t in (TEMPERATURE, 4 * TEMPERATURE))
     print(tally, f"judged at four times the temperature: {other}", sep="\n")
     assert tally.follows_target
     assert not other.follows_target
+
+
+@pytest.mark.parametrize("name", ["K5", "K5-selector"])
+@pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_within_the_requests_limits(backend: str, mode: str, name: str, tmp_path: Path):
+    noted, finished, reference = drawn(CASES[name], mode, backend, tmp_path, temperature=HOT, top_k=TOP_K, top_p=TOP_P)
+    sizes = noted, finished, reference, CASES[name].k
+    # A tie at the end of a selector's candidates moves the limits of a row.
+    assert share_outside(*sizes, TOP_K, TOP_P) <= MAX_TIE_SHARE[DTYPE]
+    assert share_outside(*sizes, TOP_K // 2, TOP_P / 2) > 2 * MAX_TIE_SHARE[DTYPE]

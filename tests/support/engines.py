@@ -58,6 +58,8 @@ class Settings:
             "seed": 0,
             "disable_log_stats": True,
         }
+        if HAS_GPU:  # several processes share the device
+            arguments["gpu_memory_utilization"] = 0.05
         if self.head is not None:
             # vLLM takes K-1 rows a request off the token budget; give them back, so that it means target rows.
             arguments["max_num_batched_tokens"] += (self.k - 1) * self.max_num_seqs
@@ -207,6 +209,10 @@ def shut_down() -> None:
         # The client's shutdown also detaches its finalizer, which would tear down the *next* engine's groups.
         _live.llm.llm_engine.engine_core.shutdown()
     _live = None
+    if HAS_GPU:  # vLLM keeps the pool of this engine's graphs for the next one; PyTorch refuses a pool that is unused
+        from vllm.platforms import current_platform
+
+        type(current_platform)._global_graph_pool = None
 
 
 def prepare_process() -> None:

@@ -21,7 +21,8 @@ from tests.support.dialects import Tensors, Written, as_aws, as_speculators
 
 VOCAB = 512
 HIDDEN = 64
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 32  # 32 is the smallest head that vLLM's CPU attention takes
+# 32 is the smallest head that vLLM's CPU attention takes. FlashAttention 3 runs it through its kernel for 64.
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 64 if torch.cuda.is_available() else 32
 INTERMEDIATE = 96
 EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 TARGET_LAYERS = 8

@@ -1,0 +1,92 @@
+"""The page of text that a rung ends with."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import arms
+from benchmarks.parts import TESTS, Part, best, finished
+from peagle_tools.shared.provenance import output_of, provenance
+
+Table = tuple[str, list[dict[str, Any]]]  # a heading, and cells
+CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
+# What vLLM logs of the kernels that it chose, of waits for the GPU, and of kernels compiled after its warm-up.
+BACKEND = re.compile(r"\b[Uu]sing [^\n]*?\bbackend\b")
+WAIT, LATE = "GPU<->CPU sync detected", re.compile(r"\w+ [\w ]+ during inference: [^\n.]*")
+
+
+class Goal(NamedTuple):
+    """What a ratio should be; ``value`` is None where it was not measured."""
+
+    name: str
+    relation: str  # ">=" or "<="
+    bound: float
+    value: float | None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"not measured: {self.name}, {self.relation} {self.bound:g}"
+        is_met = self.value >= self.bound if self.relation == ">=" else self.value <= self.bound
+        return f"{'met' if is_met else 'MISSED'}: {self.name} is {self.value:.3g}, goal {self.relation} {self.bound:g}"
+
+
+def median(cells: Iterable[dict[str, Any]], column: str, **where: Any) -> float | None:
+    """The median in ``column`` of the first cell with these values; None where there is none."""
+    matching = (cell for cell in cells if column in cell and all(cell.get(key) == where[key] for key in where))
+    return next((cell[column]["median"] for cell in matching), None)
+
+
+def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
+    """The goals, what was exact, tables of what there is, what vLLM's logs say, and what is not done.
+
+    Args:
+        rung: its module, with ``NOTES``, ``goals`` and ``tables``.
+    """
+    results = [(part, best(part, folder)) for part in parts]
+    cells = [cell for part, rows in results if TESTS not in part.command for cell in rows]
+    clocks = output_of("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader")
+    lines = [rung.NOTES, json.dumps(provenance()), f"clocks as they are ({CLOCKS}): {clocks or 'no GPU'}"]
+    lines += map(str, rung.goals(cells))
+    for part, tests in results:
+        if TESTS in part.command:
+            passed = sum(test["outcome"] == "passed" for test in tests)
+            rows = sum(int(test.get("rows", 0)) for test in tests)
+            lines.append(f"{part.name}: {passed} of {len(tests)} tests passed, {rows} draft rows")
+            lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
+    for heading, table in rung.tables(cells):
+        lines += [f"{heading}:", arms.table(table) if table else "nothing yet"]
+    lines += kernels(folder)
+    for part in parts:
+        lines += from_log(part, folder)
+    unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}
+    lines += [f"not done: {name}: {entry}" for name, entry in unfinished.items() if entry["state"] != "done"]
+    return "\n".join(lines) + "\n"
+
+
+def kernels(folder: Path) -> Iterator[str]:
+    """A line for each kernel: its variants, and the seconds that compiling them took."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    cached: dict[str, int] = defaultdict(int)
+    for file in sorted(folder.glob("*.compiled")):
+        for entry in finished(file):
+            if entry["cached"]:
+                cached[entry["kernel"]] += 1
+            else:
+                seconds[entry["kernel"]].append(entry["seconds"])
+    yield "Triton kernels, over all processes:"
+    for name in sorted({*seconds, *cached}, key=lambda name: -sum(seconds[name])):
+        yield f"  {name}: {len(seconds[name])} compiled, {sum(seconds[name]):.1f} s; {cached[name]} from the cache"
+
+
+def from_log(part: Part, folder: Path) -> Iterator[str]:
+    """Backends that vLLM chose, waits for the GPU and late compilations, of the part's last try."""
+    logs = sorted(folder.glob(f"{part.label}.[0-9].log"))
+    text = logs[-1].read_text(errors="replace") if logs else ""
+    notes = sorted({*BACKEND.findall(text), *LATE.findall(text)})
+    if waits := text.count(WAIT):
+        notes.append(f"{waits} x {WAIT}")
+    if notes:
+        yield f"log of {part.name}: " + "; ".join(notes)

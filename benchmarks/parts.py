@@ -1,0 +1,129 @@
+"""Parts of a day on a GPU: processes with limits, whose finished tests and cells are kept whoever is killed."""
+
+import itertools
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import arms
+from benchmarks.arms import HAS_GPU
+from peagle_tools.shared import processes
+from peagle_tools.shared.files import write_whole
+
+CELLS, TESTS = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
+# The seed makes the examples those whose kernels a rehearsal has compiled.
+PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--outcomes", TESTS)
+PYTEST += ("--hypothesis-seed=0",)
+STATE = "state.json"
+TRIES = 2
+SIDE_BY_SIDE = min(8, (os.cpu_count() or 1) // 2) if HAS_GPU else 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process: what follows ``python -m``, its limit in seconds, and its own environment variables."""
+
+    name: str
+    command: tuple[str, ...]
+    limit: float = 240
+    env: dict[str, str] = field(default_factory=dict)
+    alone: bool = True  # False: it times nothing, and shares the device with others like it
+
+    @property
+    def label(self) -> str:
+        return "".join(c if c.isalnum() else "-" for c in self.name)
+
+
+class State:
+    """How far each part is, on the disk at every change.
+
+    By part name: "state" is done, failed, cut (by the end of the time) or running (the driver was killed), "tries".
+    """
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file, self._lock = folder / STATE, threading.Lock()
+        self.entries: dict[str, dict[str, Any]] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def keep(self, part: Part, **entry: Any) -> None:
+        with self._lock:
+            self.entries[part.name] = entry
+            write_whole(self.file, json.dumps(self.entries, indent=1))
+            print(f"{part.name}: " + ", ".join(map(str, entry.values())), flush=True)
+
+
+def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
+    """Run what is not done, in this order; neighbours that are not ``alone`` run side by side.
+
+    A part begins where at least half of its limit is left of ``seconds``.
+
+    Returns:
+        ``State.entries``.
+    """
+    state, deadline = State(folder), time.monotonic() + seconds
+    for alone, group in itertools.groupby(parts, key=lambda part: part.alone):
+        with ThreadPoolExecutor(1 if alone else SIDE_BY_SIDE) as pool:
+            for _ in pool.map(lambda part: attempt(part, folder, state, deadline), group):
+                pass
+    return state.entries
+
+
+def attempt(part: Part, folder: Path, state: State, deadline: float) -> None:
+    """Run the part, unless it is done, was tried ``TRIES`` times, or has too little time left."""
+    past = state.entries.get(part.name, {"state": "", "tries": 0})
+    left = deadline - time.monotonic()
+    if past["state"] == "done" or left < part.limit / 2:
+        return
+    if past["tries"] == TRIES:
+        if past["state"] != "failed":
+            state.keep(part, state="failed", tries=TRIES, error=f"cut off {TRIES} times")
+        return
+    tries = past["tries"] + 1
+    state.keep(part, state="running", tries=tries)
+    began = time.monotonic()
+    outcome = run(part, folder, tries, left)
+    state.keep(part, **outcome, tries=tries, seconds=round(time.monotonic() - began))
+
+
+def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
+    """One try of a part in a process of its own, for at most ``left`` seconds."""
+    out, log = folder / f"{part.label}.{tries}", folder / f"{part.label}.{tries}.log"
+    command = [sys.executable, "-m", *(word.replace("OUT.", f"{out.resolve()}.") for word in part.command)]
+    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO", "PEAGLE_COMPILED": f"{out.resolve()}.compiled"}
+    process = processes.start(command, cwd=arms.ROOT, env=env, log=log)
+    try:
+        code = process.wait(min(part.limit, left))
+    except psutil.TimeoutExpired:
+        if left < part.limit:
+            return {"state": "cut"}
+        return {"state": "failed", "error": f"took longer than its limit of {part.limit:.0f} s"}
+    finally:
+        processes.end(process, patience=5)
+    if code == 0 and best(part, folder):
+        return {"state": "done"}
+    return {"state": "failed", "error": processes.failure_reason(log)}
+
+
+def finished(file: Path) -> list[Any]:
+    """The cells or tests in a file; one that was cut off within a line, or holds none, has those before it."""
+    try:
+        if file.suffix == ".json":
+            return json.loads(file.read_text())
+        return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+    except (OSError, ValueError):
+        return []
+
+
+def best(part: Part, folder: Path) -> list[Any]:
+    """What the try that got furthest has finished."""
+    return max(map(finished, folder.glob(f"{part.label}.*.json*")), key=len, default=[])

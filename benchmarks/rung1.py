@@ -1,0 +1,85 @@
+"""Rung 1: kernels equal their twins, drafts equal the reference, and the ratios of engines and draft steps."""
+
+import os
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from benchmarks import arms, engine, kernels
+from benchmarks.arms import HAS_GPU, call
+from benchmarks.page import Goal, Table, median
+from benchmarks.parts import CELLS, PYTEST, Part
+
+KERNELS = ("prepare_inputs", "gather_hidden")
+KERNELS += ("select_candidates", "limit_logits", "lookup_drafts") if HAS_GPU else ()
+# (attention backend, how the engine runs it), as tests/gpu names them
+BACKENDS, SHARED_MODES = (("FLASH_ATTN", "TRITON_ATTN"), ("full", "eager")) if HAS_GPU else (("CPU_ATTN",), ("eager",))
+# Leaves the KV cache's size to vLLM, which allows no other process to allocate meanwhile.
+COMPILED = [f"{backend} compiled" for backend in BACKENDS] if HAS_GPU else []
+BATCHES = [1, 64, 16] if HAS_GPU else [1]
+ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": "1"}  # a fault names its launch
+# vLLM says where a step makes the host wait for the GPU, once it has warmed up. Not in "compiled", whose later engines
+# would be traced through the wrappers.
+SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
+
+NOTES = (
+    "Engines: gpt-oss-20b's shapes with dummy weights, every arm with vLLM's default compilation; draft tokens are "
+    "accepted at random at the published acceptance lengths (3.38 P-EAGLE K=7, 2.24 EAGLE-3 K=3, 2.59 K=7); experts "
+    "are drawn uniformly at random."
+    if HAS_GPU
+    else "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."
+)
+
+
+def parts() -> list[Part]:
+    """The most valuable first."""
+    drafts = [f"{backend} {mode}" for mode, backend in product(SHARED_MODES, BACKENDS)]
+    names = [engine.OURS, engine.STOCK_PEAGLE, engine.EAGLE3, engine.NONE]
+    others = [arm for arm in engine.ARMS if HAS_GPU and arm not in names]
+    return [
+        *map(drafts_part, drafts),
+        *(
+            Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), env=ON_KERNELS, alone=False)
+            for name in KERNELS
+        ),
+        *map(engine_part, names),
+        Part("kernels", call(kernels.run_all, CELLS), 90),
+        *map(drafts_part, COMPILED[:1]),
+        *map(engine_part, others),
+        *map(drafts_part, COMPILED[1:]),
+    ]
+
+
+def drafts_part(mode: str) -> Part:
+    """tests/gpu on an attention backend, in one way to run the engine."""
+    alone = mode.endswith("compiled")
+    env = {"PEAGLE_TEST_ARM": "plugin-v2"} | ({} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")})
+    return Part(f"drafts {mode}", (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and ")), 300, env, alone)
+
+
+def engine_part(arm: str) -> Part:
+    env = engine.ARMS[arm].env | engine.ROUTING
+    return Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), 240, env)
+
+
+def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
+    speeds, steps = (select(cells, column) for column in ("tokens_per_second", "device_us"))
+    yield "engines", arms.compared(speeds, engine.OURS, ("c",), "tokens_per_second")
+    yield "draft steps", arms.compared([cell for cell in steps if "arm" in cell], engine.OURS, ("c",), "device_us")
+    yield "kernels", select(cells, "kernel")
+
+
+def select(cells: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    return [cell for cell in cells if column in cell]
+
+
+def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
+    """Those of docs/performance.md."""
+    for other, least in ((engine.STOCK_PEAGLE, {1: 1.25, 64: 1.1}), (engine.EAGLE3, {1: 1.69, 64: 1.25})):
+        for c, goal in least.items():
+            speeds = [median(cells, "tokens_per_second", arm=arm, c=c) for arm in (engine.OURS, other)]
+            yield Goal(f"tokens/s over {other} at {c}", ">=", goal, speeds[0] / speeds[1] if all(speeds) else None)
+    step = next((cell["/ roofline"] for cell in cells if cell.get("arm") == engine.OURS and "/ roofline" in cell), None)
+    yield Goal("draft step over its roofline at 1", "<=", 1.3, step)
+    for cell in select(cells, "of_copy_bandwidth"):
+        yield Goal(f"{cell['kernel']} at {cell['rows']} rows of {cell['width']}", ">=", 0.8, cell["of_copy_bandwidth"])
