@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="only the parts of these names")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="N", help="end within so long")
     parser.add_argument("--out", type=Path, help="folder of results (default: bench-results/rung-RUNG)")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # parts may follow the options
     for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
     rung, folder = RUNGS[args.rung], args.out or arms.ROOT / f"bench-results/rung-{args.rung}"
