@@ -14,7 +14,8 @@ from torch import Tensor
 from peagle_kernels.dispatch import runs_twin
 
 MAX_MATCH = 5  # tokens
-BLOCK = 1024  # tokens a request's program compares at once
+BLOCK = 1024  # tokens that a program compares at once
+MAX_SPLITS = 32  # programs of a request
 
 
 class OneHot(NamedTuple):
@@ -97,18 +98,21 @@ def lookup_drafts_triton(
     vocab_size: int,
     one_hot: OneHot | None = None,
 ) -> None:
-    """One launch, a program for each request; same meaning as ``lookup_drafts_torch``."""
+    """Two launches; same meaning as ``lookup_drafts_torch``.
+
+    The first spreads each request's tokens over programs, of which those past its last token end at once.
+    """
+    request = token_ids, token_ids.stride(0), rows, rows.stride(0), last, last.stride(0)
+    num_splits = min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(token_ids.shape[1], BLOCK)))
+    matches = torch.empty((len(drafts), num_splits), dtype=torch.int64, device=drafts.device)
+    sizes = {"NUM_SPLITS": num_splits, "BLOCK": BLOCK}
+    _longest_match_kernel[matches.shape](matches, *request, MAX_MATCH=MAX_MATCH, **sizes)
     q, q_rows, off, on, cached_ids = one_hot or (None, None, 0.0, 1.0, None)
-    _lookup_drafts_kernel[(len(drafts),)](
+    _lookup_drafts_kernel[drafts.shape](
         drafts,
         drafts.stride(0),
-        token_ids,
-        token_ids.stride(0),
-        rows,
-        rows.stride(0),
-        last,
-        last.stride(0),
-        drafts.shape[1],
+        *request,
+        matches,
         min_match,
         vocab_size,
         q,
@@ -122,13 +126,48 @@ def lookup_drafts_triton(
         VOCAB=0 if q is None else q.shape[2],
         NUM_CACHED=0 if cached_ids is None else cached_ids.shape[2],
         BLOCK_CACHED=1 if cached_ids is None else triton.next_power_of_2(cached_ids.shape[2]),
-        MAX_MATCH=MAX_MATCH,
-        BLOCK=BLOCK,
+        **sizes,
     )
 
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.
-@triton.jit(do_not_specialize=["rows_step", "last_step", "num_k", "min_match", "vocab_size", "q_rows_step"])
+@triton.jit(do_not_specialize=["rows_step", "last_step"])
+def _longest_match_kernel(
+    matches_ptr,  # [num_reqs, NUM_SPLITS] int64: tokens that agree * (last + 1), and the index of the last one; or 0
+    token_ids_ptr,  # [*, max_len]
+    token_ids_stride,
+    rows_ptr,  # [num_reqs]
+    rows_step,
+    last_ptr,  # [num_reqs]
+    last_step,
+    NUM_SPLITS: tl.constexpr,
+    MAX_MATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program for every ``NUM_SPLITS``-th block of a request's tokens. Programs without a block store nothing."""
+    req, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows_ptr + req * rows_step).to(tl.int64)
+    last = tl.load(last_ptr + req * last_step)
+    if row < 0:
+        return
+    if split * BLOCK >= last:
+        return
+    tokens = token_ids_ptr + row * token_ids_stride
+    best = tl.zeros((), tl.int64)
+    for start in range(split * BLOCK, last, NUM_SPLITS * BLOCK):
+        end = start + tl.arange(0, BLOCK)
+        agrees = end < last
+        matched = tl.zeros([BLOCK], tl.int64)
+        for i in tl.static_range(MAX_MATCH):
+            agrees = agrees & (end >= i)
+            token = tl.load(tokens + end - i, mask=agrees, other=-1)
+            agrees = agrees & (token == tl.load(tokens + tl.maximum(last - i, 0)))
+            matched += agrees.to(tl.int64)
+        best = tl.maximum(best, tl.max(tl.where(matched > 0, matched * (last + 1) + end, 0), axis=0))
+    tl.store(matches_ptr + req * NUM_SPLITS + split, best)
+
+
+@triton.jit(do_not_specialize=["rows_step", "last_step", "min_match", "vocab_size", "q_rows_step"])
 def _lookup_drafts_kernel(
     drafts_ptr,  # [num_reqs, K]
     drafts_stride,
@@ -138,7 +177,7 @@ def _lookup_drafts_kernel(
     rows_step,
     last_ptr,  # [num_reqs]
     last_step,
-    num_k,
+    matches_ptr,  # [num_reqs, NUM_SPLITS]
     min_match,
     vocab_size,
     q_ptr,  # [rows, K_max, VOCAB], or None
@@ -153,45 +192,35 @@ def _lookup_drafts_kernel(
     VOCAB: tl.constexpr,
     NUM_CACHED: tl.constexpr,
     BLOCK_CACHED: tl.constexpr,
-    MAX_MATCH: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    req = tl.program_id(0).to(tl.int64)
+    """A program for each draft."""
+    req, column = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows_ptr + req * rows_step).to(tl.int64)
     last = tl.load(last_ptr + req * last_step)
     if row < 0:
         return
-    tokens = token_ids_ptr + row * token_ids_stride
-    best = tl.zeros((), tl.int64)  # tokens that agree, then the index of the last one
-    for start in range(0, last, BLOCK):
-        end = start + tl.arange(0, BLOCK)
-        agrees = end < last
-        matched = tl.zeros([BLOCK], tl.int64)
-        for i in tl.static_range(MAX_MATCH):
-            agrees = agrees & (end >= i)
-            token = tl.load(tokens + end - i, mask=agrees, other=-1)
-            agrees = agrees & (token == tl.load(tokens + tl.maximum(last - i, 0)))
-            matched += agrees.to(tl.int64)
-        best = tl.maximum(best, tl.max(tl.where(matched > 0, matched * (last + 1) + end, 0), axis=0))
+    split = tl.arange(0, NUM_SPLITS)
+    best = tl.max(tl.load(matches_ptr + req * NUM_SPLITS + split, mask=split * BLOCK < last, other=0), axis=0)
     if best // (last + 1) < min_match:
         return
     end = best % (last + 1)
-    for column in range(num_k):
-        token = tl.load(tokens + end + 1 + column % (last - end)).to(tl.int64)
-        token = tl.minimum(tl.maximum(token, 0), vocab_size - 1)
-        tl.store(drafts_ptr + req * drafts_stride + column, token)
-        if q_ptr is not None:
-            q_row = tl.load(q_rows_ptr + req * q_rows_step)
-            q = q_ptr + q_row * q_stride + column * q_column
-            if cached_ids_ptr is not None:
-                m = tl.arange(0, BLOCK_CACHED)
-                cached = cached_ids_ptr + q_row * cached_ids_stride + column * NUM_CACHED + m
-                tl.store(q + tl.load(cached, mask=m < NUM_CACHED, other=0), OFF, mask=m < NUM_CACHED)
-                tl.debug_barrier()
-                tl.store(cached, token, mask=m < NUM_CACHED)
-            else:
-                for first in range(0, VOCAB, BLOCK):
-                    entry = first + tl.arange(0, BLOCK)
-                    tl.store(q + entry, OFF, mask=entry < VOCAB)
-                tl.debug_barrier()
-            tl.store(q + token, ON)
+    token = tl.load(token_ids_ptr + row * token_ids_stride + end + 1 + column % (last - end)).to(tl.int64)
+    token = tl.minimum(tl.maximum(token, 0), vocab_size - 1)
+    tl.store(drafts_ptr + req * drafts_stride + column, token)
+    if q_ptr is not None:
+        q_row = tl.load(q_rows_ptr + req * q_rows_step)
+        q = q_ptr + q_row * q_stride + column * q_column
+        if cached_ids_ptr is not None:
+            m = tl.arange(0, BLOCK_CACHED)
+            cached = cached_ids_ptr + q_row * cached_ids_stride + column * NUM_CACHED + m
+            tl.store(q + tl.load(cached, mask=m < NUM_CACHED, other=0), OFF, mask=m < NUM_CACHED)
+            tl.debug_barrier()
+            tl.store(cached, token, mask=m < NUM_CACHED)
+        else:
+            for first in range(0, VOCAB, BLOCK):
+                entry = first + tl.arange(0, BLOCK)
+                tl.store(q + entry, OFF, mask=entry < VOCAB)
+            tl.debug_barrier()
+        tl.store(q + token, ON)

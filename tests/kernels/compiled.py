@@ -10,10 +10,11 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -58,21 +59,26 @@ class Assembled:
     stores: Counter[int]  # the same
 
 
-def kernel_of(launch: Callable[..., None]) -> tuple[ModuleType, str]:
-    """The module of a launching function, and the name there of the one kernel that it launches."""
+@contextmanager
+def in_place_of_kernels(launch: Callable[..., None], stand_in: type["AheadOfTime"]) -> Iterator[list[Any]]:
+    """Meanwhile every kernel in the module of ``launch`` is a ``stand_in``; yields them."""
     module = importlib.import_module(launch.__module__)
-    (name,) = (name for name in vars(module) if name.startswith("_") and name.endswith("_kernel"))
-    return module, name
+    names = [name for name in vars(module) if name.startswith("_") and name.endswith("_kernel")]
+    kernels = {name: stand_in(getattr(module, name)) for name in names}
+    with patch.multiple(module, **kernels):
+        yield list(kernels.values())
 
 
 def compile_for(arch: int, launch: Callable[..., None], *args: Any, **kwargs: Any) -> Assembled:
-    """The kernel that ``launch(...)`` launches, compiled for ``arch`` instead."""
-    module, name = kernel_of(launch)
-    kernel = AheadOfTime(getattr(module, name))
-    with patch.object(driver, "_active", no_gpu(arch)), patch.object(module, name, kernel):
+    """The kernels that ``launch(...)`` launches, compiled for ``arch`` instead; what was made of them, added up."""
+    with patch.object(driver, "_active", no_gpu(arch)), in_place_of_kernels(launch, AheadOfTime) as kernels:
         launch(*args, **kwargs)
-    (compiled,) = kernel.compiled
-    return assemble(compiled, arch)
+    assembled = [assemble(*kernel.compiled, arch) for kernel in kernels]
+    return Assembled(
+        sum(one.spill_bytes for one in assembled),
+        sum((one.loads for one in assembled), Counter()),
+        sum((one.stores for one in assembled), Counter()),
+    )
 
 
 def assemble(compiled: Any, arch: int) -> Assembled:

@@ -5,6 +5,7 @@ And none of them compiles another variant for another K, batch or row count of a
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +26,7 @@ from peagle_kernels import (
     select_candidates_triton,
 )
 from tests.kernels import test_select_candidates as cases
-from tests.kernels.compiled import ARCHITECTURES, AheadOfTime, compile_for, kernel_of, no_gpu
+from tests.kernels.compiled import ARCHITECTURES, AheadOfTime, compile_for, in_place_of_kernels, no_gpu
 from tests.support import interpreter
 from tests.support.batches import MASK_TOKEN, Request, build
 
@@ -112,7 +113,7 @@ def test_select_candidates(arch, rank, num_candidates, gated, reduced, drawn):
 )
 def test_lookup_drafts(arch, q, cached):
     """Greedy drafts, then q whole, or by cached entries."""
-    drafts, token_ids = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 64, dtype=torch.int32)
+    drafts, token_ids = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 131_073, dtype=torch.int32)
     numbers, one_hot = torch.zeros(2, dtype=torch.int64), None
     if q:
         cached_ids = torch.zeros(2, 3, 16, dtype=torch.int64) if cached else None
@@ -136,19 +137,20 @@ REQUEST_COUNTS = (1, 2, 15, 16, 32)
 
 
 def num_variants(launch: Callable[..., None], calls: Iterable[tuple[Any, ...]], **constants: int) -> int:
-    """How many variants of its kernel ``launch(*args)`` needs for all these ``args``; none is compiled."""
-    module, name = kernel_of(launch)
-    kernel, keys, launches = AheadOfTime(getattr(module, name)), set(), 0
+    """How many variants of its kernels ``launch(*args)`` needs for all these ``args``; none is compiled."""
+    keys, launches = set(), 0
     with (
         patch.object(driver, "_active", no_gpu(90)),
-        patch.object(module, name, kernel),
+        in_place_of_kernels(launch, AheadOfTime) as kernels,
         patch.object(JITFunction, "_do_compile", lambda self, key, *args: keys.add(key)),
-        patch.dict(kernel.kernel.device_caches, clear=True),
+        ExitStack() as caches,
     ):
+        for kernel in kernels:
+            caches.enter_context(patch.dict(kernel.kernel.device_caches, clear=True))
         for args in calls:
             launch(*args, **constants)
             launches += 1
-    assert launches == len(kernel.compiled) > 0
+    assert {launches} == {len(kernel.compiled) for kernel in kernels} != {0}
     return len(keys)
 
 
@@ -207,7 +209,7 @@ def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
 def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
     drafts, numbers = torch.zeros(MAX_NUM_REQS, max_k, dtype=torch.int64), torch.zeros(512, dtype=torch.int64)
-    token_ids, q = torch.zeros(MAX_NUM_REQS, 64, dtype=torch.int32), torch.zeros(MAX_NUM_REQS, max_k, VOCAB)
+    token_ids, q = torch.zeros(MAX_NUM_REQS, 5000, dtype=torch.int32), torch.zeros(MAX_NUM_REQS, max_k, VOCAB)
 
     def call(k: int, num_reqs: int) -> tuple[Any, ...]:
         first = numbers[: num_reqs * k : k]
@@ -215,7 +217,7 @@ def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
         return drafts[:num_reqs, :k], token_ids, first, first, 2, VOCAB, one_hot
 
     calls = (call(*step) for step in product(depths_of(max_k), REQUEST_COUNTS))
-    assert num_variants(lookup_drafts_triton, calls) == 1
+    assert num_variants(lookup_drafts_triton, calls) == 2  # one of each kernel
 
 
 def test_a_server_compiles_limit_logits_once():

@@ -47,29 +47,31 @@ Launched = tuple[tuple[int, ...], list[int]]  # the grid, and the arguments as t
 class Kernel(compiled.AheadOfTime):
     """In place of a kernel: ``kernel[grid](...)`` compiles it, and launches it as Triton does."""
 
+    launching: Any  # compiled, of whichever kernel is launched now
+
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **kwargs: Any) -> None:
             super(Kernel, self).__getitem__(grid)(*args, **kwargs)
+            Kernel.launching = self.compiled[-1]
             self.kernel[grid](*args, **kwargs)
 
         return launch
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Launched]]:
-    """``launched(function, ...)``: what reaches the driver where ``function(...)`` launches its one kernel."""
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Launched]]]:
+    """``launched(function, ...)``: what reaches the driver where ``function(...)`` launches its kernels, in order."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     assert compiler, "no C compiler (CC, gcc or clang): Triton builds its launcher with one, here as on a GPU"
     folder = tmp_path_factory.mktemp("libcuda")
     library = folder / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", STUB, "-o", library], check=True)
     stub = ctypes.CDLL(str(library))  # whoever opens libcuda.so.1 from now on gets this one
-    kernels: list[Kernel] = []  # the last one is launched
     seen: list[Launched] = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint32), *(ctypes.c_void_p,) * 3)
     def on_launch(config: Any, function: int, params: int, extra: int) -> int:
-        types = [C_TYPES[name] for name in PTX_PARAMETER.findall(kernels[-1].compiled[-1].asm["ptx"])]
+        types = [C_TYPES[name] for name in PTX_PARAMETER.findall(Kernel.launching.asm["ptx"])]
         places = (ctypes.c_void_p * len(types)).from_address(params)
         values = [c_type.from_address(place).value for c_type, place in zip(types, places, strict=True)]
         seen.append((tuple(config[:3]), values))
@@ -84,15 +86,13 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     active.utils.load_binary = lambda *_: (1, 1, 0, 0, 1024)  # module, function, registers, spills, most threads
     active.utils.get_device_properties = lambda device: {"max_shared_mem": 1 << 17}
 
-    def launched(function: Callable[..., None], *args: Any, **kwargs: Any) -> Launched:
-        module, name = compiled.kernel_of(function)
-        kernels.append(Kernel(getattr(module, name)))
-        with patch.object(driver, "_active", active), patch.object(module, name, kernels[-1]):
+    def launched(function: Callable[..., None], *args: Any, **kwargs: Any) -> list[Launched]:
+        with patch.object(driver, "_active", active), compiled.in_place_of_kernels(function, Kernel):
             function(*args, **kwargs)
-        grid, arguments = seen.pop()
-        assert not seen
-        assert arguments[-2:] == [0, 0]  # scratch memory, which no kernel here takes
-        return grid, arguments[:-2]
+        launches = [(grid, arguments[:-2]) for grid, arguments in seen]
+        assert all(arguments[-2:] == [0, 0] for _, arguments in seen)  # scratch memory, which no kernel here takes
+        seen.clear()
+        return launches
 
     yield launched
 
@@ -103,7 +103,7 @@ def addresses(tensors: Any) -> list[int]:
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "ragged"])
 @pytest.mark.parametrize("num_groups", [0, 1, 2])
-def test_prepare_inputs(launched: Callable[..., Launched], num_groups: int, static: bool):
+def test_prepare_inputs(launched: Callable[..., list[Launched]], num_groups: int, static: bool):
     """One request, so that many of a step's numbers are 1, which Triton compiles in unless it is told not to."""
     case = build(
         [Request(10, 4, 2)], k=3, max_k=3, static=static, max_model_len=64, block_sizes=[16, 32][:num_groups],
@@ -111,7 +111,7 @@ def test_prepare_inputs(launched: Callable[..., Launched], num_groups: int, stat
     )  # fmt: skip
     out, tables = case.buffers(extra=5), case.groups.block_tables
     args = (case.target, case.aux, case.groups, case.batch, out)
-    grid, arguments = launched(prepare_inputs_triton, *args, **case.constants)
+    ((grid, arguments),) = launched(prepare_inputs_triton, *args, **case.constants)
     rows = case.batch.num_rows
     assert grid == (2 + 4 * 2, 1, 1)  # a block of rows, one of requests, and four staging rows of two aux rows
     assert arguments == [
@@ -121,21 +121,21 @@ def test_prepare_inputs(launched: Callable[..., Launched], num_groups: int, stat
     ]  # fmt: skip
 
 
-def test_gather_hidden(launched: Callable[..., Launched]):
+def test_gather_hidden(launched: Callable[..., list[Launched]]):
     out, hidden = torch.empty(3, 2056), torch.empty(4, 2064)[:, :2056]
     mask_hidden, row_map = torch.empty(2056), torch.zeros(3, dtype=torch.int32)
-    grid, arguments = launched(gather_hidden_triton, out, hidden, mask_hidden, row_map)
+    ((grid, arguments),) = launched(gather_hidden_triton, out, hidden, mask_hidden, row_map)
     assert grid == (3, 2, 1)
     assert arguments == [out.data_ptr(), 2056, hidden.data_ptr(), 2064, mask_hidden.data_ptr(), row_map.data_ptr()]
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
-def test_select_candidates(launched: Callable[..., Launched], drawn: bool):
+def test_select_candidates(launched: Callable[..., list[Launched]], drawn: bool):
     """Greedily without gates and offsets, which are None then; drawn with both."""
     candidates, selector, offsets = cases.case(3, 2, 5, 16, 4, gated=drawn, reduced=drawn)
     out, scores, numbers = cases.strided(2, 3), torch.empty_like(candidates.logits), torch.zeros(6, dtype=torch.int64)
     drawing = Drawing(cases.draw_by_its_arguments, numbers, numbers + 1, *cases.state(5, 4, 5, 97), use_fp64=False)
-    grid, arguments = launched(
+    ((grid, arguments),) = launched(
         select_candidates_triton, out, candidates, selector, offsets, scores, drawing if drawn else None
     )
     assert grid == (2, 1, 1)
@@ -147,20 +147,22 @@ def test_select_candidates(launched: Callable[..., Launched], drawn: bool):
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
-def test_lookup_drafts(launched: Callable[..., Launched], drawn: bool):
-    drafts, token_ids = cases.strided(2, 3), torch.zeros(4, 64, dtype=torch.int32)
+def test_lookup_drafts(launched: Callable[..., list[Launched]], drawn: bool):
+    drafts, token_ids = cases.strided(2, 3), torch.zeros(4, 5000, dtype=torch.int32)
     rows, last = torch.zeros(2, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)[::3]
     one_hot = OneHot(torch.zeros(4, 3, 97), rows, -1.0, 2.0, torch.zeros(4, 3, 5, dtype=torch.int64))
-    grid, arguments = launched(lookup_drafts_triton, drafts, token_ids, rows, last, 2, 97, one_hot if drawn else None)
-    assert grid == (2, 1, 1)
+    args = drafts, token_ids, rows, last, 2, 97, one_hot if drawn else None
+    (grid, (matches, *request)), (last_grid, arguments) = launched(lookup_drafts_triton, *args)
+    assert request == [token_ids.data_ptr(), 5000, rows.data_ptr(), 1, last.data_ptr(), 3]
+    assert (grid, last_grid) == ((2, 8, 1), (2, 3, 1))
     q = [one_hot.q.data_ptr(), rows.data_ptr(), 1, one_hot.cached_ids.data_ptr(), 3 * 97, 97, 15] if drawn else [0] * 4
     assert arguments == [
-        drafts.data_ptr(), 5, token_ids.data_ptr(), 64, rows.data_ptr(), 1, last.data_ptr(), 3, 3, 2, 97, *q,
+        drafts.data_ptr(), 5, *request, matches, 2, 97, *q,
     ]  # fmt: skip
 
 
-def test_limit_logits(launched: Callable[..., Launched]):
+def test_limit_logits(launched: Callable[..., list[Launched]]):
     logits, rows, numbers = cases.strided(3, 64).float(), torch.zeros(3, dtype=torch.int64), torch.ones(4)
-    grid, arguments = launched(limit_logits_triton, logits[:, :61], rows, numbers, numbers.int(), numbers)
+    ((grid, arguments),) = launched(limit_logits_triton, logits[:, :61], rows, numbers, numbers.int(), numbers)
     assert grid == (3, 1, 1)
     assert arguments[:3] == [logits.data_ptr(), 64, rows.data_ptr()]

@@ -1,5 +1,6 @@
 """lookup_drafts: kernel and twin against a loop over a request's tokens."""
 
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -24,8 +25,9 @@ LENGTH, VOCAB, MAX_K = 40, 4, 7
     min_match=st.integers(1, MAX_MATCH),
     seed=st.integers(0, 2**31),
     idle=st.booleans(),
+    max_splits=st.sampled_from((1, 2, 4)),
 )
-def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle):
+def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle, max_splits):
     """Rows of the request state in any order; what is not looked up stays, and a padding request touches nothing."""
     gen, num_reqs = torch.Generator().manual_seed(seed), len(lasts)
     token_ids = torch.randint(VOCAB + 1, (num_reqs + 2, LENGTH), generator=gen, dtype=torch.int32)  # VOCAB is no token
@@ -49,7 +51,8 @@ def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle):
     device = KERNEL_DEVICE if fn is lookup_drafts_triton else "cpu"
     ours, *args = moved((drafts, token_ids, rows.repeat_interleave(3)[::3], last.repeat_interleave(2)[::2]), device)
     one_hot = moved(one_hot, device) if one_hot else None
-    with patch("peagle_kernels.lookup_drafts.BLOCK", 16):  # several blocks a request
+    several_blocks = patch.multiple("peagle_kernels.lookup_drafts", BLOCK=16, MAX_SPLITS=max_splits)
+    with several_blocks, patch("torch.empty", partial(torch.full, fill_value=2**40)):  # whatever memory held before
         fn(ours[:, :k], *args, min_match, VOCAB, one_hot)
     assert torch.equal(ours.cpu(), expected)
     if one_hot:
