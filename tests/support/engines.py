@@ -100,6 +100,17 @@ class Request:
     aborted: int | None = None
     sampling: tuple[tuple[str, Any], ...] = ()
     image: Any = None
+    embeds: Any = None  # [len(prompt), hidden] tensor, of which the engine reads the rows ``embedded``, not the tokens
+    embedded: tuple[bool, ...] = ()  # all rows where it is empty: then the engine knows no token
+
+    def vllm_prompt(self) -> Any:
+        prompt: dict[str, Any] = {"prompt_token_ids": list(self.prompt)}
+        if self.image is not None:
+            prompt["multi_modal_data"] = {"image": self.image}
+        if self.embeds is None:
+            return prompt
+        known = prompt | {"prompt_is_token_ids": [not here for here in self.embedded]} if self.embedded else {}
+        return {"prompt_embeds": self.embeds, **known}
 
 
 @dataclass
@@ -114,6 +125,8 @@ class Finished:
     @property
     def tokens(self) -> list[int]:
         prompt = self.request.prompt if self.raw is None else self.raw.prompt_token_ids  # an image takes many tokens
+        if self.request.embedded:
+            prompt = [0 if here else t for t, here in zip(prompt, self.request.embedded, strict=True)]
         return [*prompt, *self.output]
 
 
@@ -150,7 +163,7 @@ class Engine:
 
     def run(self, requests: Sequence[Request]) -> dict[str, Finished]:
         """Run requests to their end, each from the engine step at which it arrives. Greedy unless told."""
-        from vllm import SamplingParams, TokensPrompt
+        from vllm import SamplingParams
 
         engine, finished, step = self.llm.llm_engine, {}, 0
         came: dict[str, Any] = {}  # the last output of each request
@@ -160,10 +173,7 @@ class Engine:
                 request = waiting.pop(0)
                 sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | dict(request.sampling)
                 params = SamplingParams(max_tokens=request.max_tokens, **sampling)
-                prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
-                if request.image is not None:
-                    prompt["multi_modal_data"] = {"image": request.image}
-                engine.add_request(request.id, prompt, params)
+                engine.add_request(request.id, request.vllm_prompt(), params)
             for request in requests:
                 if request.aborted == step and request.id not in finished and request not in waiting:
                     engine.abort_request([request.id])
@@ -257,19 +267,24 @@ def engine(settings: Settings) -> Engine:
 
 
 @contextmanager
-def on_v1() -> Iterator[None]:
-    """Engines meanwhile are V1, which needs no interpreter. vLLM remembers what it read in os.environ."""
+def environment(**variables: str) -> Iterator[None]:
+    """Engines meanwhile have these variables, those of vLLM too, which remembers what it read in os.environ."""
 
     def forget() -> None:
         if "vllm.envs" in sys.modules:
             sys.modules["vllm.envs"].disable_envs_cache()
 
-    with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="0"):
+    with patch.dict(os.environ, variables):
         forget()
         try:
             yield
         finally:
             forget()
+
+
+def on_v1() -> AbstractContextManager[None]:
+    """Engines meanwhile are V1, which needs no interpreter."""
+    return environment(VLLM_USE_V2_MODEL_RUNNER="0")
 
 
 def without_speculation(settings: Settings, requests: Sequence[Request]) -> dict[str, Finished]:

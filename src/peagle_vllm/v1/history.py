@@ -21,6 +21,14 @@ def token_indices(cad: CommonAttentionMetadata) -> tuple[torch.Tensor, torch.Ten
     return request, torch.arange(len(request), device=device) + before[request]
 
 
+def known_tokens(request: Any) -> np.ndarray:
+    """[num_tokens] int32 of vLLM's ``CachedRequestState``; 0 for embeddings and for outputs that are yet to come."""
+    prompt = np.zeros(request.num_prompt_tokens, dtype=np.int32)
+    if request.prompt_token_ids is not None:
+        np.copyto(prompt, request.prompt_token_ids, where=request.prompt_is_token_ids or True)
+    return np.maximum(np.concatenate((prompt, np.array(request.output_token_ids, dtype=np.int32))), 0)
+
+
 class TokenHistory:
     """Every known token of the requests in a batch."""
 
@@ -28,7 +36,7 @@ class TokenHistory:
         self.token_ids = torch.zeros(max_num_reqs, max_model_len + 1, dtype=torch.int32, device=device)
         self.rows: torch.Tensor  # [num_reqs] int64, the batch's rows of it
         self.last: torch.Tensor  # [num_reqs] int64, index of the last known token, the bonus token
-        self._row_of: dict[str, int] = {}
+        self._rows: dict[str, tuple[Any, int]] = {}  # by request id: vLLM's state of the request, and its row
 
     def update(
         self,
@@ -41,18 +49,18 @@ class TokenHistory:
     ) -> None:
         """Add a step's verified tokens and bonus tokens; a new request's prompt too, for what is not computed here."""
         device = self.token_ids.device
-        new = [req for req in req_ids if req not in self._row_of]
+        # A later request can have the id of an earlier one, but not its state.
+        new = [req for req in req_ids if self._rows.get(req, (None,))[0] is not requests[req]]
         if new:
-            batch = set(req_ids)
-            self._row_of = {req: row for req, row in self._row_of.items() if req in batch}
-            free = sorted(set(range(len(self.token_ids))) - set(self._row_of.values()))
+            known = set(req_ids) - set(new)
+            self._rows = {req: row for req, row in self._rows.items() if req in known}
+            free = sorted(set(range(len(self.token_ids))) - {row for _, row in self._rows.values()})
             for req, row in zip(new, free, strict=False):
-                self._row_of[req] = row
-                known = [*(requests[req].prompt_token_ids or ()), *requests[req].output_token_ids]
-                tokens = np.maximum(np.array(known, dtype=np.int32), 0)  # vLLM's placeholders are negative
+                self._rows[req] = requests[req], row
+                tokens = known_tokens(requests[req])
                 self.token_ids[row].zero_()
                 self.token_ids[row, : len(tokens)] = async_tensor_h2d(tokens, device=device)
-        self.rows = async_tensor_h2d(np.array([self._row_of[req] for req in req_ids]), device=device)
+        self.rows = async_tensor_h2d(np.array([self._rows[req][1] for req in req_ids]), device=device)
         request, index = token_indices(cad)
         self.token_ids[self.rows[request], index] = token_ids[: len(request)].int()
         self.last = (cad.seq_lens[: len(req_ids)] - num_rejected).long()

@@ -44,6 +44,9 @@ from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows, pr
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v1.history import TokenHistory, token_indices
 
+# In place of a request: vLLM asks each for a token that is then overwritten, and a prompt of embeddings raises.
+_NO_TOKENS = SimpleNamespace(get_token_id=lambda _: 0)
+
 
 class ParallelEagleProposer(EagleProposer):
     """Drafts all K tokens of every request in one drafter forward."""
@@ -135,6 +138,9 @@ class ParallelEagleProposer(EagleProposer):
     @functools.wraps(EagleProposer.propose)
     def propose(self, num_speculative_tokens: int, target_token_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """The inherited drafts; zeros, each as a one-hot distribution, while the head's weights are not whole."""
+        if self.runner.enable_prompt_embeds:  # an embedding has no token: vLLM leaves any id there, and on V2 token 0
+            is_token = self.runner.is_token_ids.gpu[: len(target_token_ids)]
+            target_token_ids = target_token_ids.where(is_token, 0)
         if self.history:
             cad, num_rejected = inputs["common_attn_metadata"], inputs.get("num_rejected_tokens_gpu")
             num_rejected = (self._none_rejected if num_rejected is None else num_rejected)[: cad.batch_size()]
@@ -156,10 +162,11 @@ class ParallelEagleProposer(EagleProposer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The inherited tokens, with the NEXT prompt token where a prefill chunk is not the last.
 
-        vLLM's V1 feeds the LAST prompt token there, and the drafter's KV keeps it.
+        vLLM's V1 feeds the LAST prompt token there, and the drafter's KV keeps it. It raises where that is an embedding.
         """
+        known: Any = dict.fromkeys(gpu_input_batch.req_ids, _NO_TOKENS)
         next_token_ids, num_valid = super().prepare_next_token_ids_padded(
-            sampled_token_ids, requests, gpu_input_batch, discard_request_mask
+            sampled_token_ids, known, gpu_input_batch, discard_request_mask
         )
         num_reqs = gpu_input_batch.num_reqs
         partial = self.runner.discard_request_mask.np[:num_reqs].nonzero()[0]
@@ -167,6 +174,7 @@ class ParallelEagleProposer(EagleProposer):
             scheduled = np.diff(self.runner.query_start_loc.np[: num_reqs + 1])
             next_position = (gpu_input_batch.num_computed_tokens_cpu[:num_reqs] + scheduled)[partial]
             tokens = gpu_input_batch.token_ids_cpu[partial, next_position].astype(np.int32)
+            tokens *= gpu_input_batch.is_token_ids[partial, next_position]
             next_token_ids[async_tensor_h2d(partial, device=self.device)] = async_tensor_h2d(tokens, device=self.device)
         return next_token_ids, num_valid
 

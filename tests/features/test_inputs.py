@@ -1,0 +1,180 @@
+"""Every kind of input that a request can have, with a plain request in the batch, whose answer must stay as it is.
+
+A prompt's embeddings have no token ids. The drafter reads token 0 in their place, as vLLM's EAGLE-3 does on V2, and the
+hidden states that the target computed from them. So the reference drafts from these.
+"""
+
+import copy
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.conftest import ARM
+from tests.support.engines import BLOCK_SIZE, Request, Settings, engine, environment
+from tests.support.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.recorder import serve_exactly
+from tests.support.reference import Reference
+
+pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
+
+MAX_MODEL_LEN, ANSWER = 128, 10 if ARM == "plugin-v2" else 24  # V2 runs under Triton's interpreter
+SETTINGS = Settings(
+    TARGET,
+    PEAGLE,
+    k=3,
+    max_num_seqs=6,
+    max_model_len=MAX_MODEL_LEN,
+    token_budget=40,  # prompts come in chunks, which end within embeddings too
+    prefix_caching=True,
+    lookup=2,
+    llm=(("enable_prompt_embeds", True), ("skip_tokenizer_init", False)),
+)
+ALONE = replace(SETTINGS, head=None, lookup=0)
+OUTSIDE = 100_000  # vLLM marks embeddings among tokens by an id that can lie outside the vocabulary
+PROMPTS = [tuple(ids) for ids in prompt_token_ids()[:6]]
+LONG = (PROMPTS[2] * 4)[: MAX_MODEL_LEN - 1]
+
+
+def embedded(name: str, prompt: tuple[int, ...], max_tokens: int = ANSWER, **more: Any) -> Request:
+    """A prompt of the target's embeddings of these tokens."""
+    with safe_open(TARGET / "model.safetensors", "pt") as weights:
+        embeds = weights.get_tensor("model.embed_tokens.weight").float()[list(prompt)]
+    return Request(name, prompt, max_tokens, embeds=embeds, **more)
+
+
+def mixed(name: str, prompt: tuple[int, ...], start: int, end: int) -> Request:
+    """Of these tokens some come as embeddings."""
+    inside = tuple(start <= i < end for i in range(len(prompt)))
+    tokens = tuple(OUTSIDE if here else token for token, here in zip(prompt, inside, strict=True))
+    return replace(embedded(name, prompt), prompt=tokens, embedded=inside)
+
+
+PLAIN, EMBEDS = Request("plain", PROMPTS[0], ANSWER), embedded("embeds", PROMPTS[1])
+KINDS = {
+    "embeddings": [EMBEDS],
+    "embeddings among tokens": [mixed("middle", PROMPTS[1], 5, 30), mixed("end", PROMPTS[3], 36, len(PROMPTS[3]))],
+    "the same embeddings, their prefix cached": [
+        embedded("first", LONG[:90], 4),
+        embedded("again", LONG[:90], arrives=12),
+    ],
+    "embeddings, aborted": [embedded("aborted", PROMPTS[1], aborted=4), Request("after", PROMPTS[4], 4, arrives=6)],
+    "one embedding": [embedded("short", PROMPTS[1][:1])],
+    "max_tokens 1": [Request("one", PROMPTS[1], 1), embedded("one embedded", PROMPTS[2], 1)],
+    "up to max_model_len": [Request("full", LONG, 1), embedded("full embedded", LONG, 1)],
+}
+IN_TURN = Request("same", (*PROMPTS[1], *PROMPTS[3], *PROMPTS[4])[: 3 * BLOCK_SIZE], ANSWER)
+
+# Prompts and their sampling parameters, for one batch. Not here, because they end vLLM's V1 without any speculation:
+# penalties and prompt_logprobs of embeddings among tokens.
+OPTIONS = [
+    (PLAIN.vllm_prompt(), {}),
+    ("Write a function", {}),
+    (EMBEDS.vllm_prompt(), {"n": 2, "temperature": 1.0, "top_k": 1}),
+    (EMBEDS.vllm_prompt(), {"prompt_logprobs": 1}),
+    (Request("", PROMPTS[4], 1).vllm_prompt(), {"prompt_logprobs": 1}),
+]
+
+
+def options(settings: Settings) -> list[Any]:
+    """What an engine answers to all of ``OPTIONS`` at once: tokens, and the tokens that have prompt_logprobs."""
+    live = engine(settings)
+    from vllm import SamplingParams
+
+    greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": ANSWER}
+    params = [SamplingParams(**greedy | options) for _, options in OPTIONS]
+    outputs = live.llm.generate([prompt for prompt, _ in OPTIONS], params, use_tqdm=False)
+    return [
+        ([list(each.token_ids) for each in out.outputs], [at and set(at) for at in out.prompt_logprobs or ()])
+        for out in outputs
+    ]
+
+
+def session(settings: Settings) -> list[dict[str, list[int]]]:
+    """Two turns of a resumable request, as AsyncLLM serves input that streams in, each with a plain request."""
+    live = engine(settings)
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    llm, name, turns = live.llm.llm_engine, "session", []
+    delta = {"temperature": 0.0, "ignore_eos": True, "output_kind": RequestOutputKind.DELTA}
+    params = SamplingParams(max_tokens=7, **delta)
+    for turn in (PROMPTS[1], PROMPTS[2][:9]):
+        prompt = {"prompt_token_ids": list(turn)}
+        request = llm.input_processor.process_inputs(name, prompt, params, ("generate",), resumable=True)
+        if turns:
+            request.external_req_id = "session"
+        else:
+            llm.input_processor.assign_request_id(request)
+            name = request.request_id
+        llm.output_processor.add_request(copy.deepcopy(request), None, None, 0)  # AsyncLLM's is in another process
+        llm.engine_core.add_request(request)
+        llm.add_request("plain", PLAIN.vllm_prompt(), SamplingParams(max_tokens=12, **delta))
+        tokens: dict[str, list[int]] = {"session": [], "plain": []}
+        while len(tokens["session"]) < 7 or len(tokens["plain"]) < 12:
+            for out in llm.step():
+                tokens[out.request_id] += out.outputs[0].token_ids
+        turns.append(tokens)
+    llm.abort_request(["session"])
+    return turns
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one engine answers without speculation."""
+
+    kinds: dict[str, dict[str, list[int]]]  # tokens of each request, by its kind
+    in_turn: dict[str, list[int]]
+    options: list[Any]
+    session: list[dict[str, list[int]]]
+
+
+def answers(requests: list[Request]) -> dict[str, list[int]]:
+    done = engine(ALONE).run([replace(each, aborted=None) for each in requests])
+    return {req: each.tokens for req, each in done.items()}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Alone:
+    kinds = {kind: answers([PLAIN, *requests]) for kind, requests in KINDS.items()}
+    return Alone(kinds, answers([IN_TURN]), options(ALONE), session(ALONE))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_exact_and_answers_those_without_speculation(kind: str, alone: Alone):
+    requests = [PLAIN, *KINDS[kind]]
+    report, _ = serve_exactly(engine(SETTINGS), requests, Reference(None, PEAGLE), alone.kinds[kind], keep_hidden=True)
+    assert report.rows - report.looked_up > 2
+
+
+def test_options_of_one_batch(alone: Alone):
+    assert options(SETTINGS) == alone.options
+
+
+def test_a_session_that_goes_on(alone: Alone):
+    assert session(SETTINGS) == alone.session
+
+
+def test_two_requests_in_turn_with_one_id(alone: Alone):
+    """Deployments that divide prefill and decode give ids of their own. The first one's text is not looked up after."""
+    answer = alone.in_turn["same"][len(IN_TURN.prompt) :]
+    misleading = [token for pair in pairwise(answer) for token in (*pair, 9)]
+    with environment(VLLM_DISABLE_REQUEST_ID_RANDOMIZATION="1"):
+        live = engine(SETTINGS)
+        live.run([replace(IN_TURN, id="its prefix, cached", max_tokens=1)])
+        live.run([Request("same", (*misleading, *LONG)[: len(IN_TURN.prompt)], 4)])
+        serve_exactly(live, [IN_TURN], Reference(TARGET, PEAGLE), alone.in_turn)
+
+
+def test_refused_inputs_leave_the_engine_running(alone: Alone):
+    live, too_long = engine(SETTINGS), (PROMPTS[1] * 9)[: MAX_MODEL_LEN + 1]
+    from vllm.exceptions import VLLMValidationError
+
+    refused = [Request("long", too_long, 1), Request("empty", (), 1)]
+    for request in (*refused, embedded("long embeddings", too_long), embedded("no embeddings", ())):
+        with pytest.raises((ValueError, VLLMValidationError)):
+            live.run([request])
+    assert live.run([PLAIN])["plain"].tokens == alone.kinds["embeddings"]["plain"]
