@@ -16,7 +16,7 @@ from peagle_vllm.heads.head import read_head, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.conftest import ARM
 from tests.support import recorder
-from tests.support.engines import Engine, Settings, engine
+from tests.support.engines import Engine, Settings, engine, environment
 from tests.support.models import PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
 from tests.support.random_heads import write_selector
 from tests.support.reference import ROUND, CandidateSampler, Draft, load_weights
@@ -50,7 +50,7 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Rec
     trace_of, make_stats = record.trace_of, live.scheduler.make_spec_decoding_stats
 
     def keep(rows: Any, said: Any) -> CandidateTrace:
-        texts.update(said)
+        texts.update({recorder.own_id(request): text for request, text in said.items()})
         traces.append(trace_of(rows, said))
         return traces[0]
 
@@ -69,9 +69,12 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Rec
     return Recorded(traces[0], texts, counts, noted.rows)
 
 
-def test_recorded_drafts_are_those_that_were_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("as_given", ["0", "1"])
+def test_recorded_drafts_are_those_that_were_verified(as_given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever ids the engine has for the requests."""
     live = engine(Settings(TARGET, PEAGLE_REDUCED, k=K, token_budget=BUDGET))
-    made, texts, counts, _ = recorded(live, tmp_path, monkeypatch)
+    with environment(VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=as_given):
+        made, texts, counts, _ = recorded(live, tmp_path, monkeypatch)
     assert made.ids.shape[1:] == (K, M) and made.hidden.shape[1:] == (K, 128)
     assert (made.logits[..., :-1] >= made.logits[..., 1:]).all()
     assert set(made.prompt.tolist()) == set(range(NUM_REQUESTS))

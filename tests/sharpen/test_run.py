@@ -207,8 +207,8 @@ def test_a_full_disk_is_one_line(file: str, tmp_path: Path, sharpen: Callable, m
 
 def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In the process that records."""
-    answer = SimpleNamespace(request_id="0", outputs=[SimpleNamespace(token_ids=[1])])
-    llm = SimpleNamespace(collective_rpc=lambda *_, **__: [[]], generate=lambda *_, **__: [answer])
+    llm = SimpleNamespace(collective_rpc=lambda *_, **__: [[]], llm_engine=None)
+    monkeypatch.setattr(record, "answer", lambda *_: {"0": (0, [1, 1], 1)})
     monkeypatch.setattr(engines.Pair, "engine", lambda *_: nullcontext(llm))
     monkeypatch.setattr(record, "trace_of", lambda *_: trace(8))
     monkeypatch.setattr(Path, "write_bytes", full)

@@ -46,7 +46,7 @@ def _rows_v1(engine: Engine, kwargs: Mapping[str, Any], drafts: torch.Tensor) ->
         p_last = int(kwargs["target_positions"][starts[b + 1] - 1]) - refused
         bonus = None if partial[b] else int(kwargs["next_token_ids"][b])
         rows.append((runner.input_batch.req_ids[b], p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
-    return [Row(_own_id(req), *rest) for req, *rest in rows]
+    return [Row(own_id(req), *rest) for req, *rest in rows]
 
 
 def _rows_v2(batch: Any, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> list[Row]:
@@ -58,11 +58,11 @@ def _rows_v2(batch: Any, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> lis
         p_last = int(batch.positions[starts[b + 1] - 1]) - refused
         sampled = int(kwargs["num_sampled"][b]) > 0
         bonus = int(kwargs["last_sampled"].flatten()[int(batch.idx_mapping[b])]) if sampled else None
-        rows.append(Row(_own_id(batch.req_ids[b]), p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
+        rows.append(Row(own_id(batch.req_ids[b]), p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
     return rows
 
 
-def _own_id(internal: str) -> str:
+def own_id(internal: str) -> str:
     """vLLM appends "-" and eight random characters to a request id, unless it is told not to."""
     return internal.rpartition("-")[0] or internal
 

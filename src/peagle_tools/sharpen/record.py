@@ -64,7 +64,7 @@ def trace_of(recorded: list[RecordedStep], texts: dict[str, tuple[int, list[int]
     """Drafts whose bonus token is the target's, beside what the target said then.
 
     Args:
-        texts: request id -> (number of the prompt, all tokens, prompt tokens).
+        texts: the engine's own request id -> (number of the prompt, all tokens, prompt tokens).
     """
     parts = []
     for rows in recorded:
@@ -73,13 +73,22 @@ def trace_of(recorded: list[RecordedStep], texts: dict[str, tuple[int, list[int]
         kept = torch.zeros(len(rows.requests), dtype=torch.bool)
         prompt = torch.zeros(len(rows.requests), dtype=torch.int32)
         for row, (request, first) in enumerate(zip(rows.requests, rows.first.tolist(), strict=True)):
-            number, text, num_prompt = texts[request.rpartition("-")[0]]  # vLLM appends "-" and random characters
+            number, text, num_prompt = texts[request]
             if num_prompt < first < len(text):  # neither in the midst of a prefill nor after the end
                 known = text[first - 1 : first + num_k]
                 tokens[row, : len(known)] = torch.tensor(known, dtype=torch.int32)
                 kept[row], prompt[row] = True, number
         parts.append(CandidateTrace(rows.ids, rows.logits, rows.hidden, tokens, prompt).rows(kept))
     return CandidateTrace.joined(parts)
+
+
+def answer(engine: Any, prompts: list[tuple[int, list[int]]], params: Any) -> dict[str, tuple[int, list[int], int]]:
+    """The ``texts`` of ``trace_of``. ``LLM.generate`` would not tell the ids that the engine gives the requests."""
+    own_ids = {str(number): engine.add_request(str(number), {"prompt_token_ids": ids}, params) for number, ids in prompts}
+    answers: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        answers |= {output.request_id: output.outputs[0].token_ids for output in engine.step() if output.finished}
+    return {own_ids[str(number)]: (number, [*ids, *answers[str(number)]], len(ids)) for number, ids in prompts}
 
 
 def shards(prompts: list[list[int]], folder: Path) -> list[tuple[Path, list[tuple[int, list[int]]]]]:
@@ -111,12 +120,8 @@ def record_all(
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         llm.collective_rpc(start, args=(num_candidates,))
         for file, group in wanted:
-            outputs = llm.generate([{"prompt_token_ids": ids} for _, ids in group], greedy, use_tqdm=False)
-            said = {
-                output.request_id: (number, [*ids, *output.outputs[0].token_ids], len(ids))
-                for output, (number, ids) in zip(outputs, group, strict=True)
-            }
-            trace = trace_of([rows for of_worker in llm.collective_rpc(take) for rows in of_worker], said)
+            texts = answer(llm.llm_engine, group, greedy)
+            trace = trace_of([rows for of_worker in llm.collective_rpc(take) for rows in of_worker], texts)
             try:
                 trace._replace(hidden=trace.hidden.to(torch.bfloat16)).save(file)
             except OSError as error:
