@@ -145,7 +145,7 @@ def test_a_server_that_fails(trial: Trial, standin: str, client: str, is_ok: lis
     found, log = read_results(trial.results), trial.results / "logs/eagle-3-k3-r1-server.log"
     assert [r.ok for r in found] == is_ok and all(reason in r.reason for r in found if not r.ok)
     assert f"{is_ok.count(False)} of 4 cells failed" in output
-    assert ("the server did not start: " in output and f"  its log: {log}\n" in output) == (standin == "no-start")
+    assert ("the server cannot be measured: " in output and f"  its log: {log}\n" in output) == (standin == "no-start")
     assert log.exists() and log.with_stem("eagle-3-k3-r1-server-2").exists() == (standin == "sickens:1")
     trial.assert_nothing_is_left()
 

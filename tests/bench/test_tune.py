@@ -84,6 +84,14 @@ def test_a_sweep_that_fails_gives_no_config(prompts: Path, monkeypatch: pytest.M
     assert ran.err == "peagle-vllm: 12 cells failed; the lines above give the reasons\n"
 
 
+def test_a_server_that_refuses_sampled_requests_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep itself is greedy, and would not notice."""
+    monkeypatch.setenv("STANDIN", "greedy")
+    ran = run(monkeypatch, "tune", *PAIR, "--prompts", prompts, "--k", 3)
+    assert "it refuses sampled requests: HTTP 400: The min_p and logit_bias" in ran.out
+    assert ran.code == 2 and "speculative-config" not in ran.out
+
+
 def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When there is room again, the same command goes on."""
     command = ("tune", *PAIR, "--prompts", prompts, "--k", 3)

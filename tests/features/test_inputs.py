@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from tests.conftest import ARM

@@ -92,6 +92,7 @@ class Sweep:
                 with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
                     seconds = server.wait_until_ready(self.suite.server_start_seconds)
                     print(f"  ready after {seconds:.0f} s", flush=True)
+                    server.check_sampling()
                     for cell in missing:
                         served += 1
                         failed += not self._measure(cell, server)
@@ -99,7 +100,7 @@ class Sweep:
                 if served:
                     lost = [missing[served - 1]]
                 else:
-                    print(f"  the server did not start: {error}\n  its log: {log}", flush=True)
+                    print(f"  the server cannot be measured: {error}\n  its log: {log}", flush=True)
                     lost, served = missing, len(missing)
                 for cell in lost:
                     self._keep(cell, str(error))

@@ -1,9 +1,11 @@
 """vLLM's server: started, watched, ended."""
 
 import contextlib
+import json
 import socket
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,6 +96,22 @@ class Server:
             time.sleep(0.2)
         self.check()  # it was our server that answered
         return time.monotonic() - began
+
+    def check_sampling(self) -> None:
+        """Raises ServerFailed when it refuses a sampled request: vLLM does for some of a target's own defaults."""
+        body = json.dumps({"prompt": "a", "max_tokens": 1, "temperature": 1.0}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._url}/v1/completions", body, headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=300):
+                pass
+        except urllib.error.HTTPError as error:
+            reason = error.read().decode()
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                reason = json.loads(reason)["error"]["message"]
+            raise ServerFailed(f"it refuses sampled requests: HTTP {error.code}: {reason}") from None
+        except OSError:
+            self.check()  # of requests that get no answer the cells tell
 
     def _failed(self, what: str) -> ServerFailed:
         return ServerFailed(f"{what}: {processes.failure_reason(self._log)}")

@@ -84,7 +84,9 @@ def trace_of(recorded: list[RecordedStep], texts: dict[str, tuple[int, list[int]
 
 def answer(engine: Any, prompts: list[tuple[int, list[int]]], params: Any) -> dict[str, tuple[int, list[int], int]]:
     """The ``texts`` of ``trace_of``. ``LLM.generate`` would not tell the ids that the engine gives the requests."""
-    own_ids = {str(number): engine.add_request(str(number), {"prompt_token_ids": ids}, params) for number, ids in prompts}
+    own_ids = {
+        str(number): engine.add_request(str(number), {"prompt_token_ids": ids}, params) for number, ids in prompts
+    }
     answers: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         answers |= {output.request_id: output.outputs[0].token_ids for output in engine.step() if output.finished}

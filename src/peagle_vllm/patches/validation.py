@@ -26,7 +26,7 @@ from peagle_vllm.serving import (
 )
 
 if TYPE_CHECKING:
-    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # where vLLM looks for a P-EAGLE head's mask token
 
@@ -120,10 +120,19 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if read_lookup(spec) and spec.enable_adaptive_verification:
         raise refuse(f"{LOOKUP} beside enable_adaptive_verification, which judges the head's drafts; unset one")
     record.read_folder(spec)
+    _warn_of_refused_sampling(vllm_config.model_config)
     parallel = vllm_config.parallel_config
     if (size := parallel.prefill_context_parallel_size) > 1:
         why = "splits a prompt over ranks and the drafter needs it whole"
         raise refuse(f"prefill_context_parallel_size={size} {why}; set it to 1")
+    if (
+        parallel.pipeline_parallel_size > 1
+        and vllm_config.use_v2_model_runner
+        and not vllm_config.scheduler_config.async_scheduling
+    ):
+        what = f"pipeline_parallel_size={parallel.pipeline_parallel_size} without asynchronous scheduling"
+        why = "has wrong output on Model Runner V2 (vLLM issue 52071); leave out --no-async-scheduling"
+        raise refuse(f"{what} {why}, or set the size to 1")
     if (size := parallel.decode_context_parallel_size) > 1 and not vllm_config.use_v2_model_runner:
         why = "shards the drafter's KV cache on V1; set it to 1, or use Model Runner V2"
         raise refuse(f"decode_context_parallel_size={size} {why}")
@@ -171,6 +180,18 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
         _warn_once(
             f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
             'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
+        )
+
+
+def _warn_of_refused_sampling(target: "ModelConfig") -> None:
+    """vLLM refuses a request for a parameter that its client never sent, where the target's defaults have it."""
+    min_p = target.get_diff_sampling_param().get("min_p")
+    if min_p:
+        of = target.model if target.generation_config in ("auto", "vllm") else target.generation_config
+        _warn_once(
+            f"generation_config.json of {of} (or --override-generation-config) sets min_p={min_p}, which vLLM refuses "
+            "with speculation: every sampled request that sends no min_p of its own ends in HTTP 400; "
+            """add --override-generation-config '{"min_p": 0}'"""
         )
 
 

@@ -2,7 +2,8 @@
 
 no-start    ends with an error that looks like vLLM's before it listens
 dies:N      ends abruptly when the N-th cell of this start begins
-    sickens:N   from the N-th cell on /health is an error, and a second later it ends: what vLLM does without its engine
+greedy      refuses sampled requests, as vLLM does where the target's own defaults have a min_p
+sickens:N   from the N-th cell on /health is an error, and a second later it ends: what vLLM does without its engine
 """
 
 import argparse
@@ -35,6 +36,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         global cells, sick
+        if self.path == "/v1/completions":
+            refused = b'{"error": {"message": "The min_p and logit_bias sampling parameters ..."}}'
+            self._answer(*((refused, 400) if wanted == "greedy" else (b"{}",)))
+            return
         cells += 1
         if wanted == f"sickens:{cells}":
             sick = True
@@ -46,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             print("ValueError: out of everything", flush=True)
             os._exit(1)
 
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
+    def _answer(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -3,6 +3,7 @@
 And a head is data: no code that lies beside it is run, and nothing is unpickled.
 """
 
+import json
 import pickle
 from pathlib import Path
 
@@ -99,6 +100,35 @@ def test_context_parallelism(target: Path, head: Path, name: str):
     setattr(config.parallel_config, name, 2)
     with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2"):
         validation._check_whole(config)
+
+
+def test_pipeline_stages_on_v2_need_asynchronous_scheduling(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    from vllm.config import VllmConfig
+
+    config = configure(target, head)
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    config.parallel_config.pipeline_parallel_size = 2
+    config.scheduler_config.async_scheduling = True
+    validation._check_whole(config)
+    config.scheduler_config.async_scheduling = False
+    with pytest.raises(RefusedError, match=r"P-EAGLE refused: pipeline_parallel_size=2 .*vLLM issue 52071"):
+        validation._check_whole(config)
+
+
+@pytest.mark.parametrize("file", [{"min_p": 0.1}, {"min_p": 0, "top_k": 5}])
+def test_defaults_of_the_target_that_vllm_refuses_with_speculation(target: Path, head: Path, file: dict, warned):
+    """docs/serve.md has vLLM's own error; the mended command serves."""
+    path = target / "generation_config.json"
+    path.write_text(json.dumps(file | {"do_sample": True, "temperature": 0.7}))
+    try:
+        configure(target, head)
+        named = warned(f"generation_config.json of {target} (or --override-generation-config) sets min_p=0.1")
+        assert len(named) == bool(file["min_p"])
+        validation._warn_once.cache_clear()
+        configure(target, head, engine_override_generation_config={"min_p": 0})
+        assert len(warned("min_p")) == len(named)
+    finally:
+        path.unlink()
 
 
 def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
