@@ -162,7 +162,7 @@ class ParallelEagleProposer(EagleProposer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The inherited tokens, with the NEXT prompt token where a prefill chunk is not the last.
 
-        vLLM's V1 feeds the LAST prompt token there, and the drafter's KV keeps it. It raises where that is an embedding.
+        vLLM's V1 feeds the LAST prompt token there, and the drafter's KV keeps it; an embedding raises there.
         """
         known: Any = dict.fromkeys(gpu_input_batch.req_ids, _NO_TOKENS)
         next_token_ids, num_valid = super().prepare_next_token_ids_padded(
