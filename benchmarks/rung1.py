@@ -11,7 +11,7 @@ from benchmarks.page import Goal, Table, median
 from benchmarks.parts import CELLS, PYTEST, Part
 
 KERNELS = ("prepare_inputs", "gather_hidden")
-KERNELS += ("select_candidates", "limit_logits", "lookup_drafts") if HAS_GPU else ()
+KERNELS += ("select_candidates", "lookup_drafts") if HAS_GPU else ()
 # (attention backend, how the engine runs it), as tests/gpu names them
 BACKENDS, SHARED_MODES = (("FLASH_ATTN", "TRITON_ATTN"), ("full", "eager")) if HAS_GPU else (("CPU_ATTN",), ("eager",))
 # Leaves the KV cache's size to vLLM, which allows no other process to allocate meanwhile.

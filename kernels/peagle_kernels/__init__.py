@@ -1,4 +1,4 @@
-"""The draft batch of P-EAGLE: its geometry (``geometry``), two kernels that build it, and three for its tokens.
+"""The draft batch of P-EAGLE: its geometry (``geometry``), two kernels that build it, and two for its tokens.
 
 Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which is its specification.
 """
@@ -6,7 +6,6 @@ Imports torch, NumPy and Triton only. Each kernel has a plain torch twin, which 
 from peagle_kernels.batch import DraftBuffers, KVGroups, TargetBatch, allocate_buffers
 from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.layout import DraftBatch
-from peagle_kernels.limit_logits import limit_logits, limit_logits_torch, limit_logits_triton
 from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts, lookup_drafts_torch, lookup_drafts_triton
 from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.select_candidates import (
@@ -32,9 +31,6 @@ __all__ = [
     "gather_hidden",
     "gather_hidden_torch",
     "gather_hidden_triton",
-    "limit_logits",
-    "limit_logits_torch",
-    "limit_logits_triton",
     "lookup_drafts",
     "lookup_drafts_torch",
     "lookup_drafts_triton",

@@ -158,7 +158,8 @@ def test_the_page_reads_logs_and_compiled_kernels(tmp_path: Path):
     part = Part("engine one", ())
     (tmp_path / "engine-one.1.log").write_text(
         "INFO [cuda.py:1] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].\n"
-        "WARNING GPU<->CPU sync detected - avoid it\nWARNING 11-26 03:00:00 [jit_monitor.py:140] Triton JIT compile during inference: _walk_kernel (x). T\n"
+        "WARNING GPU<->CPU sync detected - avoid it\n"
+        "WARNING 11-26 03:00:00 [jit_monitor.py:140] Triton JIT compile during inference: _walk_kernel (x). T\n"
     )
     entries = [{"kernel": "_walk", "seconds": 1.25, "cached": False}, {"kernel": "_walk", "seconds": 0, "cached": True}]
     (tmp_path / "engine-one.1.compiled").write_text("".join(json.dumps(entry) + "\n" for entry in entries))

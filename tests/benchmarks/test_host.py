@@ -10,7 +10,7 @@ from tests.benchmarks.running import ROOT
 PLUGIN = [name for name in host.ARMS if name.startswith("plugin")]
 MORE_KERNELS = {
     "plugin V2, sharpened": ["_select_candidates_kernel"],
-    "plugin V2, probabilistic": ["_limit_logits_kernel", "_gumbel_sample_kernel"],
+    "plugin V2, probabilistic": ["_select_candidates_kernel"],
 }
 RESULT = ROOT / "benchmarks/results/host.json"
 

@@ -158,8 +158,10 @@ def followed(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
     """Of each row the logits that its drafts must follow, [n, vocabulary], the n drafts, and a tie's distance.
 
-    Logits are the head's own, or its selector's, which leave the candidates alone.
+    Logits are the head's own, or its selector's, -inf where a token is no candidate.
     """
+    from peagle_vllm.sampling.selector import PLAIN_CANDIDATES
+
     for row in noted.rows:
         tokens = finished[row.req].tokens
         if row.bonus is None or row.p_last + 1 >= len(tokens):
@@ -168,8 +170,9 @@ def followed(
         expected = reference.drafts(tokens, [row.p_last], k, aux)[row.p_last]
         near = tolerance(expected, reference.dtype)
         columns = min(k, MAX_MODEL_LEN - row.p_last)
-        expected = expected.after(row.bonus, row.draft, near)
-        yield expected.logits[:columns], torch.tensor(row.draft[:columns]), near
+        logits = expected.after(row.bonus, row.draft, near).logits[:columns]
+        logits = logits.masked_fill(logits < logits.topk(PLAIN_CANDIDATES).values[:, -1:] - near, -math.inf)
+        yield logits, torch.tensor(row.draft[:columns]), near
 
 
 def judge(
@@ -221,6 +224,15 @@ def test_drawn_drafts(backend: str, mode: str, name: str, tmp_path: Path):
     print(tally, f"judged at four times the temperature: {other}", sep="\n")
     assert tally.follows_target
     assert not other.follows_target
+
+
+@pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plain_head_draws_among_its_best_tokens(backend: str, mode: str, tmp_path: Path):
+    noted, finished, reference = drawn(CASES["K5"], mode, backend, tmp_path, temperature=HOT)
+    tally = judge(noted, finished, reference, CASES["K5"].k, HOT)
+    print(tally)
+    assert tally.follows_target
 
 
 @pytest.mark.parametrize("name", ["K5", "K5-selector"])

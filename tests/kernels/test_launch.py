@@ -23,7 +23,6 @@ from peagle_kernels import (
     Drawing,
     OneHot,
     gather_hidden_triton,
-    limit_logits_triton,
     lookup_drafts_triton,
     prepare_inputs_triton,
     select_candidates_triton,
@@ -159,10 +158,3 @@ def test_lookup_drafts(launched: Callable[..., list[Launched]], drawn: bool):
     assert arguments == [
         drafts.data_ptr(), 5, *request, matches, 2, 97, *q,
     ]  # fmt: skip
-
-
-def test_limit_logits(launched: Callable[..., list[Launched]]):
-    logits, rows, numbers = cases.strided(3, 64).float(), torch.zeros(3, dtype=torch.int64), torch.ones(4)
-    ((grid, arguments),) = launched(limit_logits_triton, logits[:, :61], rows, numbers, numbers.int(), numbers)
-    assert grid == (3, 1, 1)
-    assert arguments[:3] == [logits.data_ptr(), 64, rows.data_ptr()]

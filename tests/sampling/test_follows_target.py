@@ -4,10 +4,13 @@ import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import ARM
 from tests.sampling.statistics import Tally, limited
@@ -155,18 +158,6 @@ def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch:
 
 
 @pytest.mark.arm("plugin-v1")
-def test_few_candidates_are_limited_without_a_kernel_of_their_width(monkeypatch: pytest.MonkeyPatch):
-    """vLLM's, on a GPU, would be compiled for it while a request waits."""
-    from peagle_vllm.v1 import proposer
-
-    monkeypatch.setattr(proposer, "apply_top_k_top_p", lambda logits, *_: logits)
-    metadata = SimpleNamespace(temperature=torch.tensor([0.5]), top_k=torch.tensor([2]), top_p=None)
-    for width, kept in ((16, 2), (2000, 2000)):
-        limited = proposer.within_limits(torch.randn(3, width), metadata)
-        assert limited.isfinite().sum(dim=1).tolist() == [kept] * 3
-
-
-@pytest.mark.arm("plugin-v1")
 def test_a_temperature_off_by_ten_percent_fails():
     finished = sample(engine(settings("greedy")), NUM_TOKENS[ARM] // 2, 0.7 * 1.1, False, "warm")
     assert not judge(finished, 0.7).follows_target
@@ -186,3 +177,36 @@ def test_without_residual_resampling_it_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rejection_sampler, "sample_recovered_tokens", from_target)
     finished = sample(live, NUM_TOKENS[ARM], 0.7, False, "no-residual")
     assert not judge(finished, 0.7).follows_target
+
+
+class PassesOverLogits(TorchDispatchMode):
+    """Names of the operations that read or write a tensor as wide as the vocabulary."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width, self.names = width, list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [each for each in pytree.tree_leaves((args, kwargs, out)) if isinstance(each, torch.Tensor)]
+        is_view = func._schema.returns and func._schema.returns[0].alias_info is not None
+        is_wide = any(each.dim() == 2 and each.shape[-1] == self.width for each in tensors)
+        if is_wide and not is_view and not any(self.width in each.shape[:1] for each in tensors):
+            self.names.append(func.name())
+        return out
+
+
+@pytest.mark.arm("plugin-v2")
+def test_a_plain_heads_logits_are_passed_over_once():
+    live = engine(settings("probabilistic"))
+    choose, passes = live.drafter._choose, PassesOverLogits(live.drafter.model.config.draft_vocab_size)
+
+    def counted(*args: Any) -> None:
+        passes.names.clear()
+        with passes:
+            choose(*args)
+
+    with patch.object(live.drafter, "_choose", counted):
+        sample(live, 40, 1.0, False, "passes", LIMITS[-1:])
+    lm_head = {"aten::empty.memory_format", "_C::onednn_mm", "aten::mm", "aten::addmm", "aten::linear"}
+    assert [name for name in passes.names if name not in lm_head] == ["aten::topk"]

@@ -1,4 +1,4 @@
-"""The selector of a sharpened head, as both runners serve it."""
+"""What chooses drafts where a row's best token is not enough, on both runners: a head's selector, or a plain one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +15,10 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.sampling.greedy import top_candidates
 from peagle_vllm.serving import RefusedError, refuse_broken
 
+# Of a head without a selector. Any distribution of drafts is exact as long as the rejection sampler is told it, and
+# tokens beyond these are rarely drawn.
+PLAIN_CANDIDATES = 64
+
 
 def selector_config_of(vllm_config: VllmConfig) -> files.SelectorConfig | None:
     """What the served head's config says of its selector; None where it has none."""
@@ -24,9 +28,12 @@ def selector_config_of(vllm_config: VllmConfig) -> files.SelectorConfig | None:
 
 
 def num_candidates(vllm_config: VllmConfig) -> int:
-    """M of the served head's selector; 0 where it has none."""
-    selector_config = selector_config_of(vllm_config)
-    return selector_config.selector_top_k if selector_config else 0
+    """M, the best tokens of a row that its draft is chosen among; 0: the best token is the draft."""
+    selector_config, spec = selector_config_of(vllm_config), vllm_config.speculative_config
+    if selector_config:
+        return selector_config.selector_top_k
+    draws = spec.draft_sample_method == "probabilistic" or spec.enable_adaptive_verification
+    return min(PLAIN_CANDIDATES, spec.draft_model_config.hf_config.draft_vocab_size) if draws else 0
 
 
 def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> CandidateSelector | None:
@@ -69,10 +76,31 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
         unary_scale=unary_scale,
         num_candidates=selector_config.selector_top_k,
     )
+    return registered(selector, model)
+
+
+def registered(selector: CandidateSelector, model: torch.nn.Module) -> CandidateSelector:
+    """``selector`` among the model's buffers, which vLLM saves where sleep discards a draft model's weights."""
     for name, tensor in selector._asdict().items():
-        if isinstance(tensor, torch.Tensor):  # vLLM saves a draft model's buffers where sleep discards its weights
+        if isinstance(tensor, torch.Tensor):
             model.register_buffer(f"selector_{name}", tensor, persistent=False)
     return selector
+
+
+def plain_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> CandidateSelector | None:
+    """For a head without a selector: the head's logits alone choose. None where drafts are the best tokens."""
+    if not (num := num_candidates(vllm_config)):
+        return None
+    config = vllm_config.speculative_config.draft_model_config.hf_config
+    selector = CandidateSelector(
+        predecessor_codebook=torch.zeros(vllm_config.model_config.get_vocab_size(), 1, device=device),
+        successor_codebook=torch.zeros(config.draft_vocab_size, 1, device=device),
+        hidden_projection=None,
+        edge_scale=torch.zeros(1, device=device),
+        unary_scale=torch.ones(1, device=device),
+        num_candidates=num,
+    )
+    return registered(selector, model)
 
 
 def turn_off(selector: CandidateSelector) -> None:
@@ -91,7 +119,7 @@ def select(
     draw: Drawing | Callable[[torch.Tensor, int], torch.Tensor] | None = None,
     log_probs: bool = False,
 ) -> Candidates:
-    """Choose the drafts of a sharpened head, each knowing the one before it.
+    """Choose drafts, each knowing the one before it.
 
     Args:
         model: the loaded head.

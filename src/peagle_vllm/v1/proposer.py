@@ -5,7 +5,6 @@ is vLLM's: the forward, the sampling, the runner's calls.
 """
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,9 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops.topk_topp_sampler import (
-    apply_top_k_top_p,
-    apply_top_k_top_p_pytorch,
-    sample_with_exponential_noise,
-)
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch, sample_with_exponential_noise
 from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
-from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
 from peagle_kernels import (
     DraftBatch,
@@ -36,10 +30,9 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.heads import selector as selectors
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
-from peagle_vllm.sampling.selector import load_selector, select
+from peagle_vllm.sampling.selector import load_selector, plain_selector, select
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows, prompt_lookup_min
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v1.history import TokenHistory, token_indices
@@ -90,6 +83,7 @@ class ParallelEagleProposer(EagleProposer):
             super().load_model(target_model)
         check_loaded_head(self.model, self.vllm_config)
         self.selector = load_selector(self.model, self.vllm_config, self.device)
+        self.drawn_by = self.selector or plain_selector(self.model, self.vllm_config, self.device)
         self.updates = HeadUpdates(self.model, target_model, self.selector, self.vllm_config)
         log_start(self.vllm_config)
 
@@ -124,16 +118,13 @@ class ParallelEagleProposer(EagleProposer):
 
     def _profile_sampling(self, hidden_states: torch.Tensor) -> None:
         """Allocate what a full batch of drafts allocates."""
-        if self.selector:
-            top_candidates(self.model, hidden_states, self.selector.num_candidates)
-        elif not self._enable_probabilistic_draft_probs:
+        if self.drawn_by is None:
             top_tokens(self.model, hidden_states)
-        if not self._enable_probabilistic_draft_probs:
             return
-        logits = self.model.compute_logits(hidden_states)
-        temperature = torch.ones(len(logits), device=self.device)
-        metadata = SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature)
-        _, self._last_draft_probs = compute_probs_and_sample_next_token(logits, metadata, self.use_fp64_gumbel)
+        top_candidates(self.model, hidden_states, self.drawn_by.num_candidates)
+        if self._enable_probabilistic_draft_probs:
+            probs = torch.zeros(len(hidden_states), self._vocab_size, device=self.device)
+            self._last_draft_probs: torch.Tensor | None = probs
 
     @functools.wraps(EagleProposer.propose)
     def propose(self, num_speculative_tokens: int, target_token_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -259,7 +250,7 @@ class ParallelEagleProposer(EagleProposer):
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As inherited; a sharpened head chooses probabilistic drafts among its candidates, and some are looked up."""
+        """As inherited; probabilistic drafts are chosen among candidates, and some are looked up."""
         if self.observer:
             num_k, sample_pos = self.num_speculative_tokens, self.buffers.sample_pos[: len(hidden_states)]
             self.observer(sampled_rows(list(self.runner.input_batch.req_ids), num_k, sample_pos, hidden_states))
@@ -277,8 +268,8 @@ class ParallelEagleProposer(EagleProposer):
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The head's drafts, and what they were drawn from."""
-        is_greedy = not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy
-        if self.selector is None or is_greedy:
+        selector = self.drawn_by
+        if selector is None or not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy:
             return super()._sample_draft_tokens(hidden_states, sampling_metadata)
         columns = []
 
@@ -289,7 +280,7 @@ class ParallelEagleProposer(EagleProposer):
             return chosen
 
         drafts = self._empty_drafts(hidden_states)
-        ids = select(self.model, self.selector, hidden_states, self.buffers, drafts, draw=draw).ids
+        ids = select(self.model, selector, hidden_states, self.buffers, drafts, draw=draw).ids
         offsets = self.model.draft_id_to_target_id
         targets = ids if offsets is None else ids + offsets[ids]
         draft_probs = torch.zeros(len(ids), self._vocab_size, device=self.device)
@@ -298,7 +289,7 @@ class ParallelEagleProposer(EagleProposer):
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Probabilistic drafts; the request's top-k and top-p apply to the head's distribution, as to the target's.
+        """Candidates; the request's top-k and top-p apply to the head's distribution, as to the target's.
 
         A seeded request draws from its own generator, so that it repeats itself.
         """
@@ -307,16 +298,15 @@ class ParallelEagleProposer(EagleProposer):
         draft_token_ids, draft_probs = super()._sample_from_logits(logits, sampling_metadata)
         if draft_probs is None or not sampling_metadata.generators:
             return draft_token_ids, draft_probs
-        num_k = len(logits) // len(sampling_metadata.temperature)  # 1 while candidates are selected
         # The metadata's temperature is on the GPU: reading it would wait until the GPU has drafted.
         temperature, unfinished_prefill = self.runner.input_batch.temperature_cpu, self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
             # Drafts of an unfinished prefill are thrown away; drawing them would tie the random stream to the chunks.
             if temperature[req] < _SAMPLING_EPS or unfinished_prefill[req]:
                 continue
-            rows = slice(req * num_k, (req + 1) * num_k)
-            noise = torch.empty_like(draft_probs[rows]).exponential_(generator=generator)
-            draft_token_ids[rows] = sample_with_exponential_noise(draft_probs[rows].clone(), noise)
+            row = slice(req, req + 1)
+            noise = torch.empty_like(draft_probs[row]).exponential_(generator=generator)
+            draft_token_ids[row] = sample_with_exponential_noise(draft_probs[row].clone(), noise)
         return draft_token_ids, draft_probs
 
 
@@ -324,22 +314,19 @@ def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> 
     """``logits`` with -inf for what is not in the request's top-k and top-p at its temperature, until vLLM PR 56724.
 
     Args:
-        logits: [num_reqs * n, width], n rows a request; of the target's tokens, or of a row's candidates.
+        logits: [num_reqs, M] of a row's candidates.
 
     Returns:
-        [num_reqs * n, width] float32, or ``logits`` where no request has limits.
+        [num_reqs, M] float32, or ``logits`` where no request has limits.
     """
     top_k, top_p, temperature = sampling_metadata.top_k, sampling_metadata.top_p, sampling_metadata.temperature
     if top_k is None and top_p is None:
         return logits
-    rows = len(logits) // len(temperature)
-    scale = torch.where(temperature < _SAMPLING_EPS, 1.0, temperature).repeat_interleave(rows)[:, None]
-    top_k = None if top_k is None else top_k.clamp(max=logits.shape[1]).repeat_interleave(rows)
-    top_p = None if top_p is None else top_p.repeat_interleave(rows)
+    scale = torch.where(temperature < _SAMPLING_EPS, 1.0, temperature)[:, None]
+    top_k = None if top_k is None else top_k.clamp(max=logits.shape[1])
     logits = logits.float()
-    # vLLM's kernel for a GPU would be compiled anew for the few candidates of a selector, while a request waits.
-    apply = apply_top_k_top_p_pytorch if logits.shape[1] <= selectors.MOST else apply_top_k_top_p
-    kept = apply(logits / scale, top_k, top_p)
+    # vLLM's kernel for a GPU would be compiled for the few candidates while a request waits.
+    kept = apply_top_k_top_p_pytorch(logits / scale, top_k, top_p)
     return logits.masked_fill(kept == -float("inf"), -float("inf"))
 
 

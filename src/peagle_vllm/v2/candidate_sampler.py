@@ -1,4 +1,4 @@
-"""A sharpened head's drafts on Model Runner V2, chosen among candidates and drawn with vLLM's own noise."""
+"""Drafts on Model Runner V2 that are chosen among candidates, and drawn with vLLM's own noise."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ class CandidateSampler:
     """Chooses each draft token knowing the one before it."""
 
     def __init__(self, max_num_reqs: int, max_k: int, num_candidates: int, device: torch.device):
-        self.selector: CandidateSelector | None = None  # for a head without one; set when the head is loaded
+        self.selector: CandidateSelector | None = None  # None: drafts are the best tokens; set when the head is loaded
         shape = max_num_reqs, max_k, num_candidates
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)  # what the last tokens were chosen by
         # Which entries of ``draft_logits`` may be finite: made with it, lost with it.

@@ -38,7 +38,6 @@ from peagle_kernels import (
     allocate_buffers,
     gather_hidden,
     geometry,
-    limit_logits,
     lookup_drafts,
     prepare_inputs,
 )
@@ -46,7 +45,7 @@ from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
-from peagle_vllm.sampling.selector import load_selector, num_candidates
+from peagle_vllm.sampling.selector import load_selector, num_candidates, plain_selector, selector_config_of
 from peagle_vllm.serving import check_loaded_head, own_windows, prompt_lookup_min
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v2.attention import (
@@ -102,13 +101,17 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
-        self.candidate_sampler.selector = load_selector(self.model, self.vllm_config, self.device)
-        self.updates = HeadUpdates(self.model, target_model, self.candidate_sampler.selector, self.vllm_config)
+        loaded = self.model, self.vllm_config
+        selector = load_selector(*loaded, self.device)
+        self.candidate_sampler.selector = selector or plain_selector(*loaded, self.device)
+        self.updates = HeadUpdates(self.model, target_model, selector, self.vllm_config)
         self._allocate_buffers()
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
-        """As inherited; a selector writes its candidates' scores only, in the float32 that it chose by."""
-        return (torch.float32, -float("inf")) if num_candidates(vllm_config) else super().draft_logits_spec(vllm_config)
+        """Only candidates are written: their scores, in float32 unless they are logits of the head as they are."""
+        dtype, _ = super().draft_logits_spec(vllm_config)
+        is_scored = selector_config_of(vllm_config) or self.enable_adaptive_verification
+        return torch.float32 if is_scored else dtype, -float("inf")
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
@@ -357,17 +360,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 hidden_states, _ = self.model(**inputs)
         return hidden_states
 
-    def compute_draft_logits(self, hidden_states: torch.Tensor, spec_step_idx: int = 0) -> torch.Tensor:
-        """As inherited, [num_samples, vocabulary]; probabilistic drafts keep to the request's top-k and top-p.
-
-        Until vLLM PR 56724, which filters every drafter's.
-        """
-        logits = super().compute_draft_logits(hidden_states, spec_step_idx)
-        if self.draft_logits is not None:
-            out = self.buffers
-            limit_logits(logits, out.sample_idx_mapping[: len(logits)], out.temperature, out.top_k, out.top_p)
-        return logits
-
     def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Draft tokens, into the first ``samples_per_req`` columns of ``draft_tokens``."""
         self._choose(batch, hidden_states)
@@ -377,8 +369,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         first = slice(0, num_reqs * per_req, per_req)
         rows, one_hot = self.buffers.sample_idx_mapping[first], None
         if self.draft_logits is not None:
-            cached_ids = self.candidate_sampler.cached_ids if self.candidate_sampler.selector else None
-            one_hot = OneHot(self.draft_logits, rows, -float("inf"), 0.0, cached_ids)
+            one_hot = OneHot(self.draft_logits, rows, -float("inf"), 0.0, self.candidate_sampler.cached_ids)
         drafts, last = self.draft_tokens[:num_reqs, :per_req], self.buffers.sample_pos[first]
         vocab_size = self.vllm_config.model_config.get_vocab_size()
         lookup_drafts(drafts, self.token_ids, rows, last, self.prompt_lookup_min, vocab_size, one_hot)
@@ -389,20 +380,14 @@ class ParallelEagleSpeculator(EagleSpeculator):
         samples = slice(0, num_reqs * per_req)
         sampled = hidden_states[self.buffers.sample_indices[samples]]
         positions, idx_mapping = self.buffers.sample_pos[samples], self.buffers.sample_idx_mapping[samples]
-        columns, estimated = self._columns[per_req][samples], self.acceptance_estimator is not None
-        drafts = self.draft_tokens[:num_reqs, :per_req]
+        drafts, estimated = self.draft_tokens[:num_reqs, :per_req], self.acceptance_estimator is not None
         if self.observer:
             self.observer(sampled_rows(self._req_ids, per_req, positions, sampled))
-        if self.candidate_sampler.selector:
-            chosen_by = self.candidate_sampler(
-                self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel, estimated
-            )
-            if chosen_by is not None:
-                self._maybe_predict_acceptance(chosen_by, idx_mapping, columns)
-            return
-        if self.draft_logits is None and not estimated:
+        if self.candidate_sampler.selector is None:
             top_tokens(self.model, sampled, out=drafts)
             return
-        drawn_with = self.temperature, self.seeds, columns, self.draft_logits
-        chosen = self.sample_draft(sampled, positions, idx_mapping, *drawn_with)
-        drafts.copy_(chosen.view(drafts.shape))
+        chosen_by = self.candidate_sampler(
+            self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel, estimated
+        )
+        if chosen_by is not None:
+            self._maybe_predict_acceptance(chosen_by, idx_mapping, self._columns[per_req][samples])
