@@ -2,7 +2,7 @@
 
 Dummy weights of gpt-oss-20b's shapes, and synthetic rejection at the published acceptance lengths (SPEED-Bench code):
 the engine's speed is real, the acceptance is the published one. One start an arm, every concurrency c inside: c
-requests at once, greedy, to the same number of tokens; then ``propose()`` of decode steps with a full batch. Columns of
+requests at once, greedy, to the same number of tokens; then at every c ``propose()`` of full decode batches. Columns of
 a draft step: GPU time behind a busy device, host time on an idle one, launches as the profiler saw them, and the time
 over the roofline, which is the bytes that the step must move at the measured copy bandwidth. Without a GPU: tiny
 models, few tokens, the wall clock, and whatever acceptance random weights give.
@@ -43,7 +43,7 @@ ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 
 
 def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
-    """Two cells for every concurrency of one arm, in this process: the engine's and a draft step's."""
+    """A cell of the engine at every concurrency of one arm, then one of its draft step at each, in this process."""
     drafting = ARMS[arm]
     copied = copy_bandwidth()
     engine, drafter = dummy_llm(drafting, TARGET, HEAD, batches, 4096)
@@ -55,8 +55,8 @@ def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
         length, speed = counts.length if counts.num_drafts else None, arms.summary(speeds, 1)
         cell = {"arm": arm, "c": c, "tokens_per_second": speed, "acceptance_length": length}
         yield cell | {"compiled_late": sorted(set(compiled.names[kernels:]))}
-        if drafter is not None and not drafting.adaptive:
-            yield draft_step(engine, drafter, arm, c, copied)
+    if drafter is not None and not drafting.adaptive:  # last: a step that cannot be watched must not cost an engine's
+        yield from (draft_step(engine, drafter, arm, c, copied) for c in batches)
 
 
 def draft_step(engine: Any, drafter: Any, arm: str, batch: int, copied: float) -> dict[str, Any]:

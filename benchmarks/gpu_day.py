@@ -19,7 +19,7 @@ from benchmarks.parts import Part, run_parts
 from peagle_tools.shared.files import write_whole
 
 RUNGS = {1: rung1}
-RESERVE = 20  # of the seconds: to end what still runs, and for page and archive
+RESERVE = 30  # of the seconds: to end what still runs (15 at most), and for page and archive
 
 
 def selected(parts: list[Part], names: list[str]) -> list[Part]:
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="only the parts of these names")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="N", help="end within so long")
     parser.add_argument("--out", type=Path, help="folder of results (default: bench-results/rung-RUNG)")
-    args = parser.parse_intermixed_args()  # parts may follow the options
+    args = parser.parse_intermixed_args()
     for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
     rung, folder = RUNGS[args.rung], args.out or arms.ROOT / f"bench-results/rung-{args.rung}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from benchmarks import arms, engine, kernels
+from benchmarks import arms, engine, kernels, sampled_rows
 from benchmarks.arms import HAS_GPU, call
 from benchmarks.page import Goal, Table, median
 from benchmarks.parts import CELLS, PYTEST, Part
@@ -21,6 +21,8 @@ ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": 
 # vLLM says where a step makes the host wait for the GPU, once it has warmed up. Not in "compiled", whose later engines
 # would be traced through the wrappers.
 SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
+# In seconds. The parts that run side by side must leave the first two engines their time, also where one of them hangs.
+SHARED_LIMIT, ENGINE_LIMIT = 140, 170
 
 NOTES = (
     "Engines: gpt-oss-20b's shapes with dummy weights, every arm with vLLM's default compilation; draft tokens are "
@@ -39,11 +41,12 @@ def parts() -> list[Part]:
     return [
         *map(drafts_part, drafts),
         *(
-            Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), env=ON_KERNELS, alone=False)
+            Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), SHARED_LIMIT, ON_KERNELS, False)
             for name in KERNELS
         ),
         *map(engine_part, names),
-        Part("kernels", call(kernels.run_all, CELLS), 90),
+        Part("kernels", call(kernels.run_all, CELLS), 60),
+        Part("sampled rows", call(sampled_rows.run_all, CELLS), 60),
         *map(drafts_part, COMPILED[:1]),
         *map(engine_part, others),
         *map(drafts_part, COMPILED[1:]),
@@ -54,19 +57,21 @@ def drafts_part(mode: str) -> Part:
     """tests/gpu on an attention backend, in one way to run the engine."""
     alone = mode.endswith("compiled")
     env = {"PEAGLE_TEST_ARM": "plugin-v2"} | ({} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")})
-    return Part(f"drafts {mode}", (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and ")), 300, env, alone)
+    command = (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and "))
+    return Part(f"drafts {mode}", command, 300 if alone or not HAS_GPU else SHARED_LIMIT, env, alone)
 
 
 def engine_part(arm: str) -> Part:
     env = engine.ARMS[arm].env | engine.ROUTING
-    return Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), 240, env)
+    return Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), ENGINE_LIMIT, env)
 
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
     speeds, steps = (select(cells, column) for column in ("tokens_per_second", "device_us"))
     yield "engines", arms.compared(speeds, engine.OURS, ("c",), "tokens_per_second")
     yield "draft steps", arms.compared([cell for cell in steps if "arm" in cell], engine.OURS, ("c",), "device_us")
-    yield "kernels", select(cells, "kernel")
+    yield "kernels", select(cells, "of_copy_bandwidth")
+    yield "choosing among the logits of sampled rows", select(cells, "reads of the logits")
 
 
 def select(cells: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
