@@ -5,6 +5,7 @@ is vLLM's: the forward, the sampling, the runner's calls.
 """
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
