@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import arms, compiled
+from benchmarks import arms, compiled, turns
 from benchmarks.arms import HAS_GPU, STOCK, V1, V2
 from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.probe import num_steps, watched
@@ -22,6 +22,7 @@ from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine
 
 PROMPT, TOKENS, REPEATS = (128, 512, 2) if HAS_GPU else (8, 8, 2)
+START_SECONDS, TIMED_SECONDS = 170, 100  # the limits of an arm's two stages
 STEPS, WARM = (30, 5) if HAS_GPU else (3, 1)
 TARGET = GPT_OSS_20B if HAS_GPU else HEAD.target.config()
 # A dummy router sends every token to the same experts, so that few of them are read: the target would be too fast.
@@ -45,8 +46,10 @@ ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
     """A cell of the engine at every concurrency of one arm, then one of its draft step at each, in this process."""
     drafting = ARMS[arm]
-    copied = copy_bandwidth()
+    turns.share(START_SECONDS)
     engine, drafter = dummy_llm(drafting, TARGET, HEAD, batches, 4096)
+    turns.have_to_itself(TIMED_SECONDS)
+    copied = copy_bandwidth()
     for c in batches:
         generate(engine, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
         before, kernels = read_engine(engine), len(compiled.names)

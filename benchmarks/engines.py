@@ -101,6 +101,8 @@ def dummy_pair(
     }
     if HAS_GPU:
         arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len}
+        # A size that profiling would find forbids other processes to allocate meanwhile.
+        arguments |= {"kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
         arguments["compilation_config"] = graph_sizes(batches, k)
     else:
         arguments |= {"dtype": "float32", "max_model_len": 128}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import turns
 from benchmarks.compiled import note_kernels
 
 
@@ -15,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     note_kernels()
+    turns.share()
     config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
 
 

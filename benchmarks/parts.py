@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import arms
+from benchmarks import arms, compiled, turns
 from benchmarks.arms import HAS_GPU
 from peagle_tools.shared import processes
 from peagle_tools.shared.files import write_whole
@@ -26,7 +26,7 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outc
 PYTEST += ("--hypothesis-seed=0",)
 STATE = "state.json"
 TRIES = 2
-SIDE_BY_SIDE = min(8, (os.cpu_count() or 1) // 2) if HAS_GPU else 1
+SIDE_BY_SIDE = min(10, (os.cpu_count() or 1) * 2 // 3) if HAS_GPU else 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Part:
     command: tuple[str, ...]
     limit: float = 240
     env: dict[str, str] = field(default_factory=dict)
-    alone: bool = True  # False: it times nothing, and shares the device with others like it
+    alone: bool = True  # False: others like it run at the same time; what they time is by turns
 
     @property
     def label(self) -> str:
@@ -99,7 +99,8 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
     """One try of a part in a process of its own, for at most ``left`` seconds."""
     out, log = folder / f"{part.label}.{tries}", folder / f"{part.label}.{tries}.log"
     command = [sys.executable, "-m", *(word.replace("OUT.", f"{out.resolve()}.") for word in part.command)]
-    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO", "PEAGLE_COMPILED": f"{out.resolve()}.compiled"}
+    env = {"VLLM_LOGGING_LEVEL": "INFO", compiled.FILE: f"{out.resolve()}.compiled", turns.FILE: f"{folder / 'turns'}"}
+    env = arms.environment(part.env) | env
     process = processes.start(command, cwd=arms.ROOT, env=env, log=log)
     try:
         code = process.wait(min(part.limit, left))

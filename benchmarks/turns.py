@@ -1,0 +1,38 @@
+"""Processes that share a device: many start, or prove drafts, at once; what is timed has the device to itself.
+
+A process that calls nothing here is not waited for.
+"""
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+from typing import IO
+
+FILE = "PEAGLE_TURNS"  # names the file that all of them lock
+_file: IO[str] | None = None
+
+
+def share(seconds: int = 0) -> None:
+    """From now on nothing is timed, until this process ends or calls ``have_to_itself``.
+
+    Args:
+        seconds: the process ends if that takes longer, since others wait for it; 0: no limit.
+    """
+    global _file
+    if FILE in os.environ:
+        _file = Path(os.environ[FILE]).open("a")
+        fcntl.flock(_file, fcntl.LOCK_SH)
+        signal.alarm(seconds)
+
+
+def have_to_itself(seconds: int) -> None:
+    """Return once no other process shares the device; from now on, until this one ends, others wait.
+
+    Args:
+        seconds: the process ends after so long.
+    """
+    if _file:
+        signal.alarm(0)
+        fcntl.flock(_file, fcntl.LOCK_EX)
+        signal.alarm(seconds)
