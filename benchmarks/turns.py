@@ -6,11 +6,9 @@ A process that calls nothing here is not waited for.
 import fcntl
 import os
 import signal
-from pathlib import Path
-from typing import IO
 
 FILE = "PEAGLE_TURNS"  # names the file that all of them lock
-_file: IO[str] | None = None
+_file: int | None = None  # its descriptor
 
 
 def share(seconds: int = 0) -> None:
@@ -21,7 +19,7 @@ def share(seconds: int = 0) -> None:
     """
     global _file
     if FILE in os.environ:
-        _file = Path(os.environ[FILE]).open("a")
+        _file = os.open(os.environ[FILE], os.O_RDWR | os.O_CREAT)
         fcntl.flock(_file, fcntl.LOCK_SH)
         signal.alarm(seconds)
 
@@ -32,7 +30,7 @@ def have_to_itself(seconds: int) -> None:
     Args:
         seconds: the process ends after so long.
     """
-    if _file:
+    if _file is not None:
         signal.alarm(0)
         fcntl.flock(_file, fcntl.LOCK_EX)
         signal.alarm(seconds)
