@@ -26,6 +26,8 @@ from peagle_vllm.serving import LOOKUP
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
+# Limits of processes are for a GPU host's 16 cores; times this on one with fewer.
+SLOWER = max(1, 16 // (os.cpu_count() or 1)) if HAS_GPU else 1
 
 # The same for every arm, whatever the caller's own environment says.
 ENVIRONMENT = {

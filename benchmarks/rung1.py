@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks import arms, engine, kernels, sampled_rows
-from benchmarks.arms import HAS_GPU, call
+from benchmarks.arms import HAS_GPU, SLOWER, call
 from benchmarks.page import Goal, Table, median
 from benchmarks.parts import CELLS, PYTEST, Part
 
@@ -22,7 +22,7 @@ ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": 
 # would be traced through the wrappers.
 SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
 # In seconds. An engine waits for what runs beside it, which must leave it its time where it hangs.
-SHARED_LIMIT, ENGINE_LIMIT = 140, 240
+SHARED_LIMIT, ENGINE_LIMIT = 140 * SLOWER, 240 * SLOWER
 
 NOTES = (
     "Engines: gpt-oss-20b's shapes with dummy weights, every arm with vLLM's default compilation; draft tokens are "
@@ -45,8 +45,8 @@ def parts() -> list[Part]:
             for name in KERNELS
         ),
         *map(engine_part, names[:2]),
-        Part("kernels", call(kernels.run_all, CELLS), 60),
-        Part("sampled rows", call(sampled_rows.run_all, CELLS), 60),
+        Part("kernels", call(kernels.run_all, CELLS), 60 * SLOWER),
+        Part("sampled rows", call(sampled_rows.run_all, CELLS), 60 * SLOWER),
         *map(engine_part, names[2:]),
         *map(drafts_part, COMPILED[:1]),
         *map(engine_part, others[:2]),
@@ -60,7 +60,7 @@ def drafts_part(mode: str) -> Part:
     alone = mode.endswith("compiled")
     env = {"PEAGLE_TEST_ARM": "plugin-v2"} | ({} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")})
     command = (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and "))
-    return Part(f"drafts {mode}", command, 300 if alone or not HAS_GPU else SHARED_LIMIT, env, alone)
+    return Part(f"drafts {mode}", command, 300 * SLOWER if alone or not HAS_GPU else SHARED_LIMIT, env, alone)
 
 
 def engine_part(arm: str) -> Part:
