@@ -17,6 +17,7 @@ BACKENDS, SHARED_MODES = (("FLASH_ATTN", "TRITON_ATTN"), ("full", "eager")) if H
 # Leaves the KV cache's size to vLLM, which allows no other process to allocate meanwhile.
 COMPILED = [f"{backend} compiled" for backend in BACKENDS] if HAS_GPU else []
 BATCHES = [1, 64, 16] if HAS_GPU else [1]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # what proves drafts runs side by side, and its models are tiny
 ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": "1"}  # a fault names its launch
 # vLLM says where a step makes the host wait for the GPU, once it has warmed up. Not in "compiled", whose later engines
 # would be traced through the wrappers.
@@ -41,7 +42,13 @@ def parts() -> list[Part]:
     return [
         *map(drafts_part, drafts),
         *(
-            Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), SHARED_LIMIT, ON_KERNELS, False)
+            Part(
+                f"exact {name}",
+                (*PYTEST, f"tests/kernels/test_{name}.py"),
+                SHARED_LIMIT,
+                ONE_THREAD | ON_KERNELS,
+                False,
+            )
             for name in KERNELS
         ),
         *map(engine_part, names[:2]),
@@ -58,7 +65,11 @@ def parts() -> list[Part]:
 def drafts_part(mode: str) -> Part:
     """tests/gpu on an attention backend, in one way to run the engine."""
     alone = mode.endswith("compiled")
-    env = {"PEAGLE_TEST_ARM": "plugin-v2"} | ({} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")})
+    env = (
+        {"PEAGLE_TEST_ARM": "plugin-v2"}
+        | ONE_THREAD
+        | ({} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")})
+    )
     command = (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and "))
     return Part(f"drafts {mode}", command, 300 * SLOWER if alone or not HAS_GPU else SHARED_LIMIT, env, alone)
 
