@@ -23,7 +23,7 @@ ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": 
 # would be traced through the wrappers.
 SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
 # In seconds. An engine waits for what runs beside it, which must leave it its time where it hangs.
-SHARED_LIMIT, ENGINE_LIMIT = 140 * SLOWER, 240 * SLOWER
+SHARED_LIMIT, ENGINE_LIMIT = 180 * SLOWER, 280 * SLOWER
 
 NOTES = (
     "Engines: gpt-oss-20b's shapes with dummy weights, every arm with vLLM's default compilation; draft tokens are "

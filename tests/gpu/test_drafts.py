@@ -24,7 +24,7 @@ from tests.sampling.statistics import Tally
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Finished, Settings, engine
 from tests.support.random_heads import HeadSpec
-from tests.support.recorder import MAX_TIE_SHARE, Recording, compare, kept_hidden, planter, record, tolerance
+from tests.support.recorder import MAX_TIE_SHARE, Recording, Row, compare, kept_hidden, planter, record, tolerance
 from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v2")
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.arm("plugin-v2")
 DTYPE = "float16"  # FlashAttention takes no float32; of the two that it takes, the one that rounds less
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN") if HAS_GPU else ("CPU_ATTN",)
 NUM_REQUESTS, NUM_OUTPUT = (9, 40) if HAS_GPU else (4, 12)
+NUM_DRAWN = 40  # tokens of a request whose drafts are drawn: fewer do not tell two temperatures apart
 TEMPERATURE = 0.7
 HOT, TOP_K, TOP_P = 2.0, 6, 0.8  # so hot that the limits drop most of what would be drawn
 REQUEST_COUNTS = (1, 2, 4)  # that graphs are captured for: three requests are padded to four
@@ -155,34 +156,41 @@ def test_drafts(
 
 def followed(
     noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Of each row the logits that its drafts must follow, [n, vocabulary], the n drafts, and a tie's distance.
+) -> Iterator[tuple[Row, torch.Tensor, torch.Tensor, float]]:
+    """Each row, the logits that its drafts must follow, [n, vocabulary], the n drafts, and a tie's distance.
 
-    Logits are the head's own, or its selector's, -inf where a token is no candidate.
+    A step near a request's end wants fewer drafts than K, or none. Logits are the head's own, or its selector's, -inf where a token is no candidate.
     """
     from peagle_vllm.sampling.selector import PLAIN_CANDIDATES
 
     for row in noted.rows:
         tokens = finished[row.req].tokens
-        if row.bonus is None or row.p_last + 1 >= len(tokens):
+        if row.bonus is None or not row.draft or row.p_last + 1 >= len(tokens):
             continue
         aux = kept_hidden(noted, finished, row.req, row.p_last)
         expected = reference.drafts(tokens, [row.p_last], k, aux)[row.p_last]
         near = tolerance(expected, reference.dtype)
-        columns = min(k, MAX_MODEL_LEN - row.p_last)
+        columns = min(k, MAX_MODEL_LEN - row.p_last, len(row.draft))
         logits = expected.after(row.bonus, row.draft, near).logits[:columns]
         logits = logits.masked_fill(logits < logits.topk(PLAIN_CANDIDATES).values[:, -1:] - near, -math.inf)
-        yield logits, torch.tensor(row.draft[:columns]), near
+        yield row, logits, torch.tensor(row.draft[:columns]), near
 
 
 def judge(
     noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, temperature: float
 ) -> Tally:
-    """Do drafts follow the distribution at this temperature?"""
-    tally = Tally()
-    for logits, drafts, _ in followed(noted, finished, reference, k):
+    """Do drafts follow the distribution at this temperature?
+
+    Only the first draft of a position is independent of the others: the noise is a function of seed and position, so
+    that a position whose draft was refused gets the same noise again.
+    """
+    tally, drawn_before = Tally(), set[tuple[str, int]]()
+    for row, logits, drafts, _ in followed(noted, finished, reference, k):
+        positions = [(row.req, row.p_last + i) for i in range(len(drafts))]
+        first = [i for i, position in enumerate(positions) if position not in drawn_before]
+        drawn_before.update(positions)
         # A finite number where no token may come from: it then has no share in any sum, and spoils them if one does.
-        tally.add(logits.clamp(min=-1e4), drafts, temperature)
+        tally.add(logits[first].clamp(min=-1e4), drafts[first], temperature)
     return tally
 
 
@@ -191,7 +199,7 @@ def share_outside(
 ) -> float:
     """Of the drafts those that are not among the best ``top_k``, or not in the ``top_p`` of those at HOT."""
     outside = []
-    for logits, drafts, near in followed(noted, finished, reference, k):
+    for _, logits, drafts, near in followed(noted, finished, reference, k):
         best = logits.topk(top_k).values
         weight = (best / HOT).softmax(-1)
         last = (weight.cumsum(-1) - weight < top_p).sum(-1) - 1
@@ -207,7 +215,7 @@ def drawn(
     live, reference = start(case, mode, backend, folder, draft_sample_method="probabilistic")
     asked = [
         replace(request, sampling=tuple({"temperature": TEMPERATURE, "seed": seed, **sampling}.items()))
-        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_OUTPUT, seed=0))
+        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_DRAWN, seed=0))
     ]
     with record(live, keep_hidden=True) as noted:
         finished = live.run(asked)
