@@ -53,6 +53,29 @@ def test_drafts_looked_up(pair: tuple[Path, Path]):
     assert min(report.looked_up, report.rows - report.looked_up) > 10
 
 
+@pytest.mark.arm("plugin-v1")
+def test_every_kernel_runs_before_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """vLLM's dummy runs leave out what builds a draft batch and chooses drafts: a GPU compiled it for a request."""
+    import peagle_kernels
+    from peagle_vllm.v1 import proposer
+
+    called: list[str] = []
+    for module, name in (
+        (proposer, "prepare_inputs"),
+        (proposer, "gather_hidden"),
+        (proposer, "lookup_drafts"),
+        (peagle_kernels, "select_candidates"),
+    ):
+        kernel = getattr(module, name)
+        noted = lambda *args, name=name, kernel=kernel, **kwargs: called.append(name) or kernel(*args, **kwargs)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    pair = tiny_heads.write_pair(tmp_path, tiny_heads.HeadSpec(selector=True))
+    live = start(pair, lookup=1, speculative=(("draft_sample_method", "probabilistic"),))
+    for _ in range(2):
+        live.runner._dummy_run(4)  # as vLLM's GPU worker does before it serves
+    assert called == ["prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts", "lookup_drafts"]
+
+
 def test_every_draft_accepted(pair: tuple[Path, Path]):
     """The longest windows: K + 1 valid rows and K - 1 mask rows."""
     requests = [Request("a", prompt(9), 60), Request("b", prompt(20, 1), 60)]

@@ -159,7 +159,8 @@ def followed(
 ) -> Iterator[tuple[Row, torch.Tensor, torch.Tensor, float]]:
     """Each row, the logits that its drafts must follow, [n, vocabulary], the n drafts, and a tie's distance.
 
-    A step near a request's end wants fewer drafts than K, or none. Logits are the head's own, or its selector's, -inf where a token is no candidate.
+    A step near a request's end wants fewer drafts than K, or none. Logits are the head's own, or its selector's, -inf
+    where a token is no candidate.
     """
     from peagle_vllm.sampling.selector import PLAIN_CANDIDATES
 

@@ -34,8 +34,8 @@ class TokenHistory:
 
     def __init__(self, max_num_reqs: int, max_model_len: int, device: torch.device):
         self.token_ids = torch.zeros(max_num_reqs, max_model_len + 1, dtype=torch.int32, device=device)
-        self.rows: torch.Tensor  # [num_reqs] int64, the batch's rows of it
-        self.last: torch.Tensor  # [num_reqs] int64, index of the last known token, the bonus token
+        self.rows = torch.zeros(1, dtype=torch.int64, device=device)  # [num_reqs], the batch's rows of it
+        self.last = torch.zeros_like(self.rows)  # [num_reqs], index of the last known token, the bonus token
         self._rows: dict[str, tuple[Any, int]] = {}  # by request id: vLLM's state of the request, and its row
 
     def update(

@@ -69,6 +69,7 @@ class ParallelEagleProposer(EagleProposer):
         if self.prompt_lookup_min:
             self.history = TokenHistory(self.max_batch_size, self._max_len, device)
         self.observer: Observer | None = None
+        self._is_warm = False
 
     @property
     def _vocab_size(self) -> int:
@@ -108,7 +109,9 @@ class ParallelEagleProposer(EagleProposer):
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> None:
-        """The inherited forward; while vLLM profiles memory, the largest draft logits too."""
+        """The inherited forward; while vLLM profiles memory, the largest draft logits too; kernels, once."""
+        if self.block_size > 0 and not (self._is_warm or is_graph_capturing):
+            self._warm_up()
         if self.updates.paused:
             self._determine_batch_execution_and_padding(num_tokens)
             return
@@ -126,6 +129,28 @@ class ParallelEagleProposer(EagleProposer):
         if self._enable_probabilistic_draft_probs:
             probs = torch.zeros(len(hidden_states), self._vocab_size, device=self.device)
             self._last_draft_probs: torch.Tensor | None = probs
+
+    def _warm_up(self) -> None:
+        """Compile what builds a draft batch and chooses drafts, which vLLM's dummy runs leave out."""
+        token, num_k = torch.zeros(1, dtype=torch.int32, device=self.device), self.num_speculative_tokens
+        cad = CommonAttentionMetadata(
+            query_start_loc=self.arange[:2],
+            query_start_loc_cpu=torch.arange(2, dtype=torch.int32),
+            seq_lens=self._ones[:1],
+            num_reqs=1,
+            num_actual_tokens=1,
+            max_query_len=1,
+            max_seq_len=1,
+            block_table_tensor=self.runner.input_batch.block_table[self.kv_cache_gid].get_device_tensor(1),
+            slot_mapping=token.long(),
+        )
+        hidden_states = self.hidden_states[:num_k].clone()
+        self.set_inputs_first_pass(token, token, token.long(), hidden_states, None, cad, None)
+        drafts = self._greedy_sample(hidden_states).view(1, num_k)
+        if self._enable_probabilistic_draft_probs:
+            self._look_up(drafts, torch.zeros(num_k, self._vocab_size, device=self.device))
+        self._look_up(drafts, None)
+        self._is_warm = True
 
     @functools.wraps(EagleProposer.propose)
     def propose(self, num_speculative_tokens: int, target_token_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -256,14 +281,18 @@ class ParallelEagleProposer(EagleProposer):
             num_k, sample_pos = self.num_speculative_tokens, self.buffers.sample_pos[: len(hidden_states)]
             self.observer(sampled_rows(list(self.runner.input_batch.req_ids), num_k, sample_pos, hidden_states))
         drafts, draft_probs = self._choose(hidden_states, sampling_metadata)
-        if self.history:
-            shaped, one_hot = drafts.view(-1, self.num_speculative_tokens), None
-            if draft_probs is not None:
-                q = draft_probs.view(*shaped.shape, -1)
-                one_hot = OneHot(q, self._row_of_req[: len(shaped)], 0.0, 1.0, None)
-            history = self.history.token_ids, self.history.rows, self.history.last
-            lookup_drafts(shaped, *history, self.prompt_lookup_min, self._vocab_size, one_hot)
+        self._look_up(drafts.view(-1, self.num_speculative_tokens), draft_probs)
         return drafts, draft_probs
+
+    def _look_up(self, drafts: torch.Tensor, draft_probs: torch.Tensor | None) -> None:
+        """Replace, in place, those of [num_reqs, K] ``drafts`` that follow the request's last tokens elsewhere."""
+        if self.history is None:
+            return
+        one_hot = None
+        if draft_probs is not None:
+            one_hot = OneHot(draft_probs.view(*drafts.shape, -1), self._row_of_req[: len(drafts)], 0.0, 1.0, None)
+        history = self.history.token_ids, self.history.rows, self.history.last
+        lookup_drafts(drafts, *history, self.prompt_lookup_min, self._vocab_size, one_hot)
 
     def _choose(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
