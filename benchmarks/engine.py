@@ -9,7 +9,6 @@ models, few tokens, the wall clock, and whatever acceptance random weights give.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from benchmarks import arms, compiled, turns
@@ -30,7 +29,6 @@ ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 
 OURS = "P-EAGLE K=7, V2"
 STOCK_PEAGLE, EAGLE3, NONE = "stock P-EAGLE K=7, V1", "EAGLE-3 K=3, V2", "none"
-ADAPTIVE = f"{OURS}, adaptive verification"
 # With the published acceptance length at each K. The first ones make the ratios.
 ARMS = {
     OURS: EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
@@ -40,7 +38,6 @@ ARMS = {
     "P-EAGLE K=7, V1": EngineArm(V1, "ParallelEagleProposer", 7, length=3.38, parallel=True),
     "EAGLE-3 K=7, V2": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
 }
-ARMS[ADAPTIVE] = replace(ARMS[OURS], adaptive=True)
 
 
 def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
@@ -58,7 +55,7 @@ def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
         length, speed = counts.length if counts.num_drafts else None, arms.summary(speeds, 1)
         cell = {"arm": arm, "c": c, "tokens_per_second": speed, "acceptance_length": length}
         yield cell | {"compiled_late": sorted(set(compiled.names[kernels:]))}
-    if drafter is not None and not drafting.adaptive:  # last: a step that cannot be watched must not cost an engine's
+    if drafter is not None:  # last: a step that cannot be watched must not cost an engine's
         yield from (draft_step(engine, drafter, arm, c, copied) for c in batches)
 
 

@@ -30,7 +30,6 @@ class EngineArm:
     k: int = 0  # draft tokens a step; 0 without speculation
     parallel: bool = False
     length: float = 1.0  # the acceptance length that vLLM's synthetic rejection is set to, on a GPU
-    adaptive: bool = False  # vLLM verifies only the drafts that pay; with full CUDA graphs only
 
 
 def prepare_process() -> None:
@@ -111,7 +110,6 @@ def dummy_pair(
         model = write_config(folder / "head", head.config(arm.parallel))
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
         speculative |= {"parallel_drafting": True} if arm.parallel else {}
-        speculative |= {"enable_adaptive_verification": True} if arm.adaptive else {}
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative

@@ -2,11 +2,12 @@
 
 A rung is a list of parts, each a process with a limit. Every finished test and cell is written at once and kept,
 whoever is killed. The command ends within N seconds; called again, it goes on with what is not done. At its end one
-folder holds one page of text, and one archive of all results and logs. Without a GPU the same parts run at tiny
-shapes, for rehearsal. The exit status is 0 once every part is done.
+folder holds one page of text, the results in one file, and one archive of all results and logs. Without a GPU the same
+parts run at tiny shapes, for rehearsal. The exit status is 0 once every part is done.
 """
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 from benchmarks import arms, rung1
-from benchmarks.page import page
+from benchmarks.page import page, result
 from benchmarks.parts import Part, run_parts
 from peagle_tools.shared.files import write_whole
 
@@ -48,6 +49,7 @@ def main() -> int:
     state = run_parts(parts, folder, args.seconds - RESERVE)
     text = page(rung, rung.parts(), folder, state)
     write_whole(folder / f"page-{args.rung}.txt", text)
+    write_whole(folder / f"rung-{args.rung}.json", json.dumps(result(rung, rung.parts(), folder), indent=1) + "\n")
     with tarfile.open(folder / f"rung-{args.rung}.tar.gz", "w:gz") as archive:
         for file in sorted(folder.iterdir()):
             if not file.name.endswith(".tar.gz"):

@@ -39,6 +39,22 @@ def median(cells: Iterable[dict[str, Any]], column: str, **where: Any) -> float 
     return next((cell[column]["median"] for cell in matching), None)
 
 
+def result(rung: Any, parts: Sequence[Part], folder: Path) -> dict[str, Any]:
+    """What is kept of a rung: every cell without its samples, and every test's outcome.
+
+    Args:
+        rung: its module, with ``NOTES``.
+    """
+    tests = {part.name: best(part, folder) for part in parts if TESTS in part.command}
+    cells = [cell for part in parts if TESTS not in part.command for cell in best(part, folder)]
+    plain = [{key: without_samples(value) for key, value in cell.items()} for cell in cells]
+    return {"what": rung.NOTES, **provenance(), "cells": plain, "tests": tests}
+
+
+def without_samples(value: Any) -> Any:
+    return {key: value[key] for key in value if key != "samples"} if isinstance(value, dict) else value
+
+
 def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
     """The goals, what was exact, tables of what there is, what vLLM's logs say, and what is not done.
 
@@ -85,7 +101,8 @@ def from_log(part: Part, folder: Path) -> Iterator[str]:
     """Backends that vLLM chose, waits for the GPU and late compilations, of the part's last try."""
     logs = sorted(folder.glob(f"{part.label}.[0-9].log"))
     text = logs[-1].read_text(errors="replace") if logs else ""
-    notes = sorted({*BACKEND.findall(text), *LATE.findall(text)})
+    # Tests start several engines in one process, and vLLM's watch goes on while the later ones warm up.
+    notes = sorted({*BACKEND.findall(text), *(LATE.findall(text) if TESTS not in part.command else ())})
     if waits := text.count(WAIT):
         notes.append(f"{waits} x {WAIT}")
     if notes:

@@ -56,9 +56,8 @@ def parts() -> list[Part]:
         Part("sampled rows", call(sampled_rows.run_all, CELLS), 60 * SLOWER),
         *map(engine_part, names[2:]),
         *map(drafts_part, COMPILED[:1]),
-        *map(engine_part, others[:2]),
+        *map(engine_part, others),
         *map(drafts_part, COMPILED[1:]),
-        *map(engine_part, others[2:]),
     ]
 
 

@@ -15,15 +15,14 @@ REPOSITORY = Path(__file__).resolve().parents[3]  # where this is no installed p
 
 def provenance() -> dict[str, Any]:
     """Device, hardware, versions and commit of this run, for a file of results."""
-    found, is_here = hardware(), (REPOSITORY / ".git").exists()
+    found, is_repository = hardware(), (REPOSITORY / ".git").exists()
+    here = output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if is_repository else None
     return {
         "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
         "hardware": found,
         "versions": versions(),
-        # A copy without git's own files, as on a GPU host, takes its commit from the environment.
-        "commit": output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD")
-        if is_here
-        else os.environ.get("PEAGLE_COMMIT"),
+        # A copy of the files, as on a GPU host, has no commit or another one; the environment names it there.
+        "commit": os.environ.get("PEAGLE_COMMIT") or here,
     }
 
 
