@@ -30,7 +30,7 @@ from benchmarks.engines import inside, measure_pair, prepare_process
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import new_folder
 from peagle_tools.shared.processes import end_with_parent
-from peagle_tools.shared.prompts import read_prompts
+from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.config import ends_in_loop
 from peagle_tools.train.lines import read_lines, write_lines
@@ -140,7 +140,7 @@ ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.h
 
 def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
     """The user's turns of every prompt of a set, or of ``prompts`` of them, spread over the set."""
-    chats = read_prompts(PROMPTS / f"{name}.jsonl")
+    chats = read_conversations(PROMPTS / f"{name}.jsonl")
     if prompts:
         chats = chats[:: max(1, len(chats) // prompts)][:prompts]
     return [[message["content"] for message in messages] for messages in chats]

@@ -1,4 +1,4 @@
-"""Variants of a head on the real target: fewer draft tokens, 8 bits, a selector fitted after its training, other seeds.
+"""Variants of a head on the real target: a selector fitted after its training, other seeds.
 
 ``make real-target`` first. ``peagle-vllm sharpen`` makes the variants of the P-EAGLE head without a selector, from
 prompts that the target wrote; HumanEval and MT-Bench measure them as in ``benchmarks.real``. What ``sharpen`` made is
@@ -30,12 +30,9 @@ from benchmarks.real import (
     gain_of,
 )
 from peagle_tools.shared.provenance import provenance
-from peagle_tools.sharpen.reduce import step_bytes
-from peagle_vllm.heads.head import read_head
 
-PROMPTS, FEWER, K = 1200, 300, 3  # FEWER choose the draft tokens
+PROMPTS, K = 1200, 3
 SIZES = (4096, 8192, 16384, 32768)  # draft vocabularies
-SMALLER = {"4,096 draft tokens": ("--draft-vocab=4096",), "int8": ("--quantize=int8",)}
 BASE, JOINT = RealArm(PLAIN, "peagle-plain", K), RealArm("P-EAGLE", "peagle", K, selector=True)
 
 
@@ -82,14 +79,9 @@ def compared(arm: RealArm, base: RealArm, **facts: Any) -> dict[str, Any]:
 
 def variants() -> dict[str, Any]:
     """Rows of what ``sharpen`` made."""
-    rows, before = [], step_bytes(read_head(HEADS / "peagle-plain"))
-    for name, options in SMALLER.items():
-        folder, report = made(name, FEWER, "--no-selector", *options)
-        facts = {"bytes": step_bytes(read_head(folder)), "bytes_before": before, "options": options, "sharpen": report}
-        rows.append(compared(RealArm(f"{PLAIN}, {name}", str(folder), K), BASE, **facts))
     folder, report = made("sharpened", PROMPTS)
     after = RealArm("P-EAGLE sharpened after training", str(folder), K, selector=True)
-    rows += [compared(after, BASE, sharpen=report), compared(JOINT, after)]
+    rows = [compared(after, BASE, sharpen=report), compared(JOINT, after)]
     return {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "engine": ENGINE, "coverage": coverage(), "variants": rows}
 
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from peagle_tools.shared.files import new_folder
-from peagle_tools.shared.prompts import read_prompts
+from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import output_of
 from peagle_tools.train.lines import write_lines
 
@@ -123,7 +123,7 @@ def main() -> None:
                 for name, some in rows.items():
                     write_lines(folder / f"{name}.jsonl", some)
         if not target.is_dir():
-            chats = (messages for name in rows for messages in read_prompts(prompts / f"{name}.jsonl"))
+            chats = (messages for name in rows for messages in read_conversations(prompts / f"{name}.jsonl"))
             write_target(Path(work) / GGUF, target, [message["content"] for messages in chats for message in messages])
     print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
 

@@ -6,7 +6,7 @@ import typer
 
 from peagle_tools.bench.cli import app as bench_app
 from peagle_tools.bench.tune import tune
-from peagle_tools.convert import convert
+from peagle_tools.convert.cli import convert
 from peagle_tools.diagnose.cli import diagnose
 from peagle_tools.doctor.cli import doctor
 from peagle_tools.inspect.cli import inspect

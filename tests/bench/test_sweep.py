@@ -184,6 +184,8 @@ def test_results_of_another_suite_or_of_other_versions(trial: Trial) -> None:
     prompts = trial.suite.parent / "prompts.jsonl"
     prompts.write_text(2 * (one := prompts.read_text()))
     assert "begun with other prompts (prompts " in one_line(trial.run(2))
+    prompts.write_text("{")
+    assert "prompts.jsonl:1 is not valid JSON; write " in one_line(trial.run(2))
     prompts.write_text(one)
     sweep = json.loads((trial.results / "sweep.json").read_text())
     sweep["versions"]["torch"] = "0.1"

@@ -48,7 +48,8 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     assert (ran.code, ran.err) == (0, "")
     assert f"prompts of {prompts}" in ran.out and "18 cells over 9 server starts" in ran.out
     asked = (elsewhere / SWEEP / "suite.jsonl").read_text().splitlines()
-    assert [json.loads(line)["prompt"] for line in asked] == ["What is a hash table?", "Why?\nSay it."]
+    contents = [message["content"] for line in asked for message in json.loads(line)["messages"]]
+    assert contents == ["What is a hash table?", "Why?\nSay it."]
     flag, config = shlex.split(ran.out.splitlines()[-1])
     pasted = json.loads(config)
     assert flag == "--speculative-config" and pasted.pop("num_speculative_tokens") in (3, 7)
@@ -148,7 +149,7 @@ def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: py
 BAD = {
     "no file": (("--prompts", "nowhere"), "nowhere cannot be read (No such file or directory)"),
     "no prompt": (("--prompts", "empty"), "empty holds no prompt; write one a line"),
-    "a conversation": (("--prompts", "talk"), "talk: prompt 2 is a conversation"),
+    "a transcript": (("--prompts", "talk"), "talk:2 is in a chat template already (<|user|>)"),
     "our flag": (("--serve", "--port 80"), "serve.flags: --port does not belong here"),
     "no closing quote": (("--serve", "--dtype 'x"), "serve.flags: No closing quotation"),
     "twice": (("--concurrency", 4, "--concurrency", 8, "--concurrency", 4), "concurrency: lists a value twice"),
@@ -159,7 +160,7 @@ BAD = {
 def test_bad_input_is_one_line(name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "good").write_text("one\n")
     (elsewhere / "empty").write_text("\n")
-    (elsewhere / "talk").write_text('one\n{"messages": [{"role": "system", "content": "a"}]}\n')
+    (elsewhere / "talk").write_text("one\n<|user|>Why?\n")
     options, reason = BAD[name]
     assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", "good", *options))
     assert not list(elsewhere.glob("bench-results/*/*"))  # else the mended command would be refused

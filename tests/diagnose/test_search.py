@@ -14,9 +14,10 @@ from peagle_tools.diagnose.report import show
 from peagle_tools.diagnose.search import Measured, diagnose, falling, oddities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.prompts import read_prompts, read_tokenizer, token_ids
+from peagle_tools.shared.prompts import read_tokenizer, token_ids
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
+from tests.inspect.running import only_line, run
 from tests.support.models import PEAGLE, TARGET
 
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
@@ -129,31 +130,12 @@ def test_the_likely_mask_token_comes_first():
     assert setup_of(head, Target("t", 128, 512, 8), 5, True) == RIGHT
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("{", ":2 is not valid JSON"),
-        ('{"text": "x"}', ':2 holds neither "prompt" nor "messages"'),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', ":2 ends with an answer; leave it out"),
-        ('{"messages": [{"role": "user"}]}', ":2 holds neither"),
-    ],
-)
-def test_a_bad_prompt_is_named_by_its_line(line: str, error: str, tmp_path: Path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f"what is it?\n{line}\n")
-    with pytest.raises(ToolError, match=error):
-        read_prompts(path)
-
-
-def test_prompts_of_every_form(tmp_path: Path):
-    path = tmp_path / "prompts.jsonl"
-    chat = '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}'
-    path.write_text(f'\ufeff{{"prompt": "a\u2028"}}\n\nb\x0c\n{chat}\n')  # what is no line end to JSON
-    contents = [[message["content"] for message in chat] for chat in read_prompts(path)]
-    assert contents == [["a\u2028"], ["b\x0c"], ["s", "u"]]
-    path.write_text("\n")
-    with pytest.raises(ToolError, match="holds no prompt"):
-        read_prompts(path)
+def test_bad_prompts_are_named_by_their_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """For a running server, and for a pair."""
+    (tmp_path / "a.txt").write_text("what is it?\n<|im_start|>user\n")
+    for where in (("--url", "http://127.0.0.1:9"), ("--target", TARGET, "--head", PEAGLE)):
+        ran = run(monkeypatch, "diagnose", *where, "--prompts", tmp_path / "a.txt")
+        assert "a.txt:2 is in a chat template already" in only_line(ran)
 
 
 def test_a_chat_template_that_refuses_a_prompt_is_one_line():

@@ -1,23 +1,24 @@
 """Recording in a running engine: what the served drafter proposed, beside what the target said."""
 
+import json
 import math
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared import engines
 from peagle_tools.sharpen import record
-from peagle_tools.sharpen.rewrite import rewrite
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.heads.head import read_head, target_ids
-from peagle_vllm.heads.target import read_target
 from tests.conftest import ARM
 from tests.support import recorder
 from tests.support.engines import Engine, Settings, engine, environment
-from tests.support.models import PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
+from tests.support.models import PEAGLE_REDUCED, TARGET, prompt_token_ids
 from tests.support.random_heads import write_selector
 from tests.support.reference import ROUND, CandidateSampler, Draft, load_weights
 
@@ -87,17 +88,36 @@ def test_recorded_drafts_are_those_that_were_verified(as_given: str, tmp_path: P
     assert int(accepted.sum()) > len(texts)
 
 
-@pytest.mark.parametrize(("kept", "quantize"), [(412, None), (412, "int8"), (None, "int8")])
-def test_a_smaller_head_with_a_selector_walks_over_its_candidates(
-    kept: int | None, quantize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def write_int8(folder: Path) -> None:
+    """Make the head in ``folder`` one of 8-bit weights, as llm-compressor stores them."""
+    from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+
+    scheme = preset_name_to_scheme("INT8", ["Linear", "re:.*lm_head$"])
+    how = QuantizationConfig(
+        config_groups={"group_0": scheme}, format="int-quantized", ignore=["re:.*fc$"], quantization_status="compressed"
+    )
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    config["transformer_layer_config"]["quantization_config"] = how.model_dump(mode="json", exclude_none=True)
+    for name in [name for name in tensors if name.endswith("_proj.weight") or name == "lm_head.weight"]:
+        scale = tensors[name].float().abs().amax(1, keepdim=True) / 127
+        tensors[name], tensors[f"{name}_scale"] = (tensors[name] / scale).round().to(torch.int8), scale
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_reduced_head_with_a_selector_walks_over_its_candidates(
+    quantized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Each draft is the reference's choice, row by row, among the candidates that this very head was recorded with."""
     # On a CPU with AMX vLLM takes an int8 kernel that has no float32.
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    if quantize and ARM == "plugin-v2":  # which compares lm_head with the target's; a CPU's int8 kernel keeps no weight
+    if quantized and ARM == "plugin-v2":  # it compares lm_head with the target's; a CPU's int8 kernel keeps no weight
         monkeypatch.setattr("vllm.v1.worker.gpu.spec_decode.eagle.utils._should_share", lambda *args: False)
-    ids = None if kept is None else torch.arange(512 - kept, 512)
-    head = rewrite(read_head(PEAGLE), read_target(str(TARGET)), tmp_path / "head", ids, quantize)
+    shutil.copytree(PEAGLE_REDUCED, tmp_path / "head")
+    if quantized:
+        write_int8(tmp_path / "head")
+    head = read_head(tmp_path / "head")
     folder = write_selector(tmp_path / "head", torch.Generator().manual_seed(0), candidates=M)
     live = engine(Settings(TARGET, folder, k=K, token_budget=BUDGET))
     made, texts, _, drafts = recorded(live, tmp_path, monkeypatch)

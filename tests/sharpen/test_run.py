@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_tools.shared import engines
+from peagle_tools.shared import engines, prompt_files
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import fit, record, run
@@ -179,6 +180,9 @@ def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypat
     for neither in ((), ("--prompts", few, "--from-records", tmp_path)):
         ran = command(monkeypatch, "sharpen", PEAGLE, tmp_path / "out", "--target", TARGET, *neither)
         assert "give one of --prompts FILE and --from-records FOLDER" in only_line(ran)
+    with monkeypatch.context() as others:
+        others.setattr(prompt_files, "control_tokens", {str(TARGET): re.compile("question 7$")}.get)
+        assert "few.txt:8 is in a chat template already (question 7)" in only_line(sharpen("--prompts", few))
     few.write_text("one\ntwo\n")
     assert "2 prompts to measure with, at least 8 are needed" in only_line(sharpen("--held-out", few))
     bare = tmp_path / "bare"

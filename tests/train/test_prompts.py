@@ -1,6 +1,7 @@
 """Prompts of a data set: no answers, no personal data, nothing lost in silence."""
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,24 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
     assert contents == [["A question?"], said, ["Do it."]]
     assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
     counts = {name: count for name, count in report["rows"].items() if count}
-    assert counts == {"rows": 5, "without a prompt in text": 1, "duplicates": 1, "kept": 3}
+    assert counts == {"rows": 5, "duplicates": 1, "kept": 3}
+    assert report["unusable rows"] == {
+        'holds neither "prompt" nor "messages", but "id"': f"1, first {tmp_path / 'source.jsonl'}:5"
+    }
     assert len(report["NOT looked for"]) == 7
+
+
+def test_a_transcript_in_the_targets_template_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model's answer would be learned as what a user says."""
+    monkeypatch.setattr(prompts, "control_tokens", {str(TARGET): re.compile("<user>")}.get)
+    text = "<user>Why?<end><assistant>So.<end>"
+    lines, report = written(tmp_path, [{"text": text}, {"text": "Why?"}, {"text": text}], pii="none")
+    assert [line["messages"][0]["content"] for line in lines] == ["Why?"]
+    assert report["unusable rows"] == {
+        "is in a chat template already (<user>)": f"2, first {tmp_path / 'source.jsonl'}:1"
+    }
+    with pytest.raises(ToolError, match=r"no prompt is left of .*is in a chat template already .*source.jsonl:1"):
+        written(tmp_path, [{"text": text}])
 
 
 def wrote(monkeypatch: pytest.MonkeyPatch, *texts: str, more: tuple = ()) -> None:

@@ -17,6 +17,8 @@ from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.suite import HUB, Suite
 from peagle_tools.shared import processes, server
 from peagle_tools.shared.acceptance import BY_REQUEST
+from peagle_tools.shared.prompt_files import read_prompts
+from peagle_tools.shared.prompts import as_text, read_tokenizer
 from peagle_tools.shared.server import Server
 
 COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
@@ -95,7 +97,7 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     if dataset.hub is not None:
         words += ["--dataset-name", "hf", "--dataset-path", HUB[dataset.hub]]
     elif dataset.jsonl is not None:
-        words += ["--dataset-name", "custom", "--dataset-path", dataset.jsonl, "--disable-shuffle"]
+        words += ["--prompts", dataset.jsonl, "--disable-shuffle"]
     else:
         words += shlex.split(dataset.flags or "")
     words += ["--num-prompts", str(dataset.num_prompts(cell.concurrency)), "--output-len", str(dataset.output_tokens)]
@@ -162,6 +164,15 @@ def keep_answers(client: Any, prefix: str) -> list[tuple[int, dict[str, Any]]]:
     return kept
 
 
+def write_prompts(args: Any, file: Path) -> None:
+    """Write the prompts of ``args.prompts`` as vLLM's data set ``custom`` reads them, in the target's chat template."""
+    in_template = not args.skip_chat_template
+    tokenizer = read_tokenizer(args.model) if in_template else None
+    prompts = (as_text(tokenizer, messages, in_template) for messages in read_prompts(Path(args.prompts), args.model))
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    args.dataset_name, args.dataset_path, args.skip_chat_template = "custom", str(file), True
+
+
 def main() -> None:
     from vllm.benchmarks.lib import endpoint_request_func
     from vllm.benchmarks.serve import add_cli_args
@@ -170,9 +181,13 @@ def main() -> None:
 
     parser = FlexibleArgumentParser(prog="vllm bench serve")
     add_cli_args(parser)
+    parser.add_argument("--prompts", metavar="FILE", help="prompts in any form that peagle-vllm reads")
     args = parser.parse_args()
     answers = keep_answers(endpoint_request_func, args.request_id_prefix)
-    bench_serve(args)
+    with TemporaryDirectory() as folder:
+        if args.prompts:
+            write_prompts(args, Path(folder, "prompts.jsonl"))
+        bench_serve(args)
     if args.result_dir:
         Path(args.result_dir, ANSWERS).write_text(json.dumps(answers))
 

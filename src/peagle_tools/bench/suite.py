@@ -111,7 +111,7 @@ class Dataset(Strict):
     """Prompts, exactly one source of them."""
 
     hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None  # a data set that vLLM's hub loaders read
-    jsonl: Data | None = None  # file with a ``prompt`` in each line
+    jsonl: Data | None = None  # a file of prompts, in any form that ``prompt_files`` reads
     flags: Words | None = None  # of ``vllm bench serve``, word for word, for every other data set that it reads
     prompts: Positive  # requests of one cell; at least ``prompts_per_client`` times the concurrency
     prompts_per_client: Annotated[int, Field(ge=0)] = 0

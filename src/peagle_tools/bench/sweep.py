@@ -25,6 +25,7 @@ from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import from_bench_serve, places_of
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import locked, write_whole
+from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.server import Server, ServerFailed
 
 
@@ -61,6 +62,11 @@ class Sweep:
 
     def _open(self) -> None:
         """Begin a sweep, or make sure that this one may go on with what is there."""
+        target = self.suite.target
+        target = str(self.folder / target) if target.startswith((".", "/")) else target
+        for dataset in self.suite.datasets.values():
+            if dataset.jsonl is not None:  # each client reads it again; here a mistake costs less
+                read_conversations(self.folder / dataset.jsonl, target)
         now: dict[str, Any] = {
             "fingerprint": self.suite.fingerprint(),
             "versions": self.versions,

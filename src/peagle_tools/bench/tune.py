@@ -30,7 +30,7 @@ def tune(
     head: HeadArgument,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help='Your prompts, one a line: text or {"prompt": ...}. Without it MT-Bench.'),
+        typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md. Without it MT-Bench."),
     ] = None,
     k: Annotated[
         list[int] | None,
@@ -80,7 +80,7 @@ def tune(
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
     with one_line_errors():
-        lines = _prompt_lines(prompts) if prompts else []
+        lines = _prompt_lines(prompts, target) if prompts else []
         read = read_head(find(head))
         exit_if_unfit(check(read, read_target(target)))
     deepest = read.trained_depth or 7
@@ -135,15 +135,11 @@ def tune(
     print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
 
 
-def _prompt_lines(prompts: Path) -> list[str]:
-    """Each prompt as the line that `vllm bench serve` reads."""
-    from peagle_tools.shared.prompts import read_prompts
+def _prompt_lines(prompts: Path, target: str) -> list[str]:
+    """Each prompt as a line of the suite's own file."""
+    from peagle_tools.shared.prompt_files import read_prompts
 
-    asked = read_prompts(prompts)
-    for n, messages in enumerate(asked, start=1):
-        if [message["role"] for message in messages] != ["user"]:
-            fail(f'{prompts}: prompt {n} is a conversation, a sweep sends single prompts; write {{"prompt": ...}}')
-    return [json.dumps({"prompt": messages[0]["content"]}) + "\n" for messages in asked]
+    return [json.dumps({"messages": messages}) + "\n" for messages in read_prompts(prompts, target)]
 
 
 def _as_in_suite(model: str, folder: Path) -> str:

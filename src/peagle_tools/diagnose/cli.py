@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from peagle_tools.diagnose.interventions import Intervention, Setup
     from peagle_tools.diagnose.search import Diagnosis, Measured
-    from peagle_tools.shared.prompts import Messages
+    from peagle_tools.shared.conversations import Messages
 
 
 def diagnose(
@@ -34,7 +34,7 @@ def diagnose(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help='Prompts, one a line: text, {"prompt": ...} or {"messages": ...}.'),
+        typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md."),
     ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens a step.")
@@ -54,10 +54,11 @@ def diagnose(
     Exit status: 0 a usual curve; 1 the head is unfit, the curve is odd, or a change helped; 2 something cannot be
     read or run.
     """
-    from peagle_tools.shared.prompts import PROMPTS, read_prompts, read_tokenizer, token_ids
+    from peagle_tools.shared.prompt_files import read_prompts
+    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, token_ids
 
     with one_line_errors():
-        asked = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
+        asked = read_prompts(prompts, target) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
     asked = asked[:num_prompts]
     if url is not None:
         _live(url, as_json, _answers(url, asked, max_tokens, raw) if prompts else [])

@@ -2,9 +2,8 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,7 +15,7 @@ def sharpen(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
     target: Annotated[str, typer.Option(metavar="TARGET", help="The model that the head drafts for.")],
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='One a line: text, or JSON with "prompt" or "messages".')
+        Path | None, typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md.")
     ] = None,
     from_records: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="In place of FILE: what a server recorded there.")
@@ -35,11 +34,6 @@ def sharpen(
         int | None, typer.Option(metavar="M", min=2, max=64, help="Candidates a position; default: HEAD's, or 16.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
-    draft_vocab: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Draft only the N tokens that the target says most.")
-    ] = None,
-    quantize: Annotated[Literal["fp8", "int8"] | None, typer.Option(help="Store layers and lm_head in 8 bits.")] = None,
-    no_selector: Annotated[bool, typer.Option("--no-selector", help="Only trim or quantize: fit no selector.")] = False,
     engine: Annotated[
         str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
     ] = "{}",
@@ -49,15 +43,14 @@ def sharpen(
 
     The target answers the prompts while the head drafts, the selector is fitted to what the head proposed and the
     target said, and both heads are measured on prompts that were kept aside. The same command continues a stopped one.
-    --draft-vocab and --quantize make a smaller head first, which is written whether a selector improves it or not.
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    from peagle_tools.shared.prompts import read_prompts
-    from peagle_tools.sharpen import reduce, run
+    from peagle_tools.shared.prompt_files import read_prompts
+    from peagle_tools.sharpen import run
     from peagle_tools.sharpen.prompts import Prompts, divided, read_records, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
@@ -65,14 +58,12 @@ def sharpen(
     from peagle_vllm.heads.selector import read_selector_config
     from peagle_vllm.heads.target import read_target
 
-    arguments, smaller = json_object(engine), draft_vocab is not None or quantize is not None
-    if no_selector and not smaller:
-        fail("--no-selector leaves nothing to do; give --draft-vocab or --quantize, or leave it out")
+    arguments = json_object(engine)
     if (prompts is None) == (from_records is None):
         fail("give one of --prompts FILE and --from-records FOLDER")
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        texts, aside = (read_prompts(file) if file else None for file in (prompts, held_out))
+        texts, aside = (read_prompts(file, target) if file else None for file in (prompts, held_out))
         model, found = read_target(target), read_head(download(head))
         exit_if_unfit(check(found, model))
         depth = num_speculative_tokens or found.trained_depth or 5
@@ -96,23 +87,13 @@ def sharpen(
             asked_of = Prompts(*divided(recorded, read_tokens(target, aside) if aside else None))
         else:
             asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts or [], aside)))
-        job = run.Job(model, asked_of, plan, progress)
-        reduction: reduce.Reduction | None = None
-        report: run.Sharpened | None
-        if smaller:
-            reduction, report = reduce.reduce(found, job, out, draft_vocab, quantize, not no_selector)
-        else:
-            report = run.sharpen(found, job, out)
+        report = run.sharpen(found, run.Job(model, asked_of, plan, progress), out)
     if as_json:
-        selector = run.as_dict(report, plan) if report else {}
-        print(json.dumps(selector | ({"reduction": asdict(reduction)} if reduction else {}), indent=2))
+        print(json.dumps(run.as_dict(report, plan), indent=2))
     else:
-        tables = [reduction.table()] if reduction else []
-        Console().print(*tables, *(report.tables() if report else ()))
-        if reduction or (report and report.is_better):
+        Console().print(*report.tables())
+        if report.is_better:
             print(f"wrote {out}")
-    if report and reduction and not report.is_better:
-        print("a selector is no better on held-out prompts: the smaller head is written without one", file=sys.stderr)
-    elif report and not report.is_better:
+    if not report.is_better:
         print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
         raise typer.Exit(1)

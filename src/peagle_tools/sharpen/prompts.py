@@ -5,8 +5,9 @@ import random
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from peagle_tools.shared.conversations import Messages
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.prompts import Messages, read_tokenizer, token_ids
+from peagle_tools.shared.prompts import read_tokenizer, token_ids
 
 HELD_OUT = 64  # prompts at most, and a fifth of few
 MOST_RECORDED, LONGEST_RECORDED = 2_000, 4_096  # prompts; tokens of one

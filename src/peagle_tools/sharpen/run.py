@@ -90,16 +90,13 @@ class Sharpened:
         forms = Table("form", "AL on the development share", title=f"{self.drafts:,} drafts recorded")
         for name, gain in self.forms.items():
             forms.add_row(f"{name} (chosen)" if name == self.chosen else name, f"{gain.length:.3f} ± {gain.error:.3f}")
-        return forms, served_table("served, held-out prompts", self.served)
-
-
-def served_table(title: str, served: list[ServedGain]) -> Table:
-    """AL by K, before and after."""
-    table = Table("K", "AL before", "AL after", "gain", title=title)
-    for one in served:
-        lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (one.before, one.after)]
-        table.add_row(str(one.num_speculative_tokens), *lengths, f"{one.after.length / one.before.length - 1:+.1%}")
-    return table
+        served = Table("K", "AL before", "AL after", "gain", title="served, held-out prompts")
+        for row in self.served:
+            lengths = [f"{gain.length:.3f} ± {gain.error:.3f}" for gain in (row.before, row.after)]
+            served.add_row(
+                str(row.num_speculative_tokens), *lengths, f"{row.after.length / row.before.length - 1:+.1%}"
+            )
+        return forms, served
 
 
 def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
@@ -131,10 +128,10 @@ def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
     return report
 
 
-def refuse_too_few(prompts: Prompts, learns: bool = True) -> None:
+def refuse_too_few(prompts: Prompts) -> None:
     """Raises ToolError."""
     for count, least, what in (
-        (len(prompts.learn), LEAST_PROMPTS if learns else 0, "prompts to learn from"),
+        (len(prompts.learn), LEAST_PROMPTS, "prompts to learn from"),
         (len(prompts.held_out), LEAST_HELD_OUT, "prompts to measure with"),
     ):
         if count < least:
@@ -142,11 +139,11 @@ def refuse_too_few(prompts: Prompts, learns: bool = True) -> None:
 
 
 @contextmanager
-def work_folder(head: Head, job: Job, out: Path, end: str = ".sharpen") -> Iterator[Path]:
+def work_folder(head: Head, job: Job, out: Path) -> Iterator[Path]:
     """A folder beside ``out`` for what is recorded; removed at the end, kept on any error."""
     if out.exists():
         raise ToolError(f"{out} exists; name a folder that does not, nothing is overwritten")
-    work = out.parent / f".{out.name}{end}"
+    work = out.parent / f".{out.name}.sharpen"
     asked = {
         "head": head_hash(head),
         "target": job.target.name,

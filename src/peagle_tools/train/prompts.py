@@ -4,7 +4,6 @@ Answers in a data set are another model's, often under terms that forbid to trai
 would not say. So only what systems and users said is kept; the target answers each user's turn itself.
 """
 
-import glob
 import hashlib
 import json
 import re
@@ -17,15 +16,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from peagle_tools.shared.conversations import UnusableRow, conversation
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.prompt_files import Row, read_rows
 from peagle_tools.train.config import Config
 from peagle_tools.train.from_target import sampled
 from peagle_tools.train.lines import write_lines
 from peagle_vllm.heads.files import one_line
+from peagle_vllm.heads.target import control_tokens
 
-LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
-COLUMNS = ("prompt", "instruction", "question", "text")  # of a row that holds no conversation, the first there is
 KINDS = {
     "EMAIL_ADDRESS": "e-mail addresses",
     "CREDIT_CARD": "card numbers",
@@ -61,13 +61,16 @@ def prompts(config: Config) -> str:
     if data.pii == "presidio" and not find_spec("presidio_analyzer"):
         mend = 'pip install "peagle-vllm[pii]", or set `pii: none` in data'
         raise ToolError(f"presidio_analyzer is not installed: {mend}")
-    counts: Counter[str] = Counter(dict.fromkeys(("rows", "without a prompt in text", "duplicates"), 0))
+    counts: Counter[str] = Counter(dict.fromkeys(("rows", "duplicates"), 0))
+    unusable: dict[str, list[str]] = {}
     rows: dict[str, dict[str, Any]] = {}
     own = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
-    for row in chain(*(_prompts(source, counts) for source in data.prompts), _usable(own, counts)):
+    control = control_tokens(config.target)
+    given = (_prompts(source, control, counts, unusable) for source in data.prompts)
+    for row in chain(*given, _usable(own, counts)):
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
-    near = near_to([row for source in data.apart_from for row in _prompts(source, Counter())])
+    near = near_to([row for source in data.apart_from for row in _prompts(source, None, Counter(), {})])
     sources = {key: near(rows[key]) for key in sorted(rows)}
     dropped = [{**rows[key], "messages": None, "near": source} for key, source in sources.items() if source]
     counts["near to a measured prompt"] = len(dropped)
@@ -82,14 +85,17 @@ def prompts(config: Config) -> str:
     kept = [row for row, personal in zip(apart, found, strict=True) if not personal]
     unfit = [{**row, "messages": None, "pii": each} for row, each in zip(apart, found, strict=True) if each]
     counts["dropped for personal data"], counts["kept"] = len(unfit), len(kept)
+    reasons = {reason: f"{len(places)}, first {places[0]}" for reason, places in unusable.items()}
     report = {
         "rows": dict(counts),
+        "unusable rows": reasons,
         "personal data found": dict(sorted(sum(found, Counter()).items())),
         "looked for": list(kinds.values()),
         "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in kinds],
     }
     if not kept:
-        raise ToolError(f"no prompt is left of {', '.join(data.prompts) or 'the target'}: {json.dumps(report['rows'])}")
+        why = json.dumps({**counts, **reasons})
+        raise ToolError(f"no prompt is left of {', '.join(data.prompts) or 'the target'}: {why}")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_lines(out.with_suffix(".dropped.jsonl"), [*dropped, *unfit])
     write_lines(out, kept)
@@ -98,22 +104,19 @@ def prompts(config: Config) -> str:
     return text
 
 
-def _prompts(source: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
-    """{id, messages, source} of each row that holds a prompt."""
-    from speculators.cli.regenerate_responses import prepare_row
-    from speculators.data_generation.configs import DATASET_CONFIGS, DatasetConfig
-
+def _prompts(
+    source: str, control: re.Pattern[str] | None, counts: Counter[str], unusable: dict[str, list[str]]
+) -> Iterator[dict[str, Any]]:
+    """{id, messages, source} of each row that holds a prompt; of the others, where they stand by reason."""
     name = Path(source).name if Path(source).exists() else source
-    for number, row in enumerate(_rows(source), start=1):
-        column = next((each for each in COLUMNS if isinstance(row.get(each), str)), None)
-        plain = DatasetConfig(name=name, hf_path=source, split="", prompt_field=column)
-        prepared = prepare_row(row, DATASET_CONFIGS.get(source, plain))
-        messages = prepared[1] if prepared else []
+    for place, row in _rows(source):
         counts["rows"] += 1
-        if not messages or not all(isinstance(message["content"], str) for message in messages):
-            counts["without a prompt in text"] += 1
-            continue
-        yield {"id": _id(messages), "messages": messages, "source": f"{name}:{number}"}
+        try:
+            messages = [turn for turn in conversation(row, control) if turn["role"] != "assistant"]
+        except UnusableRow as error:
+            unusable.setdefault(error.reason, []).append(place)
+        else:
+            yield {"id": _id(messages), "messages": messages, "source": name + place.removeprefix(source)}
 
 
 def _id(messages: list[dict[str, Any]]) -> str:
@@ -165,22 +168,23 @@ def _said_by_users(row: dict[str, Any]) -> list[str]:
     return [message["content"] for message in row["messages"] if message["role"] == "user"]
 
 
-def _rows(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file, a preset, or a data set of the hub."""
+def _rows(source: str) -> Iterator[Row]:
+    """The rows of a file, a preset, or a data set of the hub, each with its place."""
+    if Path(source).is_file():
+        yield from read_rows(Path(source))
+        return
     from datasets import load_dataset
     from speculators.data_generation.configs import DATASET_CONFIGS
 
     try:
-        if Path(source).is_file():
-            loader = LOADERS.get(Path(source).suffix, "json")
-            yield from load_dataset(loader, data_files=glob.escape(source), split="train", streaming=True)
-        elif preset := DATASET_CONFIGS.get(source):
-            yield from load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True)
+        if preset := DATASET_CONFIGS.get(source):
+            rows = load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True)
         else:
             name, _, split = source.partition(":")
-            yield from load_dataset(name, split=split or "train", streaming=True)
+            rows = load_dataset(name, split=split or "train", streaming=True)
+        yield from ((f"{source}:{number}", row) for number, row in enumerate(rows, start=1))
     except Exception as error:  # the library has many kinds
-        mend = f"name a file ({' '.join(LOADERS)}) or a data set of the hub, ORG/NAME[:SPLIT]"
+        mend = "name a file of prompts, or a data set of the hub, ORG/NAME[:SPLIT]"
         raise ToolError(f"{source} cannot be read ({one_line(error)}); {mend}") from None
 
 

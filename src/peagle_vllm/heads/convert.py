@@ -20,6 +20,7 @@ from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
 
 Format = Literal["vllm", "speculators"]
+OUTPUT = "lm_head.weight"
 MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 # transformers fills these in for a flat config; a speculators config must state them.
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
@@ -52,7 +53,12 @@ def with_window(head: Head, window: int) -> Head:
 
 
 def convert(
-    head: Head, folder: Path, to: Format, target: Target | None, on_write: Callable[[int], object] = lambda count: None
+    head: Head,
+    folder: Path,
+    to: Format,
+    target: Target | None,
+    on_write: Callable[[int], object] = lambda count: None,
+    kept: np.ndarray | None = None,
 ) -> None:
     """Write ``head`` into ``folder``, which is there.
 
@@ -60,19 +66,27 @@ def convert(
         head: on this machine, and without ``obstacles`` that are errors.
         target: names the layers that vLLM would take by default, and the verifier of a speculators head.
         on_write: called with the number of bytes before each piece that is written.
+        kept: int64 [draft vocabulary] draft ids to keep, ascending, of a head with an ``lm_head``; None: all.
 
     Raises:
         HeadError: a file cannot be read, a weight is NaN or Inf.
         OSError: ``folder`` cannot be written.
     """
-    tensors = copied_tensors(head, on_write)
+    tensors, config = copied_tensors(head, on_write), config_for(head, to, target)
+    if kept is not None:
+        info, pieces = tensors[OUTPUT]
+        num_bytes = info.num_bytes // info.shape[0]
+        smaller = replace(info, shape=(len(kept), *info.shape[1:]), num_bytes=num_bytes * len(kept))
+        tensors |= map_tensors(target_ids(head)[kept], head.vocab_size)
+        tensors[OUTPUT] = smaller, _rows(pieces, num_bytes, kept)
+        config["draft_vocab_size"] = len(kept)
     if to == "speculators" and "mask_hidden" in tensors:
         info, pieces = tensors["mask_hidden"]
         tensors["mask_hidden"] = replace(info, shape=(1, 1, info.num_elements)), pieces
     if head.config.get(SELECTOR):
         assert head.folder is not None
         shutil.copytree(head.folder / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
-    write_head(folder, config_for(head, to, target), dict(tensors.values()))
+    write_head(folder, config, dict(tensors.values()))
 
 
 def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[TensorInfo, Iterable[bytes]]) -> None:
@@ -96,6 +110,17 @@ def _pieces(head: Head, name: str, on_write: Callable[[int], object]) -> Iterato
             raise HeadError(*not_finite(head, [name]))
         on_write(len(raw))
         yield raw
+
+
+def _rows(pieces: Iterable[bytes], num_bytes: int, kept: np.ndarray) -> Iterator[bytes]:
+    """The bytes of the rows ``kept`` of a tensor whose rows are ``num_bytes`` long."""
+    begun, first = b"", 0
+    for piece in pieces:
+        begun += piece
+        count = len(begun) // num_bytes
+        rows = np.frombuffer(begun, np.uint8, count * num_bytes).reshape(count, num_bytes)
+        yield rows[kept[(kept >= first) & (kept < first + count)] - first].tobytes()
+        begun, first = begun[count * num_bytes :], first + count
 
 
 def copied_tensors(

@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 import typer
 
 from peagle_tools.shared.files import new_folder
-from peagle_tools.shared.terminal import HeadArgument, RevisionOption, exit_if_unfit, exit_on_sigterm, one_line_errors
+from peagle_tools.shared.terminal import (
+    HeadArgument,
+    RevisionOption,
+    exit_if_unfit,
+    exit_on_sigterm,
+    fail,
+    one_line_errors,
+)
 
 
 def convert(
@@ -31,23 +38,36 @@ def convert(
             "than the documents it was trained on.",
         ),
     ] = None,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Draft only the N tokens that the texts of --text hold most."),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For --draft-vocab: conversations as the target has them, best its answers."),
+    ] = None,
     revision: RevisionOption = None,
 ) -> None:
     """Write a head of any dialect in a format that vLLM loads by itself.
 
-    Weights are copied byte by byte, in pieces; OUT appears whole or not at all.
+    Weights are copied byte by byte, in pieces, but for the rows of lm_head that --draft-vocab leaves out. OUT appears
+    whole or not at all.
 
     Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
     """
     from rich.console import Console
     from rich.progress import Progress
 
+    from peagle_tools.convert.draft_vocab import DraftVocab, choose
+    from peagle_tools.shared.prompt_files import read_conversations
     from peagle_vllm.heads import convert as converting
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
 
     exit_on_sigterm()
+    if (draft_vocab is None) != (text is None) or (text and target is None):
+        fail("--draft-vocab N, --text FILE and --target TARGET go together")
     with one_line_errors():
         source = read_head(download(head, revision))
         if mask_token_id is not None:
@@ -55,13 +75,20 @@ def convert(
         source = converting.with_window(source, window) if window is not None else source
         model = read_target(target) if target is not None else None
         exit_if_unfit(converting.obstacles(source, to, model))
+        trimmed: DraftVocab | None = None
+        if draft_vocab is not None and text and target:
+            trimmed = choose(source, target, draft_vocab, read_conversations(text))
         console = Console(stderr=True)
         bars = Progress(console=console, transient=True, disable=not console.is_terminal)
         with bars as progress, new_folder(out) as folder:
             bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
-            converting.convert(source, folder, to, model, lambda count: progress.advance(bar, count))
+            kept = trimmed.kept if trimmed else None
+            converting.convert(source, folder, to, model, lambda count: progress.advance(bar, count), kept)
         written = read_head(out)
     print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
+    if trimmed:
+        print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")
+        print("languages:", ", ".join(f"{name} {share:.0%}" for name, share in trimmed.languages.items()))
     verifier = written.config.get("speculators_config", {}).get("verifier")
     if to == "speculators" and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         note = f"{out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it"

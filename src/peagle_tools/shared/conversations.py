@@ -1,0 +1,154 @@
+"""What a row of a prompt file holds: a conversation, in the forms that vLLM's and speculators' readers take."""
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+Messages = list[dict[str, str]]
+
+TURNS = ("messages", "conversations", "conversation", "turns", "prompt", "input")  # of a row: lists of turns
+TEXTS = ("prompt", "instruction", "question", "problem", "input", "text")  # of a row: a user's text
+SYSTEM = ("system", "system_prompt")  # of a row, beside its turns
+ADDED = ("input", "context")  # what an ``instruction`` is about
+MEDIA = re.compile(r"(image|audio|video)(s|_files|_url)?|multi_modal_data")
+USED_TOOLS = ("tools", "functions", "tool_calls", "function_call", "tool_call_id")
+ROLES = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "function_call", "function_response", "ipython"), "tool"),
+}
+# What chat templates put around turns: ChatML, Llama 3 and 4, harmony, Phi, DeepSeek, Cohere; Gemma; Llama 2 and
+# Mistral; and transcripts in plain words.
+IN_A_TEMPLATE = re.compile(
+    r"<[|\uff5c][\w\u2581]+[|\uff5c]>|<(start|end)_of_turn>|<\|turn>|<turn\|>"
+    r"|\[/?(INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS)\]|<</?SYS>>"
+    r"|^###? ?(Response|Assistant|Human):|^(?:Human|User|USER): (?s:.*)\n\s*(?:Assistant|ASSISTANT):",
+    re.MULTILINE,
+)
+WITHOUT_TEMPLATE = (
+    'write its turns as {"messages": [{"role": "user", "content": "..."}]}: the target\'s template is added'
+)
+
+
+class UnusableRow(ValueError):
+    """A row that holds no conversation in text: why, and how to fix it."""
+
+    def __init__(self, reason: str, fix: str):
+        super().__init__(f"{reason}; {fix}")
+        self.reason = reason
+
+
+def conversation(row: Any, control_tokens: re.Pattern[str] | None = None) -> Messages:
+    """The turns of a row, answers included: {role, content} with the roles system, user and assistant.
+
+    Args:
+        row: text, or an object as vLLM's and speculators' readers take it.
+        control_tokens: finds those of the target, which no text holds.
+
+    Raises:
+        UnusableRow: it is none of these, uses tools or media, has no user's turn, or is in a chat template.
+    """
+    if isinstance(row, str):
+        row = {"prompt": row}
+    if not isinstance(row, dict):
+        raise UnusableRow(f"is {_kind(row)}", 'write text, or {"prompt": "..."}')
+    row = row["body"] if isinstance(row.get("body"), dict) else row  # a line for ``vllm run-batch``
+    if media := next((key for key in row if MEDIA.fullmatch(str(key)) and row[key]), None):
+        raise UnusableRow(f'has "{media}"', "only text is taken, leave it out")
+    if row.get("history"):
+        raise UnusableRow('has "history"', 'write all turns as {"messages": [...]}')
+    _without_tools(row)
+    system = [{"role": "system", "content": row[key]} for key in SYSTEM if row.get(key)]
+    messages = [turn for turn in map(_turn, [*system, *_turns(row)]) if turn["content"] or turn["role"] != "system"]
+    for message in messages:
+        _check_text(message["content"], control_tokens)
+    if not any(message["role"] == "user" for message in messages):
+        raise UnusableRow("has no turn of a user", "leave it out")
+    return messages
+
+
+def unanswered(messages: Messages) -> Messages:
+    """A conversation up to the first turn of a user that has no answer, or without the answer at its end."""
+    spoken = [at for at, message in enumerate(messages) if message["role"] != "system"]
+    for at, following in pairwise(spoken):
+        if messages[at]["role"] == messages[following]["role"] == "user":
+            return messages[:following]
+    end = max(at for at in spoken if messages[at]["role"] == "user")
+    return messages if end == spoken[-1] else messages[: end + 1]
+
+
+def _turns(row: dict[str, Any]) -> list[Any]:
+    """The turns of a row as it has them; a text is one."""
+    for key in TURNS:
+        value = row.get(key)
+        if isinstance(value, str) and value.startswith("[") and key not in TEXTS:  # a cell of a table
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise UnusableRow(f'"{key}" is not valid JSON', "write a list of turns") from None
+        if isinstance(value, list) and value:
+            if any(type(turn) is int for turn in value):
+                raise UnusableRow(f'"{key}" holds token ids', "write text")
+            is_user = key == "turns"  # MT-Bench's are texts, all of the user
+            return [{"role": "user", "content": turn} if is_user and isinstance(turn, str) else turn for turn in value]
+        if value not in (None, "", []) and key not in TEXTS:
+            raise UnusableRow(f'"{key}" is {_kind(value)}', "write a list of turns")
+    for key in TEXTS:
+        if (value := row.get(key)) is not None:
+            parts = [row.get(more) for more in ADDED] if key == "instruction" else []
+            more = [part for part in parts if isinstance(part, str) and part.strip()]
+            return [{"role": "user", "content": "\n\n".join([value, *more]) if isinstance(value, str) else value}]
+    names = ", ".join(f'"{key}"' for key in list(row)[:6]) or "nothing"
+    raise UnusableRow(f'holds neither "prompt" nor "messages", but {names}', "write one of them")
+
+
+def _turn(turn: Any) -> dict[str, str]:
+    if not isinstance(turn, dict):
+        raise UnusableRow(f"has a turn that is {_kind(turn)}", 'write {"role": "user", "content": "..."}')
+    _without_tools(turn)
+    said_by, content = (
+        turn[a] if turn.get(a) is not None else turn.get(b) for a, b in (("role", "from"), ("content", "value"))
+    )
+    role = ROLES.get(said_by.lower()) if isinstance(said_by, str) else None
+    if role is None:
+        raise UnusableRow(f"has a turn with the role {said_by!r}", "write system, user or assistant")
+    if role == "tool":
+        raise UnusableRow(f"has a turn with the role {said_by!r}", "prompts with tools are not taken, leave it out")
+    if isinstance(content, list) and content:
+        content = "\n".join(map(_part, content))  # as vLLM joins them
+    if not isinstance(content, str):
+        raise UnusableRow(f"has a turn of the {role} whose content is {_kind(content)}", "write text")
+    if not content.strip() and role != "system":
+        raise UnusableRow(f"has a turn of the {role} that is empty", "write text, or leave it out")
+    return {"role": role, "content": content if content.strip() else ""}
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
+        part = part.get("text")
+    if not isinstance(part, str):
+        kind = repr(part.get("type")) if isinstance(part, dict) else _kind(part)
+        raise UnusableRow(f"has a part of a turn that is {kind}", "only text is taken, leave it out")
+    return part
+
+
+def _without_tools(fields: dict[str, Any]) -> None:
+    for key in USED_TOOLS:
+        if fields.get(key) not in (None, "", "[]", "{}", [], {}):
+            raise UnusableRow(f'has "{key}"', "prompts with tools are not taken, leave it out")
+
+
+def _check_text(text: str, control_tokens: re.Pattern[str] | None) -> None:
+    if match := IN_A_TEMPLATE.search(text) or (control_tokens and control_tokens.search(text)):
+        raise UnusableRow(f"is in a chat template already ({match[0].splitlines()[0][:40]})", WITHOUT_TEMPLATE)
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UnusableRow("holds half a character (a lone surrogate)", "write it whole, or leave it out")
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", dict: "an object"}
+    if value is None:
+        return "null"
+    return "an empty list" if value == [] else names.get(type(value), "a list")

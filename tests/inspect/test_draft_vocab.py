@@ -1,0 +1,121 @@
+"""``peagle-vllm convert --draft-vocab``: which rows of lm_head are kept, and nothing else changes."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from peagle_tools.convert.draft_vocab import choose, needed_ids
+from peagle_tools.shared.prompts import read_tokenizer
+from peagle_vllm.heads import convert
+from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
+from peagle_vllm.heads.target import read_target
+from tests.inspect.running import only_line, run
+from tests.support.models import PEAGLE, TARGET, heldout
+from tests.support.random_heads import HeadSpec, write_pair
+
+HEADS = {
+    "speculators": HeadSpec(),
+    "aws": HeadSpec(fmt="aws"),
+    "qwen3": HeadSpec(family="qwen3", norm_before_fc=True),
+    "reduced": HeadSpec(draft_vocab=300),
+}
+TEXTS = heldout()  # more kinds of tokens than are kept
+
+
+def weights(head: Head) -> dict[str, torch.Tensor]:
+    assert head.folder is not None
+    tensors = load_file(head.folder / "model.safetensors")
+    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_trimmed_head_keeps_its_rows(name: str, to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peagle_vllm.heads.files.PIECE", 1000)  # no whole number of rows
+    folders = write_pair(tmp_path, HEADS[name])
+    target, head = read_target(str(folders[0])), read_head(folders[1])
+    ids = target_ids(head)
+    kept = np.arange(5, len(ids), 3)
+    (tmp_path / "out").mkdir()
+    convert.convert(head, tmp_path / "out", to, target, kept=kept)
+    trimmed = read_head(tmp_path / "out")
+    assert check_pair(trimmed, target) == []
+    assert read_map(trimmed).form == "offsets" and target_ids(trimmed).tolist() == ids[kept].tolist()
+    before, after = weights(head), weights(trimmed)
+    assert torch.equal(after.pop("lm_head.weight"), before.pop("lm_head.weight")[kept])
+    assert after.pop("t2d").nonzero().flatten().tolist() == ids[kept].tolist()
+    for tensor in set(before) - {"d2t", "t2d"}:
+        assert torch.equal(after[tensor].flatten(), before[tensor].flatten()), tensor
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
+    """Answers alone count where there are some. The held-out tenth chooses nothing of what it measures."""
+    chats = [[{"role": "assistant" if answered else "user", "content": text}] for text in TEXTS]
+    if answered:
+        chats[0].insert(0, {"role": "user", "content": "import " * 999})
+    vocab, tokenizer = choose(read_head(PEAGLE), str(TARGET), 290, chats), read_tokenizer(str(TARGET))
+    needed = needed_ids(tokenizer)
+    assert vocab.kept.tolist() == sorted(vocab.kept) and len(vocab.kept) == 290
+    assert set(needed) < set(vocab.kept) and len(needed) == 256 + 7  # bytes and special tokens
+    counts = [
+        np.bincount([i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)], minlength=512)
+        for texts in (TEXTS, TEXTS[::10])
+    ]
+    others = [
+        np.setdiff1d(np.argsort(-of, kind="stable"), needed, assume_unique=True)[:27]
+        for of in (counts[0], counts[0] - counts[1])
+    ]
+    assert set(vocab.kept) == {*needed, *others[0]}
+    chosen = [*needed, *others[1]]
+    assert vocab.coverage == pytest.approx(counts[1][chosen].sum() / counts[1].sum())
+    assert len(vocab.languages) == 14 and vocab.languages["Chinese"] == 1 > vocab.languages["English"] > 0.5
+
+
+def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
+    options = ("--target", TARGET, "--text", file, "--draft-vocab")
+    ran = run(monkeypatch, "convert", PEAGLE, tmp_path / "out", *options, 300)
+    assert (ran.code, ran.err) == (0, "") and read_head(tmp_path / "out").draft_vocab_size == 300
+    assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\nlanguages: English \d+%, ", ran.out)
+    for wrong, line in (
+        (("--draft-vocab", 300, "--target", TARGET), "--draft-vocab N, --text FILE and --target TARGET go together"),
+        ((*options, 512), "--draft-vocab is 512, "),
+        ((*options, 262), "but 263 special tokens, bytes and digits are kept; give more"),
+    ):
+        assert line in only_line(run(monkeypatch, "convert", PEAGLE, tmp_path / "none", *wrong))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [(HeadSpec(own_lm_head=False), "no lm_head of its own"), (HeadSpec(selector=True), "has a selector")],
+)
+def test_what_cannot_be_trimmed(spec: HeadSpec, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target, head = write_pair(tmp_path, spec)
+    (tmp_path / "text").write_text("some text\n")
+    options = ("--draft-vocab", 100, "--target", target, "--text", tmp_path / "text")
+    assert line in only_line(run(monkeypatch, "convert", head, tmp_path / "out", *options))
+
+
+def test_nothing_is_left_of_a_broken_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not even where the row that is broken would be left out."""
+    target, folder = write_pair(tmp_path)
+    for file in TARGET.glob("tokenizer*"):
+        (target / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][-1, 3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    (tmp_path / "text").write_text("some text\n")
+    options = ("--draft-vocab", 300, "--target", target, "--text", tmp_path / "text")
+    ran = run(monkeypatch, "convert", folder, tmp_path / "out", *options)
+    assert ran.code in (1, 2) and "lm_head.weight holds NaN or Inf" in ran.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target", "text"]

@@ -1,0 +1,235 @@
+"""The one reader of prompt files: what it takes, and what it refuses by line, reason and fix."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.prompt_files import read_conversations, read_prompts
+from tests.support.models import TARGET
+
+HI = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "be brief"}
+ANSWER = {"role": "assistant", "content": "hello"}
+PARTS = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
+SHARED = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}, {"from": "human", "value": "more"}]
+ASKED = ["hi", "hello", "more"]
+
+
+def chat(*turns: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": list(turns), **more}
+
+
+ROWS = {
+    "OpenAI": (chat(SYSTEM, HI, id=7), ["be brief", "hi"]),
+    "no system prompt": (chat({"role": "system", "content": ""}, HI), ["hi"]),
+    "developer": (chat({"role": "developer", "content": "be brief"}, HI), ["be brief", "hi"]),
+    "parts": (chat({"role": "user", "content": PARTS}), ["a\nb\nc"]),
+    "ShareGPT": ({"id": "x_1", "conversations": SHARED}, ASKED),
+    "ShareGPT, answered": ({"conversations": [*SHARED, SHARED[1]]}, ASKED),
+    "answered": (chat(SYSTEM, HI, ANSWER), ["be brief", "hi"]),
+    "both": ({"prompt": "not this", **chat(HI)}, ["hi"]),
+    "a list as prompt": ({"prompt": [HI]}, ["hi"]),
+    "MT-Bench": ({"question_id": 81, "turns": ["one?", "two?"]}, ["one?"]),
+    "SPEED-Bench": (chat(HI, {"role": "user", "content": "two?"}), ["hi"]),
+    "run-batch": ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(HI)}, ["hi"]),
+    "GSM8K": ({"question": "1 + 1?", "answer": "2"}, ["1 + 1?"]),
+    "Alpaca": ({"instruction": "add", "input": "1, 1", "output": "2"}, ["add\n\n1, 1"]),
+    "Alpaca without input": ({"instruction": "add", "input": "", "output": "2"}, ["add"]),
+    "Nemotron": ({"input": [HI], "output": "hello"}, ["hi"]),
+    "text": ({"text": "hi"}, ["hi"]),
+    "empty messages": ({"prompt": "hi", "messages": [], "tools": []}, ["hi"]),
+    "OpenOrca": ({"system_prompt": "be brief", "question": "hi", "response": "hello"}, ["be brief", "hi"]),
+    "LLaMA-Factory": ({"conversations": SHARED[:2], "system": "be brief", "tools": "[]"}, ["be brief", "hi"]),
+    "AIMO": ({"problem": "hi", "messages": None}, ["hi"]),
+    "HTML": ({"prompt": "what is <s>old</s> in HTML, or [1, 2]?"}, ["what is <s>old</s> in HTML, or [1, 2]?"]),
+    "a list in a text": ({"prompt": "[1, 2] sorted?"}, ["[1, 2] sorted?"]),
+    "few shots": ({"prompt": "Q: 1 + 1?\nA: 2\nQ: 2 + 2?\nA:"}, ["Q: 1 + 1?\nA: 2\nQ: 2 + 2?\nA:"]),
+}
+
+
+def contents(file: Path) -> list[list[str]]:
+    return [[message["content"] for message in messages] for messages in read_prompts(file, str(TARGET))]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_form_of_a_row(name: str, tmp_path: Path):
+    row, expected = ROWS[name]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    assert contents(file) == [expected]
+
+
+FILES = {
+    "lines.jsonl": b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n',
+    "bom.jsonl": b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}',
+    "array.json": b'\n[{"prompt": "a"},\n {"prompt": "b"}]\n',
+    "array.jsonl": b'[{"prompt": "a"}, {"prompt": "b"}]',
+    "array.txt": b'["a", {"prompt": "b"}]',
+    "lines.json": b'{"prompt": "a"}\n{"prompt": "b"}\n',
+    "mixed.txt": b'a\n{"prompt": "b"}\n',
+    "mac.txt": b"a\rb\r",
+    "table.csv": b'id,prompt\r\n1,a\r\n2,"b"\r\n',
+    "table.TSV": b"prompt\tanswer\na\t1\nb\t2\n",
+    "chats.csv": b'messages\n"[{""role"": ""user"", ""content"": ""a""}]"\n"[{""from"": ""human"", ""value"": ""b""}]"',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_form_of_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / name).write_bytes(FILES[name])
+    assert contents(tmp_path / name) == [["a"], ["b"]]
+    assert capsys.readouterr().err == ""
+
+
+def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([chat(HI, id=1), {"id": 2, "messages": []}]), file)
+    with pytest.raises(
+        ToolError, match=r'rows.parquet: row 2 holds neither "prompt" nor "messages", but "messages", "id"'
+    ):
+        read_prompts(file)
+    parquet.write_table(pyarrow.Table.from_pylist([{"conversations": SHARED}]), file)
+    assert contents(file) == [ASKED]
+    file.write_bytes(b"PAR1")
+    with pytest.raises(ToolError, match=r"rows.parquet is no Parquet file \("):
+        read_prompts(file)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ToolError, match="pyarrow reads it and is missing; install it"):
+        read_prompts(file)
+
+
+def test_other_line_ends_are_part_of_a_text(tmp_path: Path):
+    (tmp_path / "a.txt").write_text('{"prompt": "a\u2028"}\n\nb\x0c\n', newline="")
+    assert contents(tmp_path / "a.txt") == [["a\u2028"], ["b\x0c"]]
+
+
+def test_turns_that_are_not_asked_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Whole conversations have them; the roles are those that chat templates know."""
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in (chat(HI), {"conversations": [*SHARED, SHARED[1]]})))
+    assert [messages[-1] for messages in read_prompts(file)] == [HI, {"role": "user", "content": "more"}]
+    assert "a.jsonl: 1 of 2 conversations are asked without their last turns" in capsys.readouterr().err
+    assert [turn["role"] for turn in read_conversations(file)[1]] == ["user", "assistant"] * 2
+
+
+CONTROL = "<|im_start|>"
+IN_TEMPLATES = {
+    "ChatML": "<|im_start|>user\nhi<|im_end|>\n",
+    "Llama 3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
+    "harmony": "<|start|>user<|message|>hi<|end|>",
+    "DeepSeek": "<\uff5cUser\uff5c>hi<\uff5cAssistant\uff5c>",
+    "DeepSeek's begin": "<\uff5cbegin\u2581of\u2581sentence\uff5c>hi",
+    "Gemma": "<start_of_turn>user\nhi<end_of_turn>\n",
+    "Gemma 4": "<|turn>user\nhi<turn|>\n",
+    "Mistral": "<s>[INST] hi [/INST]",
+    "Llama 2": "[INST] <<SYS>>\nbe brief\n<</SYS>>\n\nhi [/INST] hello</s>",
+    "Alpaca": "### Instruction:\nadd\n\n### Response:\n2",
+    "Vicuna": "USER: hi\nASSISTANT: hello",
+    "HH": "\n\nHuman: hi\n\nAssistant: hello",
+}
+REFUSED = {
+    **{
+        f"template of {name}": ({"text": text}, "is in a chat template already (")
+        for name, text in IN_TEMPLATES.items()
+    },
+    "a template in a turn": (chat({"role": "user", "content": CONTROL}), f"already ({CONTROL}); write its turns as"),
+    "number": (7, "is a number; write text, or"),
+    "list": ([1], "is a list;"),
+    "null": (None, "is null;"),
+    "no key": ({"id": 7, "foo": "x"}, 'holds neither "prompt" nor "messages", but "id", "foo"; write one of them'),
+    "empty object": ({}, "but nothing;"),
+    "null prompt": ({"prompt": None}, 'but "prompt";'),
+    "prompt of a number": ({"prompt": 7}, "a turn of the user whose content is a number; write text"),
+    "empty prompt": ({"prompt": " \n"}, "a turn of the user that is empty;"),
+    "token ids": ({"prompt": [1, 2]}, '"prompt" holds token ids; write text'),
+    "list of texts": ({"prompt": ["a", "b"]}, "has a turn that is text;"),
+    "messages of text": ({"messages": "hi"}, '"messages" is text; write a list of turns'),
+    "turn without role": (chat({"content": "hi"}), "a turn with the role None; write system, user or assistant"),
+    "unknown role": (chat({"role": "critic", "content": "hi"}), "a turn with the role 'critic';"),
+    "null content": (chat({"role": "user", "content": None}), "whose content is null;"),
+    "empty parts": (chat({"role": "user", "content": []}), "whose content is an empty list;"),
+    "null answer": (
+        chat(HI, {"role": "assistant", "content": None}, HI),
+        "a turn of the assistant whose content is null;",
+    ),
+    "image": (
+        chat({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+        "that is 'image_url'; only text",
+    ),
+    "image beside": ({"prompt": "what is this?", "image": "a.png"}, 'has "image"; only text is taken'),
+    "image files": ({"prompt": "what is this?", "image_files": ["a.png"]}, 'has "image_files";'),
+    "tool call": (
+        chat(HI, {"role": "assistant", "content": None, "tool_calls": [{}]}),
+        'has "tool_calls"; prompts with tools',
+    ),
+    "tool": (chat(HI, {"role": "tool", "content": "1"}), "the role 'tool'; prompts with tools are not taken"),
+    "tools": (chat(HI, tools=[{"type": "function"}]), 'has "tools";'),
+    "history": ({"instruction": "and?", "history": [["hi", "hello"]]}, 'has "history"; write all turns as'),
+    "no user": (chat(SYSTEM), "has no turn of a user; leave it out"),
+    "only an answer": (chat(ANSWER), "has no turn of a user;"),
+    "half a character": ({"prompt": "\ud83d"}, "holds half a character"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_row_is_refused_by_line_and_reason(name: str, tmp_path: Path):
+    row, reason = REFUSED[name]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a good one"}) + "\n\n" + json.dumps(row))
+    with pytest.raises(ToolError, match=rf"^{re.escape(str(file))}:3 .*{re.escape(reason)}") as refused:
+        read_prompts(file)
+    assert "\n" not in str(refused.value) and "; " in str(refused.value)
+
+
+def test_the_targets_own_control_tokens_are_no_text(tmp_path: Path):
+    """Those that no list here knows. Without a target they are text."""
+    target, file = tmp_path / "target", tmp_path / "a.txt"
+    target.mkdir()
+    added = [{"content": "<turn:user>", "special": True}, {"content": "<table>", "special": False}]
+    (target / "tokenizer.json").write_text(json.dumps({"added_tokens": [*added, {"content": "<s>", "special": True}]}))
+    file.write_text("what is <table> or <s>?\n<turn:user>hi\n")
+    assert len(read_prompts(file)) == 2
+    with pytest.raises(ToolError, match=r"a.txt:2 is in a chat template already \(<turn:user>\); write its turns as"):
+        read_prompts(file, str(target))
+
+
+UNREADABLE = {
+    "none.jsonl": (None, "cannot be read (No such file or directory)"),
+    "empty.jsonl": (b"", "holds no prompt; write one a line"),
+    "blank.txt": (b"\xef\xbb\xbf\n \n", "holds no prompt; write one a line"),
+    "empty.json": (b"[]", "holds no prompt"),
+    "wide.jsonl": ('{"prompt": "a"}'.encode("utf-16"), "cannot be read (not UTF-8 text); write it as UTF-8"),
+    "cut.jsonl": (b'{"prompt": "a"}\n{"prompt": ', ":2 is not valid JSON; write"),
+    "text.jsonl": (b"what is it?\n", ':1 is not valid JSON; write {"prompt": "..."}, or name a file of texts .txt'),
+    "pretty.jsonl": (b'{\n  "prompt": "a"\n}\n', ":1 is not valid JSON"),
+    "brace.txt": (b"a\n{\n", ':2 is not valid JSON; write {"prompt": "..."}, or text'),
+    "array.json": (b'[{"prompt": "a"},\n{"prompt"}]', ":2 is not valid JSON (Expecting ':'"),
+    "deep.jsonl": (b"[" * 200_000, " is not valid JSON"),
+    "wrong.json": (b'[{"prompt": "a"}, 7]', ": entry 2 is a number;"),
+    "columns.json": (b'{"data": [{"prompt": "a"}]}', ': entry 1 holds neither "prompt" nor "messages", but "data"'),
+    "cells.csv": (b"prompt\nhello, you\n", ":2 has more cells than the header; put quotes"),
+    "bare.csv": (b"hi\nhello\n", ':2 holds neither "prompt" nor "messages", but "hi"'),
+    "empty.csv": (b"prompt,id\n,1\n", ':2 holds neither "prompt" nor "messages", but "id"'),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_one_line(name: str, tmp_path: Path):
+    content, reason = UNREADABLE[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ToolError) as refused:
+        read_prompts(tmp_path / name)
+    line = str(refused.value)
+    assert line.startswith(str(tmp_path / name)) and reason in line and "\n" not in line
+
+
+def test_a_folder_is_no_file(tmp_path: Path):
+    with pytest.raises(ToolError, match=r"cannot be read \(Is a directory\); name a file"):
+        read_prompts(tmp_path)
