@@ -1,8 +1,10 @@
 """The one reader of prompt files: what it takes, and what it refuses by line, reason and fix."""
 
 import json
+import os
 import re
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow
@@ -71,6 +73,8 @@ FILES = {
     "array.json": b'\n[{"prompt": "a"},\n {"prompt": "b"}]\n',
     "array.jsonl": b'[{"prompt": "a"}, {"prompt": "b"}]',
     "array.txt": b'["a", {"prompt": "b"}]',
+    "lines.ndjson": b'{"prompt": "a"}\n{"prompt": "b"}\n',
+    "no suffix": b"a\nb\n",
     "lines.json": b'{"prompt": "a"}\n{"prompt": "b"}\n',
     "mixed.txt": b'a\n{"prompt": "b"}\n',
     "mac.txt": b"a\rb\r",
@@ -104,6 +108,15 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         read_prompts(file)
 
 
+def test_a_pipe(tmp_path: Path):
+    """`--prompts <(command)` of a shell: what is read once is gone."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=(tmp_path / "pipe").write_text, args=('\n[{"prompt": "a"}]',))
+    writer.start()
+    assert contents(tmp_path / "pipe") == [["a"]]
+    writer.join()
+
+
 def test_other_line_ends_are_part_of_a_text(tmp_path: Path):
     (tmp_path / "a.txt").write_text('{"prompt": "a\u2028"}\n\nb\x0c\n', newline="")
     assert contents(tmp_path / "a.txt") == [["a\u2028"], ["b\x0c"]]
@@ -130,7 +143,8 @@ IN_TEMPLATES = {
     "Mistral": "<s>[INST] hi [/INST]",
     "Llama 2": "[INST] <<SYS>>\nbe brief\n<</SYS>>\n\nhi [/INST] hello</s>",
     "Alpaca": "### Instruction:\nadd\n\n### Response:\n2",
-    "Vicuna": "USER: hi\nASSISTANT: hello",
+    "Vicuna": "A chat. USER: hi ASSISTANT: hello</s>",
+    "plain words": "User: hi\nAssistant: hello",
     "HH": "\n\nHuman: hi\n\nAssistant: hello",
 }
 REFUSED = {
@@ -208,6 +222,7 @@ UNREADABLE = {
     "cut.jsonl": (b'{"prompt": "a"}\n{"prompt": ', ":2 is not valid JSON; write"),
     "text.jsonl": (b"what is it?\n", ':1 is not valid JSON; write {"prompt": "..."}, or name a file of texts .txt'),
     "pretty.jsonl": (b'{\n  "prompt": "a"\n}\n', ":1 is not valid JSON"),
+    "list.yaml": (b"- prompt: a\n", "is no prompt file by its name; name it .txt where each line is a prompt"),
     "brace.txt": (b"a\n{\n", ':2 is not valid JSON; write {"prompt": "..."}, or text'),
     "array.json": (b'[{"prompt": "a"},\n{"prompt"}]', ":2 is not valid JSON (Expecting ':'"),
     "deep.jsonl": (b"[" * 200_000, " is not valid JSON"),

@@ -24,7 +24,7 @@ ROLES = {
 IN_A_TEMPLATE = re.compile(
     r"<[|\uff5c][\w\u2581]+[|\uff5c]>|<(start|end)_of_turn>|<\|turn>|<turn\|>"
     r"|\[/?(INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS)\]|<</?SYS>>"
-    r"|^###? ?(Response|Assistant|Human):|^(?:Human|User|USER): (?s:.*)\n\s*(?:Assistant|ASSISTANT):",
+    r"|^###? ?(Response|Assistant|Human):|^(?:Human|User): (?s:.*)\n\s*Assistant:|\bUSER: (?s:.*)\bASSISTANT:",
     re.MULTILINE,
 )
 WITHOUT_TEMPLATE = (

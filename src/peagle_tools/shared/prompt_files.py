@@ -10,7 +10,8 @@
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +21,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import control_tokens
 
+KINDS = ("", ".txt", ".jsonl", ".ndjson", ".json")  # and those of tables
 Row = tuple[str, Any]  # where it stands, for a message; text, or what JSON holds
 
 
@@ -76,24 +78,37 @@ def _text_rows(path: Path, file: TextIO) -> Iterator[Row]:
     if kind in (".csv", ".tsv"):
         yield from _table_rows(path, file, "," if kind == ".csv" else "\t")
         return
-    begin = next((line for line in file if line.strip()), "")
-    file.seek(0)
-    is_json, is_list = kind in (".json", ".jsonl"), begin.lstrip().startswith("[")
+    if kind not in KINDS:
+        raise ToolError(f"{path} is no prompt file by its name; name it .txt where each line is a prompt, or .jsonl")
+    begin = []  # not read again: it may be a pipe
+    for line in file:
+        begin.append(line)
+        if line.strip():
+            break
+    lines: Iterable[str] = chain(begin, file)
+    is_json, is_list = kind in (".json", ".jsonl", ".ndjson"), bool(begin) and begin[-1].lstrip().startswith("[")
     if kind == ".json" or is_list:
-        try:
-            whole = json.load(file)
-        except (json.JSONDecodeError, RecursionError) as error:
-            if is_json and is_list:
-                line = getattr(error, "lineno", 1)
-                raise ToolError(f"{path}:{line} is not valid JSON ({one_line(error)}); write the list again") from None
-            file.seek(0)  # lines
-        else:
-            rows = whole if isinstance(whole, list) else [whole]
+        text = "".join(lines)
+        rows = _listed(text, f"{path}:" if is_json and is_list else "")
+        if rows is not None:
             yield from ((f"{path}: entry {number}", row) for number, row in enumerate(rows, start=1))
             return
-    for number, line in enumerate(file, start=1):
+        lines = StringIO(text, newline="")
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             yield f"{path}:{number}", _line(line.strip("\r\n"), f"{path}:{number}", is_json)
+
+
+def _listed(text: str, must_be: str) -> list[Any] | None:
+    """The rows of a text that is JSON as a whole, else None; ToolError where it ``must_be``, a file's name."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if must_be:
+            line = f"{must_be}{getattr(error, 'lineno', 1)}"
+            raise ToolError(f"{line} is not valid JSON ({one_line(error)}); write the list again") from None
+        return None
+    return whole if isinstance(whole, list) else [whole]
 
 
 def _line(line: str, place: str, is_json: bool) -> Any:
