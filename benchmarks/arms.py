@@ -22,7 +22,6 @@ import torch
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.processes import failure_reason
 from peagle_tools.shared.provenance import provenance
-from peagle_vllm.serving import LOOKUP
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
@@ -52,7 +51,7 @@ V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})
 INTERPRETED_V2 = V2 | {"TRITON_INTERPRET": "1"}  # also where there is a GPU
 STOCK = {"PEAGLE_VLLM_DISABLE": "1"}
-NOT_INHERITED = ("VLLM_USE_V2_MODEL_RUNNER", "PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET", LOOKUP)
+NOT_INHERITED = ("VLLM_USE_V2_MODEL_RUNNER", "PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET")
 
 
 class ArmError(RuntimeError):

@@ -62,7 +62,7 @@ def small_llm(target: str, head: str, k: int, *, config: Any = None, **more: Any
 
     models = ROOT / "models"
     speculative = {"method": "eagle3", "model": str(models / head), "num_speculative_tokens": k, **(config or {})}
-    speculative |= {"parallel_drafting": True} if "peagle" in Path(head).name else {}
+    speculative |= {"parallel_drafting": True, "prompt_lookup_min": 0} if "peagle" in Path(head).name else {}
     how: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
     how |= {"enable_prefix_caching": False, "speculative_config": speculative}
     return LLM(str(models / target), **how, **more)

@@ -37,7 +37,6 @@ from peagle_tools.train.lines import read_lines, write_lines
 from peagle_vllm.heads import convert as converting
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.serving import LOOKUP
 
 TARGET, PROMPTS, HEADS = ROOT / ".cache/real-target", ROOT / ".cache/real-prompts", ROOT / "models/real"
 WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
@@ -83,8 +82,7 @@ class RealArm:
     def env(self) -> dict[str, str]:
         """Its environment variables. This target is large enough for a thread on every core."""
         env = {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | arms.V1
-        env |= arms.STOCK if self.stock else {}
-        return env | ({LOOKUP: str(self.lookup)} if self.lookup else {})
+        return env | (arms.STOCK if self.stock else {})
 
     def digest(self) -> str | None:
         """SHA-256 of the weights of head and selector, shortened; None without a head."""
@@ -119,6 +117,7 @@ class RealArm:
                     converting.convert(source, out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
         config |= {} if Path(self.head).name == "eagle3" else {"parallel_drafting": True}
+        config |= {} if Path(self.head).name == "eagle3" or self.stock else {"prompt_lookup_min": self.lookup}
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
@@ -400,5 +399,20 @@ def best_arms() -> list[dict[str, Any]]:
     return [max((row for row in timed if row["arm"]["name"] == name), key=speed) for name in names]
 
 
+def main() -> None:
+    parser = arms.parser(__doc__)
+    parser.add_argument("--lookup", action="store_true", help="only what look-up adds to the head's drafts; JSON lines")
+    args = parser.parse_args()
+    if not args.lookup:
+        arms.write_result(args.out, __doc__, measure_all() | provenance())
+        return
+    from benchmarks.lookup import measure_lookup
+
+    found_by = provenance()
+    rows = measure_lookup()
+    if args.out:
+        write_lines(args.out, [rows[0] | found_by, *rows[1:]])
+
+
 if __name__ == "__main__":
-    arms.main(__doc__, measure_all)
+    main()

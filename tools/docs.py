@@ -141,6 +141,20 @@ def host() -> str:
     return shown("host", columns, counts, f"K = {K}, {REQUESTS} requests.")
 
 
+def lookup() -> str:
+    """Acceptance without look-up, and what look-up adds, by set and temperature."""
+    settings, *cells = map(json.loads, (RESULTS / "lookup.jsonl").read_text().splitlines())
+    numbers = [key for key in cells[0] if key.startswith("from ")]
+    rows = [
+        (cell["set"], cell["temperature"], f"{cell['without']['al']:.2f}", *(gain(cell[number]) for number in numbers))
+        for cell in cells
+    ]
+    columns = ("prompts", "temperature", "AL without", *(f"{number} tokens on" for number in numbers))
+    sizes = f"K = {settings['settings']['k']}, {cells[0]['prompts']} prompts of each set"
+    note = f"{sizes}; gains paired by prompt. `benchmarks/results/lookup.jsonl`."
+    return f"{table(columns, rows)}\n\n{note}"
+
+
 def structured() -> str:
     """Acceptance under a JSON schema on the real target."""
     result, rows = read("structured"), []
@@ -346,7 +360,7 @@ GENERATED = {
     "docs/sharpen.md": [variants],
     "docs/recipe.md": [recipe],
     "docs/performance.md": [host],
-    "docs/acceptance.md": [drafters, aims, limits, long_prompts, traffic, structured],
+    "docs/acceptance.md": [drafters, aims, limits, lookup, long_prompts, traffic, structured],
 }
 PLOT = "docs/images/recipe.svg"
 

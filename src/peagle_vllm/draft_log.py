@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from peagle_vllm.serving import TRAINED_DEPTH, logger, prompt_lookup_min
+from peagle_vllm.lookup import prompt_lookup_min
+from peagle_vllm.serving import TRAINED_DEPTH, logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -1,7 +1,6 @@
 """Is a vLLM configuration P-EAGLE, and may the loaded head be served? Imports neither vLLM nor torch by itself."""
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
-LOOKUP = "PEAGLE_VLLM_PROMPT_LOOKUP_MIN"  # environment variable of the process that makes the configuration
 TRAINED_DEPTH = "num_depths"  # NeMo's field; put on the draft config of any head whose depth is known
 
 
@@ -31,31 +29,6 @@ def is_peagle(vllm_config: "VllmConfig") -> bool:
 def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     """The same of a ``SpeculativeConfig``. DFlash and DSpark draft in parallel too, by their own methods."""
     return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
-
-
-def prompt_lookup_min(vllm_config: "VllmConfig") -> int:
-    """How many last tokens must have occurred before for a draft to be what followed them; 0: it never is.
-
-    ``read_lookup`` has put it on the draft config, so it is the same in every process, whatever its environment.
-    """
-    spec = vllm_config.speculative_config
-    return getattr(spec.draft_model_config.hf_config, "prompt_lookup_min", 0)
-
-
-def read_lookup(spec: "SpeculativeConfig") -> int:
-    """Put the number of ``LOOKUP`` on the draft config.
-
-    Raises:
-        RefusedError: it is no such number.
-    """
-    from peagle_kernels import MAX_MATCH
-
-    value = os.environ.get(LOOKUP, "0")
-    if value not in map(str, range(MAX_MATCH + 1)):
-        what = f"{LOOKUP}={value!r} is no number of tokens from 0 to {MAX_MATCH}"
-        raise RefusedError(f"P-EAGLE refused: {what}; 0 turns the look-up off")
-    spec.draft_model_config.hf_config.prompt_lookup_min = int(value)
-    return int(value)
 
 
 def kv_bytes_per_token(model: "ModelConfig", parallel: "ParallelConfig", cache_dtype: str) -> int:

@@ -7,6 +7,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+from peagle_vllm import lookup
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Request, Settings
 
@@ -32,7 +33,7 @@ class Cell:
     kv: str = choice("ample", "tight")  # tight: too few blocks for the requests, so some are preempted
     norms: str = choice("plain", "rich")
     selector: bool = choice(False, True)
-    lookup: int = choice(0, 0, 2)  # drafts of requests that repeat themselves are looked up
+    lookup: int = choice(0, 0, lookup.DEFAULT)  # drafts of requests that repeat themselves are looked up
     window: int = choice(0, 0, 24)
     weights: str = choice("loaded", "loaded", "updated")  # the head served first is another one of the same shape
     drafts: str = choice("greedy", "greedy", "top-k 1")  # drawn, at a temperature, where nothing but the best is left

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from peagle_vllm.lookup import DEFAULT as DEFAULT_LOOKUP
 from tests.conftest import ARM
 from tests.sampling.statistics import Tally, limited
 from tests.support import random_heads as tiny_heads
@@ -48,7 +49,10 @@ def sharpened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(drafts: str, sharpened: Path | None = None) -> Settings:
     draft_sample_method, _, selector = drafts.partition(", ")
-    head, lookup = sharpened if "sharpened" in selector and sharpened else PEAGLE, 2 * ("looked up" in selector)
+    head, lookup = (
+        sharpened if "sharpened" in selector and sharpened else PEAGLE,
+        DEFAULT_LOOKUP * ("looked up" in selector),
+    )
     speculative = (("draft_sample_method", draft_sample_method),)
     return Settings(TARGET, head, k=K, max_num_seqs=8, lookup=lookup, speculative=speculative)
 

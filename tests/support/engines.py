@@ -18,6 +18,7 @@ from unittest.mock import Mock, patch
 
 import torch
 
+from peagle_vllm import lookup
 from tests.conftest import ARM, HAS_GPU
 
 BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
@@ -38,7 +39,7 @@ class Settings:
     dtype: str = "float32"
     parallel_drafting: bool = True
     serve_head: bool = False  # give the head itself as the served model (speculators format only)
-    lookup: int = 0  # tokens from which on drafts are looked up; 0: never
+    lookup: int = 0  # tokens from which on drafts are looked up; 0: never; the default is left to the product
     speculative: tuple[tuple[str, Any], ...] = ()  # more entries for speculative_config
     llm: tuple[tuple[str, Any], ...] = ()  # more arguments for LLM
 
@@ -69,6 +70,8 @@ class Settings:
                 arguments["model"] = str(self.head)
             else:
                 speculative |= {"model": str(self.head), "parallel_drafting": self.parallel_drafting}
+            if self.parallel_drafting and ARM != "stock-v1" and self.lookup != lookup.DEFAULT:
+                speculative["prompt_lookup_min"] = self.lookup
             arguments["speculative_config"] = speculative | dict(self.speculative)
         return arguments | dict(self.llm)
 
@@ -137,8 +140,7 @@ class Engine:
         from vllm import LLM
 
         self.settings = settings
-        with patch.dict(os.environ, {"PEAGLE_VLLM_PROMPT_LOOKUP_MIN": str(settings.lookup)}):
-            self.llm = LLM(**settings.llm_arguments())
+        self.llm = LLM(**settings.llm_arguments())
 
     @property
     def core(self) -> Any:

@@ -22,9 +22,8 @@ from peagle_vllm import __version__
 from peagle_vllm.patches.fingerprint import ACCEPT, Report
 from peagle_vllm.patches.record import RECORD
 from peagle_vllm.patches.version import VllmInstall
-from peagle_vllm.serving import LOOKUP
 
-VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT, LOOKUP, RECORD)
+VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT, RECORD)
 DISABLE, PLUGINS, USE_V2, *_ = VARIABLES
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "peagle"

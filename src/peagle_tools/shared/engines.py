@@ -63,7 +63,8 @@ class Pair:
             "use_tqdm_on_load": False,
         }
         speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": num_k}
-        arguments |= {**self.arguments, "speculative_config": speculative | {"parallel_drafting": True}}
+        speculative |= {"parallel_drafting": True, "prompt_lookup_min": 0}  # the head's own drafts
+        arguments |= {**self.arguments, "speculative_config": speculative}
         if current_platform.is_cpu() and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & arguments.keys():
             # By default vLLM takes 92% of a CPU's memory, or does not start where other processes use some of it.
             arguments["kv_cache_memory_bytes"] = min(KV_CACHE_BYTES, psutil.virtual_memory().available // 2)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from peagle_vllm import patches
+from peagle_vllm import lookup, patches
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import family_of
 from peagle_vllm.heads.files import HeadError, NotFoundError, find, one_line, path_fault
@@ -16,13 +16,11 @@ from peagle_vllm.patches import head_config, record
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import (
-    LOOKUP,
     TRAINED_DEPTH,
     RefusedError,
     is_peagle_spec,
     logger,
     on_vllm_platform,
-    read_lookup,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +48,17 @@ def refuse(line: str) -> RefusedError:
 
 
 def install_speculative(module: ModuleType) -> None:
+    @wrap(module.SpeculativeConfig, "__init__")
+    def __init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        asked = kwargs.get(lookup.FIELD)
+        if asked is not None and _names_a_head(**kwargs):
+            lookup.check_lookup(asked)
+            del kwargs[lookup.FIELD]  # vLLM's field has no 0
+        original(self, *args, **kwargs)
+        if asked is not None and is_peagle_spec(self) and self.draft_model_config is not None:
+            lookup.check_lookup(asked)  # vLLM may have found the method by itself
+            setattr(self.draft_model_config.hf_config, lookup.FIELD, asked)
+
     @wrap(module.SpeculativeConfig, "__post_init__")
     def __post_init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
@@ -79,6 +88,19 @@ def install_speculative(module: ModuleType) -> None:
         if self.parallel_drafting and is_peagle_spec(self):
             _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
             _complete(self)
+
+
+def _names_a_head(
+    model: str | None = None,
+    method: str | None = None,
+    parallel_drafting: bool = False,
+    revision: str | None = None,
+    **others: Any,
+) -> bool:
+    """Whether these arguments of ``SpeculativeConfig`` are known to be those of a P-EAGLE head."""
+    if not (model and parallel_drafting and on_vllm_platform()):
+        return False
+    return method == "eagle3" or (method is None and _carries_mask_hidden(model, revision))
 
 
 def _names_peagle(hf_config: Any) -> bool:
@@ -117,8 +139,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
         raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
-    if read_lookup(spec) and spec.enable_adaptive_verification:
-        raise refuse(f"{LOOKUP} beside enable_adaptive_verification, which judges the head's drafts; unset one")
+    lookup.settle_lookup(vllm_config)
     record.read_folder(spec)
     _warn_of_refused_sampling(vllm_config.model_config)
     parallel = vllm_config.parallel_config

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import PretrainedConfig
 
+from peagle_vllm import lookup
+from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches import validation
 from peagle_vllm.patches.record import RECORD
-from peagle_vllm.serving import LOOKUP, RefusedError, prompt_lookup_min
+from peagle_vllm.serving import RefusedError
 from tests.patches.refusals.configuring import configure, edit_config, refusal
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import name_target_on_hub
@@ -131,20 +133,54 @@ def test_defaults_of_the_target_that_vllm_refuses_with_speculation(target: Path,
         path.unlink()
 
 
-def test_a_look_up(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    config = configure(target, head)
-    for value in ("6", "-1", "two", ""):
-        monkeypatch.setenv(LOOKUP, value)
-        with pytest.raises(RefusedError, match=f"{LOOKUP}='{value}' is no number of tokens from 0 to 5"):
-            validation._check_whole(config)
-    monkeypatch.setenv(LOOKUP, "2")
+@pytest.mark.parametrize("value", [6, -1, "two", "2", True, 2.5])
+@pytest.mark.parametrize("method", ["eagle3", None])
+def test_a_bad_look_up(target: Path, head: Path, method: str | None, value: object):
+    line = refusal(target, head, method=method, prompt_lookup_min=value)
+    assert f'"prompt_lookup_min": {value!r} in the speculative config is no number of tokens from 0 to 5' in line
+
+
+@pytest.mark.parametrize("method", ["eagle3", None])
+@pytest.mark.parametrize(("asked", "settled"), [(None, lookup.DEFAULT), (0, 0), (1, 1), (5, 5)])
+def test_a_look_up(target: Path, head: Path, asked: int | None, settled: int, method: str | None):
+    """Also once the configuration has been sent to another process, and built around again."""
+    config = pickle.loads(pickle.dumps(configure(target, head, prompt_lookup_min=asked, method=method)))
     validation._check_whole(config)
-    monkeypatch.delenv(LOOKUP)  # as in a process that the configuration was sent to
-    assert prompt_lookup_min(config) == 2
-    monkeypatch.setenv(LOOKUP, "2")
-    config.speculative_config.enable_adaptive_verification = True
-    with pytest.raises(RefusedError, match=f"{LOOKUP} beside enable_adaptive_verification"):
-        validation._check_whole(config)
+    assert prompt_lookup_min(config) == settled
+
+
+def test_a_look_up_beside_adaptive_verification(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    """The default gives way, with a line in the log; an explicit number is refused."""
+    logged: list[str] = []
+    monkeypatch.setattr(lookup, "_log_once", logged.append)
+    for asked in (None, 0, 2):
+        config = configure(target, head)
+        config.speculative_config.draft_model_config.hf_config.prompt_lookup_min = asked
+        config.speculative_config.enable_adaptive_verification = True
+        if asked:
+            with pytest.raises(RefusedError, match='"prompt_lookup_min": 2 with enable_adaptive'):
+                validation._check_whole(config)
+        else:
+            validation._check_whole(config)
+            assert prompt_lookup_min(config) == 0
+    assert logged == ["P-EAGLE: no draft is looked up: adaptive verification judges the head's drafts only"]
+
+
+def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    """By default up to 1% of its memory; asked for, whatever it takes."""
+    from vllm.platforms import current_platform
+
+    logged: list[str] = []
+    monkeypatch.setattr(lookup, "_log_once", logged.append)
+    num_bytes = 8 * 192 * 4  # of requests, tokens, bytes
+    sizes = {"engine_max_num_seqs": 8, "engine_max_model_len": 192}
+    for memory, settled in ((100 * num_bytes, lookup.DEFAULT), (100 * num_bytes - 1, 0)):
+        monkeypatch.setattr(current_platform, "get_device_total_memory", lambda memory=memory: memory)
+        assert prompt_lookup_min(configure(target, head, **sizes)) == settled
+    assert prompt_lookup_min(configure(target, head, prompt_lookup_min=3, **sizes)) == 3
+    (line,) = set(logged)
+    assert "max_num_seqs 8 x max_model_len 192 x 4 bytes" in line
+    assert '"prompt_lookup_min": 2 in the speculative config turns it on' in line
 
 
 def test_a_folder_for_records(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
