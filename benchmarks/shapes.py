@@ -74,32 +74,10 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
 
 # Eight layers: the fewest with room for the default aux layers. The target's own speed plays no part in a draft step.
 GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
-# With this intermediate size it has 1.80e9 weights, as many as its model card names: 3.6 GB.
+# As amazon/GPT-OSS-20B-P-EAGLE: 4 layers, the whole vocabulary, 3 hidden states; this intermediate size, which its card
+# does not name, makes its 1.8e9 weights (3.6 GB).
 GPT_OSS_HEAD = HeadShape(GPT_OSS, 14336, GPT_OSS.vocab_size)
 TINY_HEAD = HeadShape(Model(64, 96, 2, 1, 32, 8, 512), 96, 512)
-# name -> published P-EAGLE head, and where its sizes come from
-PUBLISHED = {
-    "gpt-oss-20b": (
-        GPT_OSS_HEAD,
-        "amazon/GPT-OSS-20B-P-EAGLE: 4 layers, the whole vocabulary, 3 hidden states (its tensors); the target's "
-        "attention; intermediate size 14336, which makes its 1.8e9 parameters (3.6 GB)",
-    ),
-    "gpt-oss-120b": (
-        HeadShape(GPT_OSS, 11520, GPT_OSS.vocab_size),
-        "amazon/gpt-oss-120b-p-eagle: 4 layers, 1.7e9 parameters (its card), else as the 20b's; intermediate size "
-        "11520 assumed (10,100 to 12,900 agree with 1.7e9)",
-    ),
-    "qwen3-coder-30b": (
-        HeadShape(Model(2048, 2048, 32, 4, 128, 8, 151936), 6144, 151936),
-        "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE: 4 layers, 3 hidden states (its card); the target's attention, "
-        "the whole vocabulary and intermediate size 6144 assumed",
-    ),
-    "qwen3-8b": (
-        HeadShape(Model(4096, 12288, 32, 8, 128, 36, 151936), 12288, 32000, num_aux=5),
-        "RedHatAI/Qwen3-8B-speculator.peagle: 5 hidden states (its card); 4 layers, the target's widths and 32,000 "
-        "draft tokens assumed, as in the speculators library's examples",
-    ),
-}
 
 # Of the published model, for whole engines. The rest of its config.json (RoPE scaling, sliding windows, SwiGLU's limit)
 # is GptOssConfig's own default.

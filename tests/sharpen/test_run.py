@@ -177,9 +177,6 @@ def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypat
     few = tmp_path / "few.txt"
     few.write_text("".join(f"question {i}\n" for i in range(45)))
     assert "36 prompts to learn from, at least 40 are needed" in only_line(sharpen("--prompts", few))
-    for neither in ((), ("--prompts", few, "--from-records", tmp_path)):
-        ran = command(monkeypatch, "sharpen", PEAGLE, tmp_path / "out", "--target", TARGET, *neither)
-        assert "give one of --prompts FILE and --from-records FOLDER" in only_line(ran)
     with monkeypatch.context() as others:
         others.setattr(prompt_files, "control_tokens", {str(TARGET): re.compile("question 7$")}.get)
         assert "few.txt:8 is in a chat template already (question 7)" in only_line(sharpen("--prompts", few))
@@ -233,17 +230,16 @@ def test_prompts_are_mixed_and_none_is_on_both_sides():
     assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
 
 
-def test_records_are_learned_from_and_measured(tmp_path: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch):
-    """A fifth is kept aside. The result has the shapes of the head's own selector, with which it began."""
-    (tmp_path / "0.jsonl").write_text("".join(f'{{"prompt": [{i}, 1]}}\n' for i in range(60)))
+def test_a_heads_own_selector_is_fitted_further(tmp_path: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch):
+    """The result has the shapes of the head's own selector, with which it began."""
+    (tmp_path / "prompts.txt").write_text("".join(f"question {i}\n" for i in range(60)))
     monkeypatch.setattr(fit, "FORMS", ("table",))  # the fakes' hidden states are not as wide as the head's
     first, out = tmp_path / "first", tmp_path / "out"
     anew = (first, tmp_path / "anew", ("--rank", 4))
     for head, made, more in ((PEAGLE, first, ("--rank", 8, "--candidates", 5)), anew, (first, out, ())):
-        options = ("--target", TARGET, "--from-records", tmp_path, "-k", 3, *more)
+        options = ("--target", TARGET, "--prompts", tmp_path / "prompts.txt", "-k", 3, *more)
         ran = command(monkeypatch, "sharpen", head, made, *options)
         assert ran.code == 0, ran.err
-        assert "60 of 60 different recorded prompts are used" in ran.err
         assert ("table (chosen)" in ran.out, "own (chosen)" in ran.out) == (more != (), more == ())
     notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
     assert (notes["plan"]["rank"], notes["plan"]["num_candidates"]) == (8, 5)

@@ -47,20 +47,6 @@ def test_figures_of_fuzzer_and_soaks() -> None:
         assert not result["wrong"]
 
 
-def test_the_curve_goes_through_both_sittings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the tokens of all steps before; only replay with K = 3 counts."""
-
-    def sitting(steps: int, *lengths: float) -> dict:
-        rows = [
-            {"step": 5 * (i + 1), "K": k, "how": "replay", "al": al - k} for i, al in enumerate(lengths) for k in (1, 3)
-        ]
-        rows.append({"step": 5, "K": 3, "how": "vllm", "al": 9.0})
-        return {"settings": [{}, {"tokens": 10}, {"steps": steps}], "al": rows}
-
-    monkeypatch.setattr(docs, "trained", lambda *_: sitting(8, 6, 7) | {"first": sitting(10, 4, 5)})
-    assert docs.learning()["P-EAGLE"] == {50: 1, 100: 2, 150: 3, 200: 4}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())

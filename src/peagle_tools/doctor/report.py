@@ -20,10 +20,9 @@ from rich.text import Text
 from peagle_tools.shared.provenance import versions
 from peagle_vllm import __version__
 from peagle_vllm.patches.fingerprint import ACCEPT, Report
-from peagle_vllm.patches.record import RECORD
 from peagle_vllm.patches.version import VllmInstall
 
-VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT, RECORD)
+VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
 DISABLE, PLUGINS, USE_V2, *_ = VARIABLES
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "peagle"

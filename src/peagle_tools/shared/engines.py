@@ -16,7 +16,6 @@ from peagle_tools.shared import processes
 from peagle_tools.shared.acceptance import Acceptance, read_engine
 from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import HeadError, one_line
-from peagle_vllm.patches.record import RECORD
 
 GROUP = 4  # prompts measured together: the standard error is over groups
 KV_CACHE_BYTES = 2 << 30  # 16,384 tokens of an 8B target
@@ -81,7 +80,6 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
     Raises:
         ToolError: vLLM cannot run it; one line.
     """
-    os.environ.pop(RECORD, None)  # what tools ask is no traffic
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in that process
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # our own hooks go to vLLM's workers

@@ -14,7 +14,6 @@ from random import SystemRandom
 import psutil
 
 from peagle_tools.shared import processes
-from peagle_vllm.patches.record import RECORD
 
 HOST = "127.0.0.1"
 # `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
@@ -56,7 +55,6 @@ class Server:
         check_port(self.port)
         self._url, self._log = f"http://{HOST}:{self.port}", log
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
-        env = {**env, RECORD: ""}  # what tools ask is no traffic
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
 
     def __enter__(self) -> "Server":

@@ -7,19 +7,14 @@ from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import JsonOption, exit_if_unfit, fail, json_object, one_line_errors
+from peagle_tools.shared.terminal import JsonOption, exit_if_unfit, json_object, one_line_errors
 
 
 def sharpen(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A P-EAGLE head's folder, or its id on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
     target: Annotated[str, typer.Option(metavar="TARGET", help="The model that the head drafts for.")],
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md.")
-    ] = None,
-    from_records: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="In place of FILE: what a server recorded there.")
-    ] = None,
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md.")],
     held_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: a fifth, at most 64.")
     ] = None,
@@ -51,7 +46,7 @@ def sharpen(
 
     from peagle_tools.shared.prompt_files import read_prompts
     from peagle_tools.sharpen import run
-    from peagle_tools.sharpen.prompts import Prompts, divided, read_records, read_tokens
+    from peagle_tools.sharpen.prompts import Prompts, divided, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -59,11 +54,10 @@ def sharpen(
     from peagle_vllm.heads.target import read_target
 
     arguments = json_object(engine)
-    if (prompts is None) == (from_records is None):
-        fail("give one of --prompts FILE and --from-records FOLDER")
     console = Console(stderr=True)
     with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        texts, aside = (read_prompts(file, target) if file else None for file in (prompts, held_out))
+        texts = read_prompts(prompts, target)
+        aside = read_prompts(held_out, target) if held_out else None
         model, found = read_target(target), read_head(download(head))
         exit_if_unfit(check(found, model))
         depth = num_speculative_tokens or found.trained_depth or 5
@@ -75,18 +69,7 @@ def sharpen(
         def progress(what: str, done: int, of: int) -> None:
             bars.update(bar, description=what, completed=done, total=of)
 
-        if from_records:
-            given = arguments.get("max_model_len")
-            if not isinstance(given, int | None):
-                fail(f"--engine: max_model_len is {given!r}; write a whole number")
-            # -1: vLLM chooses
-            most = given if given and given > 0 else model.config.get("max_position_embeddings") or sys.maxsize
-            longest = most - max_tokens - 2 * depth
-            recorded, num_read = read_records(from_records, model.vocab_size, longest)
-            print(f"{len(recorded):,} of {num_read:,} different recorded prompts are used", file=sys.stderr)
-            asked_of = Prompts(*divided(recorded, read_tokens(target, aside) if aside else None))
-        else:
-            asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts or [], aside)))
+        asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts, aside)))
         report = run.sharpen(found, run.Job(model, asked_of, plan, progress), out)
     if as_json:
         print(json.dumps(run.as_dict(report, plan), indent=2))

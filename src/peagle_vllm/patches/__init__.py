@@ -27,7 +27,6 @@ HOOKS = {
     "vllm.v1.spec_decode.eagle": ("proposer.install",),
     "vllm.v1.worker.gpu_model_runner": ("drafter_limit.install",),
     "vllm.v1.worker.gpu_worker": ("weight_update.install",),
-    "vllm.v1.core.sched.scheduler": ("record.install",),
     "vllm.v1.cudagraph_dispatcher": ("capture_range.install_dispatcher",),
     "vllm.utils.cpu_triton_utils": ("cpu_sampling.install",),
     "vllm.v1.sample.ops.topk_topp_sampler": ("cpu_sampling.install_top_k",),

@@ -12,7 +12,7 @@ from peagle_vllm.heads.config import family_of
 from peagle_vllm.heads.files import HeadError, NotFoundError, find, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
-from peagle_vllm.patches import head_config, record
+from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import (
@@ -140,7 +140,6 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
         raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
     lookup.settle_lookup(vllm_config)
-    record.read_folder(spec)
     _warn_of_refused_sampling(vllm_config.model_config)
     parallel = vllm_config.parallel_config
     if (size := parallel.prefill_context_parallel_size) > 1:

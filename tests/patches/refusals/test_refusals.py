@@ -13,7 +13,6 @@ from transformers import PretrainedConfig
 from peagle_vllm import lookup
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches import validation
-from peagle_vllm.patches.record import RECORD
 from peagle_vllm.serving import RefusedError
 from tests.patches.refusals.configuring import configure, edit_config, refusal
 from tests.support import random_heads as tiny_heads
@@ -181,13 +180,6 @@ def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatc
     (line,) = set(logged)
     assert "max_num_seqs 8 x max_model_len 192 x 4 bytes" in line
     assert '"prompt_lookup_min": 2 in the speculative config turns it on' in line
-
-
-def test_a_folder_for_records(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(RECORD, f"{head}/config.json")
-    assert f"{RECORD}={head}/config.json cannot be written (File exists); name another" in refusal(target, head)
-    monkeypatch.setenv(RECORD, "/proc/self")  # nobody can write there, whoever runs this
-    assert "cannot be written (" in refusal(target, head)
 
 
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
