@@ -14,12 +14,12 @@ import sys
 import tarfile
 from pathlib import Path
 
-from benchmarks import arms, rung1
+from benchmarks import arms, rung1, rung2
 from benchmarks.page import page, result
 from benchmarks.parts import Part, run_parts
 from peagle_tools.shared.files import write_whole
 
-RUNGS = {1: rung1}
+RUNGS = {1: rung1, 2: rung2}
 RESERVE = 30  # of the seconds: to end what still runs (15 at most), and for page and archive
 
 

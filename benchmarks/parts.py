@@ -26,7 +26,7 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outc
 PYTEST += ("--hypothesis-seed=0",)
 STATE = "state.json"
 TRIES = 2
-SIDE_BY_SIDE = min(10, (os.cpu_count() or 1) * 2 // 3) if HAS_GPU else 1
+SIDE_BY_SIDE = min(10, (os.cpu_count() or 1) * 2 // 3) if HAS_GPU else 2
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Part:
     limit: float = 240
     env: dict[str, str] = field(default_factory=dict)
     alone: bool = True  # False: others like it run at the same time; what they time is by turns
+    wave: int = 0  # those begin at the same time that have the same one
 
     @property
     def label(self) -> str:
@@ -63,7 +64,7 @@ class State:
 
 
 def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
-    """Run what is not done, in this order; neighbours that are not ``alone`` run side by side.
+    """Run what is not done, in this order; neighbours of a wave that are not ``alone`` run side by side.
 
     A part begins where at least half of its limit is left of ``seconds``.
 
@@ -71,7 +72,7 @@ def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) ->
         ``State.entries``.
     """
     state, deadline = State(folder), time.monotonic() + seconds
-    for alone, group in itertools.groupby(parts, key=lambda part: part.alone):
+    for (alone, _), group in itertools.groupby(parts, key=lambda part: (part.alone, part.wave)):
         with ThreadPoolExecutor(1 if alone else SIDE_BY_SIDE) as pool:
             for _ in pool.map(lambda part: attempt(part, folder, state, deadline), group):
                 pass

@@ -74,6 +74,10 @@ class RealArm:
         return self.k in TIMED_K.get(self.name, (0, 3))
 
     @property
+    def target(self) -> Path:
+        return TARGET
+
+    @property
     def log(self) -> Path:
         WORK.mkdir(parents=True, exist_ok=True)
         return WORK / f"{self.label}.log"
@@ -116,8 +120,9 @@ class RealArm:
                 with new_folder(folder) as out:
                     converting.convert(source, out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
-        config |= {} if Path(self.head).name == "eagle3" else {"parallel_drafting": True}
-        config |= {} if Path(self.head).name == "eagle3" or self.stock else {"prompt_lookup_min": self.lookup}
+        parallel = not Path(self.head).name.endswith("eagle3")
+        config |= {"parallel_drafting": True} if parallel else {}
+        config |= {"prompt_lookup_min": self.lookup} if parallel and not self.stock else {}
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
@@ -164,12 +169,12 @@ class Engine:
 
         config = arm.speculative_config()
         counted = {"per_request_spec_decode_metrics": "summary", "disable_log_stats": False} if config else {}
-        self.arm, self.llm = arm, LLM(str(TARGET), speculative_config=config, **arm.engine, **counted)
+        self.arm, self.llm = arm, LLM(str(arm.target), speculative_config=config, **arm.engine, **counted)
         drafter = inside(self.llm)[1]
         self.drafter = type(drafter).__name__ if drafter else "none"
 
     def answer(self, chats: list[list[str]], max_tokens: int, **sampling: Any) -> list[Any]:
-        """An answer to each chat, up to ``MOST`` of them in flight; greedy, unless ``sampling`` says more."""
+        """An answer to each chat, up to ``max_num_seqs`` of them in flight; greedy, unless ``sampling`` says more."""
         from vllm import SamplingParams
 
         how = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling})
@@ -197,11 +202,12 @@ class Engine:
         tokens = sum(len(output.token_ids) for output in self.answer(chats, TIMED_TOKENS))
         return np.array([tokens, time.perf_counter() - began])
 
-    def acceptance(self, first: dict[str, list[str]], prompts: int | None) -> dict[str, Any]:
+    def acceptance(self, first: dict[str, list[str]], prompts: int | None, **sampling: Any) -> dict[str, Any]:
         """Acceptance on all prompts, or some of each set.
 
         Args:
             first: by set, the answers to first turns that second turns follow; none: this arm's own.
+            sampling: of the requests, in place of ``MAX_TOKENS`` and greedy.
 
         Returns:
             By set, for each prompt, the ``counts`` of its turns added up, their tokens, and whether one ends in a
@@ -216,7 +222,7 @@ class Engine:
                 chats = [words[:1] for words in turns]
                 if number:
                     chats = [[words[0], said, words[1]] for words, said in zip(turns, given, strict=True)]
-                outputs = self.answer(chats, MAX_TOKENS[name])
+                outputs = self.answer(chats, **{"max_tokens": MAX_TOKENS[name], **sampling})
                 given = given or [output.text for output in outputs]
                 sums += [self.counts(output) for output in outputs]
                 tokens += [len(output.token_ids) for output in outputs]

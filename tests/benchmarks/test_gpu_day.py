@@ -128,6 +128,20 @@ def test_neighbours_that_time_nothing_run_side_by_side(tmp_path: Path, monkeypat
     assert {entry["state"] for entry in run_parts(pair, tmp_path / "results").values()} == {"done"}
 
 
+def test_a_wave_begins_when_the_one_before_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(benchmarks.parts, "SIDE_BY_SIDE", 3)
+    events = []
+
+    def attempt(part: Part, *_: object) -> None:
+        events.append(part.name)
+        time.sleep(0.2)
+        events.append(f"end of {part.name}")
+
+    monkeypatch.setattr(benchmarks.parts, "attempt", attempt)
+    run_parts([Part(name, (), alone=False, wave=wave) for name, wave in (("a", 0), ("b", 0), ("c", 1))], tmp_path)
+    assert {*events[:2]} == {"a", "b"} and events[4:] == ["c", "end of c"]
+
+
 def starts_and_times(mine: str, go: str, seconds: int):
     """A cell once the device is its own. Run in a process of its own."""
     turns.share(seconds)

@@ -1,0 +1,218 @@
+"""The drafters of ``benchmarks.real`` on a GPU, as a user gets them: parts of ``benchmarks.gpu_day``.
+
+bfloat16, vLLM's default compilation, Model Runner V2 but for stock P-EAGLE. One start an arm: acceptance on all
+prompts, while other arms start; then, alone, tokens/s at every concurrency. A server and ``vllm bench serve`` give the
+latencies at one request rate. Without a GPU: tiny models, eager, some prompts.
+"""
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import arms, turns
+from benchmarks.arms import HAS_GPU, SLOWER
+from benchmarks.real import (
+    HEADS,
+    KEPT,
+    NONE,
+    PROMPTS,
+    RESULT,
+    SETS,
+    TARGET,
+    TIMED_PROMPTS,
+    TIMED_TOKENS,
+    Engine,
+    RealArm,
+    al_of,
+    read_set,
+)
+from peagle_tools.train.lines import read_lines
+
+TINY = {"peagle": "tiny-llama-peagle-sharp", "eagle3": "tiny-llama-eagle3"}  # in place of heads, without a GPU
+BATCHES = (1, 64, 8, 32, 128) if HAS_GPU else (1, 2)
+MOST = max(BATCHES)  # requests that an engine runs
+# Small enough for ten engines on a GPU; no size that profiling finds, which forbids others to allocate meanwhile.
+ENGINE: dict[str, Any] = (
+    {"dtype": "bfloat16", "kv_cache_memory_bytes": 3 << 30, "gpu_memory_utilization": 0.1}
+    if HAS_GPU
+    else {"dtype": "float32", "kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
+)
+REPEATS = 3 if HAS_GPU else 1
+LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer
+PART_OF_A_SET = None if HAS_GPU else 2  # prompts whose acceptance is measured; None: all
+START_SECONDS, TIMED_SECONDS = 130 * SLOWER, 45 * SLOWER  # the limits of an arm's two stages
+RATE, REQUESTS, ANSWER = (32, 160, 128) if HAS_GPU else (4, 4, 8)  # of the server: requests a second, in all; tokens
+PERCENTILES = ("p50_ttft", "p99_ttft", "p50_tpot")  # of what ``vllm bench serve`` reports
+TEMPERATURES = (0.7, 1.0)
+# More draft tokens for few requests than for many: [first batch size, last, K].
+SCHEDULE = [[1, 8, 5], [9, 32, 3], [33, 128, 1]]
+
+
+@dataclass(frozen=True)
+class GpuArm(RealArm):
+    """A drafter of ``benchmarks.real`` on this machine's device."""
+
+    v1: bool = False  # its runner
+    adaptive: bool = False  # vLLM verifies only the drafts that pay
+    scheduled: bool = False  # K by ``SCHEDULE``
+    batches: tuple[int, ...] = BATCHES  # at which it is timed
+
+    @property
+    def target(self) -> Path:
+        return TARGET if HAS_GPU else arms.ROOT / "models/tiny-llama"
+
+    @property
+    def env(self) -> dict[str, str]:
+        threads = {} if HAS_GPU else {"OMP_NUM_THREADS": "1"}
+        return super().env | threads | (arms.V1 if self.v1 else arms.V2)
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        return super().engine | ENGINE | {"max_num_seqs": MOST}
+
+    def speculative_config(self) -> dict[str, Any] | None:
+        config = super().speculative_config()
+        if config is None:
+            return None
+        config |= {"enable_adaptive_verification": True} if self.adaptive else {}
+        return config | ({"num_speculative_tokens_per_batch_size": SCHEDULE} if self.scheduled else {})
+
+    @property
+    def sampling(self) -> list[dict[str, float]]:
+        """Of the requests that it answers."""
+        return [{"temperature": heat} for heat in TEMPERATURES] if self.probabilistic else [{}]
+
+    def check(self) -> None:
+        """Raises SystemExit, with one line, where a model or the prompts are missing."""
+        needed = [self.target, PROMPTS, *([HEADS / self.head] if self.head not in (None, "ngram") else [])]
+        for folder in needed:
+            if not folder.is_dir():
+                raise SystemExit(f"{folder.relative_to(arms.ROOT)} is not here: `make real-target`, or carry it along")
+
+
+def p_eagle(name: str, k: int, **more: Any) -> GpuArm:
+    return GpuArm(name, _head("peagle"), k, selector=True, **more)
+
+
+def eagle3(name: str, k: int, **more: Any) -> GpuArm:
+    return GpuArm(name, _head("eagle3"), k, stock=True, **more)
+
+
+def _head(name: str) -> str:
+    return name if HAS_GPU else str(arms.ROOT / "models" / TINY[name])
+
+
+# The most valuable first. Stock vLLM does not read the selector of the same head.
+ARMS = {
+    arm.label: arm
+    for arm in (
+        p_eagle("P-EAGLE", 3),
+        GpuArm("none", stock=True),
+        eagle3("EAGLE-3", 3),
+        p_eagle("P-EAGLE with look-up", 5, lookup=2),
+        p_eagle("P-EAGLE, stock V1", 3, stock=True, v1=True),
+        GpuArm("n-gram", "ngram", 5, stock=True),
+        eagle3("EAGLE-3", 2),
+        p_eagle("P-EAGLE, adaptive verification", 5, adaptive=True, batches=(64,)),
+        p_eagle("P-EAGLE by batch size", 5, scheduled=True, batches=(64, 1)),
+        p_eagle("P-EAGLE, sampled", 3, probabilistic=True, batches=(1, 64)[: len(BATCHES)]),
+        eagle3("EAGLE-3, sampled", 3, probabilistic=True, batches=(1, 64)),
+    )
+}
+
+
+def run_arm(arm: str) -> Iterator[dict[str, Any]]:
+    """A cell of acceptance by request and set, then one of tokens/s by concurrency, request and set."""
+    drafting = ARMS[arm]
+    drafting.check()
+    turns.share(START_SECONDS)
+    engine = Engine(drafting)
+    for sampling in drafting.sampling if drafting.k else ():
+        found = engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling)
+        for name in SETS:
+            counts = np.asarray(found[name]["counts"])
+            cell = {"arm": arm, "set": name, **sampling, **al_of(counts), "on a CPU": on_cpu(drafting, name)}
+            yield cell | {"prompts": len(counts), "tokens": sum(found[name]["tokens"])}
+    turns.have_to_itself(TIMED_SECONDS)
+    for c in drafting.batches:
+        for sampling in drafting.sampling:
+            for name in SETS:
+                speeds = [speed(engine, name, c, **sampling) for _ in range(REPEATS)]
+                yield {"arm": arm, "set": name, "c": c, **sampling, "tokens_per_second": arms.summary(speeds, 1)}
+
+
+def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:
+    """Tokens a second of answers to a set's first turns, ``c`` at once, over as many prompts as ``real`` takes or c."""
+    number = max(c, TIMED_PROMPTS if HAS_GPU else c)
+    turns_of = read_set(name, number)
+    chats = [turns_of[at % len(turns_of)][:1] for at in range(number)]
+    how, tokens, began = {"max_tokens": TIMED_TOKENS, **sampling, **LESS}, 0, time.perf_counter()
+    for at in range(0, number, c):
+        tokens += sum(len(output.token_ids) for output in engine.answer(chats[at : at + c], **how))
+    return tokens / (time.perf_counter() - began)
+
+
+def first_answers() -> dict[str, list[str]]:
+    """Those that second turns followed on the CPU, so that all prompts are the same; none without a GPU."""
+    kept = (row for row in read_lines(KEPT) if row["of"]["arm"]["name"] == NONE.name)
+    return {name: next(kept)["sets"][name]["first"] for name in ("mt-bench",)} if HAS_GPU else {}
+
+
+def on_cpu(arm: RealArm, name: str) -> list[float] | None:
+    """The interval of the acceptance length in the committed result of ``benchmarks.real``, of greedy requests."""
+    rows = json.loads(RESULT.read_text())["arms"]
+    same = (row for row in rows if (row["arm"]["name"], row["arm"]["k"]) == (arm.name, arm.k))
+    return next((row["sets"][name]["al_95"] for row in same), None)
+
+
+def serve(arm: str, log: str) -> Iterator[dict[str, Any]]:
+    """A cell: latencies of a server with an arm, in milliseconds.
+
+    Args:
+        log: the server's is LOG.log, its client's LOG-client.log.
+    """
+    from peagle_tools.bench import client
+    from peagle_tools.bench.cells import Cell
+    from peagle_tools.bench.suite import Suite
+    from peagle_tools.shared.server import Server
+
+    drafting = ARMS[arm]
+    drafting.check()
+    config = drafting.speculative_config()
+    k = {"k": [config.pop("num_speculative_tokens")]} if config else {}
+    data = f"--dataset-name custom --dataset-path {PROMPTS}/humaneval.jsonl --disable-shuffle --request-rate {RATE}"
+    suite = Suite.model_validate(
+        {
+            "name": "server",
+            "target": str(drafting.target),
+            "serve": {"flags": shlex.join(flags(drafting.engine))},
+            "arms": {arm: {"speculative_config": config, **k}},
+            "datasets": {"HumanEval": {"flags": data, "prompts": REQUESTS, "output_tokens": ANSWER}},
+            "concurrency": [MOST],
+        }
+    )
+    cell, here, out = Cell(arm, drafting.k, "HumanEval", MOST, 1), Path(log).parent, Path(log).name
+    turns.share(START_SECONDS)
+    env = client.environment(suite, arm)
+    with Server(client.serve_arguments(suite, arm, drafting.k), None, cwd=here, env=env, log=here / f"{out}.log") as up:
+        started = up.wait_until_ready(START_SECONDS)
+        turns.have_to_itself(TIMED_SECONDS)
+        raw = client.measure(suite, cell, up, cwd=here, log=here / f"{out}-client.log")
+    latencies = {name: raw[name] for name in raw if name.startswith(PERCENTILES)}
+    between = np.percentile([1000 * seconds for answer in raw["itls"] for seconds in answer], (50, 99))
+    latencies |= {f"p{p}_itl_ms": float(of) for p, of in zip((50, 99), between, strict=True)}
+    cell_of = {"arm": arm, "requests a second": RATE, **{name: round(ms, 2) for name, ms in latencies.items()}}
+    yield cell_of | {"output_throughput": round(raw["output_throughput"]), "start_seconds": round(started)}
+
+
+def flags(engine: dict[str, Any]) -> list[str]:
+    """Arguments of ``LLM`` as those of a server."""
+    named = {name.replace("_", "-"): value for name, value in engine.items()}
+    switches = [f"--{'' if value else 'no-'}{name}" for name, value in named.items() if isinstance(value, bool)]
+    return switches + [f"--{name}={value}" for name, value in named.items() if not isinstance(value, bool)]

@@ -1,0 +1,80 @@
+"""Rung 2: the real target with its committed heads: acceptance, tokens/s, sampled requests, full batches, a server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import arms, real_gpu
+from benchmarks.arms import HAS_GPU, SLOWER, call
+from benchmarks.page import Goal, Table, median
+from benchmarks.parts import CELLS, Part
+from benchmarks.real import SETS
+from benchmarks.real_gpu import ARMS
+
+OURS, NONE = "P-EAGLE K=3", "none"
+LOOKUP, EAGLE3 = "P-EAGLE with look-up K=5", ("EAGLE-3 K=2", "EAGLE-3 K=3")
+FOR_FULL_BATCHES = ("P-EAGLE, adaptive verification K=5", "P-EAGLE by batch size K=5")
+LATE = "EAGLE-3, sampled K=3"  # the least valuable engine starts with the servers
+REHEARSED = (OURS, EAGLE3[1])  # on tiny models
+# In seconds: a part waits for the start, and then for the turns, of all that run beside it.
+ENGINE_LIMIT, SERVER_LIMIT = 270 * SLOWER, 110 * SLOWER
+
+NOTES = (
+    "SmolLM2-135M-Instruct and its committed heads, bfloat16, vLLM's default compilation and graph sizes, each engine "
+    "in the process of its arm. Acceptance length: all prompts, answers as long as on the CPU, second turns after the "
+    "CPU's first answers. tokens/s: first turns, up to 64 tokens an answer, c at once. P-EAGLE by batch size drafts "
+    f"[first batch size, last, K] {real_gpu.SCHEDULE}."
+    if HAS_GPU
+    else "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."
+)
+
+
+def parts() -> list[Part]:
+    """The most valuable first: all engines but one start at the same time, then the servers and that one."""
+    engines, servers = ([*ARMS], (OURS, NONE, EAGLE3[1])) if HAS_GPU else (REHEARSED, (OURS,))
+    first, late = ([arm for arm in engines if (arm == LATE) == is_late] for is_late in (False, True))
+    return [*map(engine_part, first), *map(server_part, servers), *map(engine_part, late)]
+
+
+def engine_part(arm: str) -> Part:
+    command, late = call(real_gpu.run_arm, CELLS, arm=arm), arm == LATE
+    return Part(f"engine {arm}", command, SERVER_LIMIT if late else ENGINE_LIMIT, ARMS[arm].env, False, int(late))
+
+
+def server_part(arm: str) -> Part:
+    """A server has no Model Runner V2 without a GPU."""
+    env = ARMS[arm].env | ({} if HAS_GPU else arms.V1 | {"TRITON_INTERPRET": ""})
+    return Part(f"server {arm}", call(real_gpu.serve, CELLS, arm=arm, log="OUT.server"), SERVER_LIMIT, env, False, 1)
+
+
+def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
+    yield "acceptance length, and its 95% interval here and on a CPU", [cell for cell in cells if "al" in cell]
+    speeds = [cell for cell in cells if "tokens_per_second" in cell]
+    for cell in speeds:
+        value = ratio(cell["tokens_per_second"]["median"], fastest(cells, (NONE,), cell["set"], cell["c"]))
+        cell |= {"/ none": round(value, 3)} if value and "temperature" not in cell else {}
+    yield "tokens/s", arms.compared(speeds, OURS, ("set", "c", "temperature"), "tokens_per_second")
+    yield "a server, milliseconds", [cell for cell in cells if "start_seconds" in cell]
+
+
+def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
+    """Acceptance as on the CPU; faster than EAGLE-3 at 1 request; no loss at 64."""
+    for name in SETS:
+        al = next((cell for cell in cells if "al" in cell and (cell["arm"], cell["set"]) == (OURS, name)), {})
+        low, high = real_gpu.on_cpu(ARMS[OURS], name) or (0, 0)
+        yield Goal(f"acceptance length of {OURS} on {name}, a CPU's lower bound", ">=", low, al.get("al"))
+        yield Goal(f"acceptance length of {OURS} on {name}, a CPU's upper bound", "<=", high, al.get("al"))
+    ratios = (((OURS,), EAGLE3, 1, 1.2), ((LOOKUP,), EAGLE3, 1, 1.2), (FOR_FULL_BATCHES, (NONE,), 64, 1))
+    for mine, others, c, least in ratios:
+        for name in SETS:
+            value = ratio(fastest(cells, mine, name, c), fastest(cells, others, name, c))
+            yield Goal(f"tokens/s on {name} at {c}: {' or '.join(mine)} over {' or '.join(others)}", ">=", least, value)
+
+
+def fastest(cells: list[dict[str, Any]], names: tuple[str, ...], of: str, c: int) -> float | None:
+    """The tokens/s of the fastest of some arms on a set; None where none was measured."""
+    speeds = [median(cells, "tokens_per_second", arm=name, set=of, c=c) for name in names]
+    return max((speed for speed in speeds if speed is not None), default=None)
+
+
+def ratio(mine: float | None, other: float | None) -> float | None:
+    return mine / other if mine and other else None
