@@ -46,7 +46,7 @@ ENGINE: dict[str, Any] = (
 REPEATS = 3 if HAS_GPU else 1
 LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer
 PART_OF_A_SET = None if HAS_GPU else 2  # prompts whose acceptance is measured; None: all
-START_SECONDS, TIMED_SECONDS = 130 * SLOWER, 45 * SLOWER  # the limits of an arm's two stages
+START_SECONDS, TIMED_SECONDS = 150 * SLOWER, 45 * SLOWER  # the limits of an arm's two stages
 RATE, REQUESTS, ANSWER = (32, 160, 128) if HAS_GPU else (4, 4, 8)  # of the server: requests a second, in all; tokens
 PERCENTILES = ("p50_ttft", "p99_ttft", "p50_tpot")  # of what ``vllm bench serve`` reports
 TEMPERATURES = (0.7, 1.0)
@@ -121,7 +121,7 @@ ARMS = {
         eagle3("EAGLE-3", 2),
         p_eagle("P-EAGLE, adaptive verification", 5, adaptive=True, batches=(64,)),
         p_eagle("P-EAGLE by batch size", 5, scheduled=True, batches=(64, 1)),
-        p_eagle("P-EAGLE, sampled", 3, probabilistic=True, batches=(1, 64)[: len(BATCHES)]),
+        p_eagle("P-EAGLE, sampled", 3, probabilistic=True, batches=(1, 64)),
         eagle3("EAGLE-3, sampled", 3, probabilistic=True, batches=(1, 64)),
     )
 }
@@ -160,8 +160,10 @@ def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:
 
 def first_answers() -> dict[str, list[str]]:
     """Those that second turns followed on the CPU, so that all prompts are the same; none without a GPU."""
-    kept = (row for row in read_lines(KEPT) if row["of"]["arm"]["name"] == NONE.name)
-    return {name: next(kept)["sets"][name]["first"] for name in ("mt-bench",)} if HAS_GPU else {}
+    if not HAS_GPU:
+        return {}
+    kept = next(row for row in read_lines(KEPT) if row["of"]["arm"]["name"] == NONE.name)
+    return {name: kept["sets"][name]["first"] for name in SETS}
 
 
 def on_cpu(arm: RealArm, name: str) -> list[float] | None:

@@ -21,7 +21,8 @@ ENGINE_LIMIT, SERVER_LIMIT = 270 * SLOWER, 110 * SLOWER
 NOTES = (
     "SmolLM2-135M-Instruct and its committed heads, bfloat16, vLLM's default compilation and graph sizes, each engine "
     "in the process of its arm. Acceptance length: all prompts, answers as long as on the CPU, second turns after the "
-    "CPU's first answers. tokens/s: first turns, up to 64 tokens an answer, c at once. P-EAGLE by batch size drafts "
+    "CPU's first answers. Look-up is off but where an arm names it; stock vLLM serves the head without its selector. "
+    "tokens/s: first turns, up to 64 tokens an answer, c at once. P-EAGLE by batch size drafts "
     f"[first batch size, last, K] {real_gpu.SCHEDULE}."
     if HAS_GPU
     else "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import arms, limits, real
+from benchmarks import arms, real
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,6 @@ def test_acceptance_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert str(tmp_path) not in real.KEPT.read_text()
     monkeypatch.setattr(real, "MAX_TOKENS", {"humaneval": 1})
     assert measured() != rows and len(asked) == 8 and len(real.KEPT.read_text().splitlines()) == 2
-
-
-def test_drafts_with_a_temperature_are_compared() -> None:
-    """Within the request's limits with those beside them; where it has none, with EAGLE-3's at its temperature."""
-
-    def drafter(*cells: tuple[dict, list]) -> dict:
-        return {"cells": [{"sampling": sampling, "set": "humaneval", "counts": counts} for sampling, counts in cells]}
-
-    low, high, hot, cold = [[4, 0]] * 2, [[0, 4]] * 2, {"temperature": 1.0}, {"temperature": 0.7}
-    drafters = [drafter((hot, [high]), (cold, [high]), (hot | {"top_k": 20}, [high, low]))]
-    limits.compared([*drafters, drafter((hot, [low]), (cold, [high]))])
-    over, same, within = drafters[0]["cells"]
-    assert over["over_eagle3"]["gain"] == within["gain"] == 1 and same["over_eagle3"]["gain"] == 0
-    assert within["within_limits"]["al"] == 2 and within["temperature_only"]["al"] == 1
-    assert "gain" not in over and "over_eagle3" not in within
 
 
 def test_arms_are_compared_at_the_same_k() -> None:

@@ -65,6 +65,14 @@ def test_times_no_speculation_are_of_the_same_set_and_concurrency() -> None:
     assert [row.get("/ none") for row in speeds] == [1.0, 1.0, 0.5, None]
 
 
+def test_second_turns_follow_the_answers_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_gpu, "HAS_GPU", True)
+    assert {name: len(answers) for name, answers in real_gpu.first_answers().items()} == {
+        "humaneval": 0,
+        "mt-bench": 80,
+    }
+
+
 def test_a_missing_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_gpu, "PROMPTS", ROOT / ".cache/nowhere")
     for part in (real_gpu.run_arm(rung2.OURS), real_gpu.serve(rung2.OURS, "log")):
