@@ -70,12 +70,19 @@ def own_windows(vllm_config: "VllmConfig") -> Iterator[None]:
         cache_config.sliding_window = window
 
 
+def has_dummy_weights(vllm_config: "VllmConfig") -> bool:
+    """Whether the head's weights are dummies, by its own ``draft_load_config`` where it has one."""
+    from vllm.model_executor.model_loader.utils import get_draft_load_config
+
+    return get_draft_load_config(vllm_config).load_format == "dummy"
+
+
 def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     """Refuse a loaded head whose learned hidden state would give useless drafts without any error.
 
     Args:
         model: the draft model (``torch.nn.Module``), as vLLM loaded it.
-        vllm_config: the served configuration. Dummy weights (``load_format="dummy"``) pass.
+        vllm_config: the served configuration. Dummy weights of the head pass.
 
     Raises:
         RefusedError: the head has no ``mask_hidden``, or one that is zero, NaN or Inf, before or after ``fc``.
@@ -91,7 +98,7 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
         what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
         mend = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
         raise RefusedError(f"P-EAGLE refused: {what}; {mend}")
-    if vllm_config.load_config.load_format == "dummy":
+    if has_dummy_weights(vllm_config):
         return
     with torch.inference_mode():
         fault = value_fault(mask_hidden.float().cpu().numpy())

@@ -1,10 +1,11 @@
 """A head of any dialect, served as it is and converted, drafts what the same weights draft in vLLM's own format."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from peagle_vllm.serving import RefusedError
+from peagle_vllm.serving import RefusedError, check_loaded_head
 from tests.conftest import ARM
 from tests.drafts.dialects import CASES, Case, read, write_dialect, write_own
 from tests.drafts.grid import MAX_MODEL_LEN, requests
@@ -110,3 +111,16 @@ def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, tar
     head.tensors["layers.1.mlp.up_proj.weight"][-1, -1] = value
     with pytest.raises(RefusedError, match=r"up_proj.* NaN or Inf"):
         engine(Settings(target, head.save(target.parent / f"with {value}, stored"), k=K))
+
+
+def test_a_head_is_judged_by_its_own_load_format(target: Path, right: dict[str, list[int]], tmp_path: Path):
+    """A dummy head drafts for a real target, whose answers stay; beside a dummy target a head is checked."""
+    head = write_own(tmp_path / "head", target, CASES["aws"])
+    settings = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN)
+    dummy = engine(replace(settings, speculative=(("draft_load_config", {"load_format": "dummy"}),)))
+    assert {req: done.tokens for req, done in dummy.run(asked()).items()} == right
+    mixed = (("draft_load_config", {"load_format": "auto"}),)
+    live = engine(replace(settings, speculative=mixed, llm=(("load_format", "dummy"),)))
+    live.drafter.model.mask_hidden.data.zero_()
+    with pytest.raises(RefusedError, match="mask_hidden is all zeros"):
+        check_loaded_head(live.drafter.model, live.drafter.vllm_config)

@@ -13,7 +13,7 @@ from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.sampling.greedy import top_candidates
-from peagle_vllm.serving import RefusedError, refuse_broken
+from peagle_vllm.serving import RefusedError, has_dummy_weights, refuse_broken
 
 # Of a head without a selector. Any distribution of drafts is exact as long as the rejection sampler is told it, and
 # tokens beyond these are rarely drawn.
@@ -53,7 +53,7 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
         return None
     draft = spec.draft_model_config
     tensors: dict[str, torch.Tensor] = {}
-    if vllm_config.load_config.load_format == "dummy":
+    if has_dummy_weights(vllm_config):
         sizes = draft.hf_config.vocab_size, draft.hf_config.draft_vocab_size, draft.get_hidden_size()
         shapes = files.selector_shapes(selector_config, *sizes)
         tensors |= {name: torch.zeros(shape, dtype=draft.dtype) for name, shape in shapes.items()}
