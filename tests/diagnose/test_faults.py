@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from peagle_tools.diagnose.engine import VllmMeasure
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
-from peagle_tools.shared.acceptance import Places
 from peagle_tools.shared.engines import Pair
 from tests.inspect.running import Ran, only_line, run
 from tests.support import engines
@@ -83,13 +82,8 @@ FAULTS: Mapping[str, Case] = {
     "aux layers one too high": Case(*QWEN, "cause: aux layers [2, 5, 7] for [3, 6, 8]", config(**{AUX: [3, 6, 8]})),
     "rope theta": Case(*LLAMA, "cause: rope theta 10000.0", layers(rope_parameters={"rope_theta": 100.0})),
     "rope scaling": Case(*QWEN, "cause: rope scaling", layers(rope_parameters=LINEAR)),
-    "rms eps": Case(*LLAMA, "cause: rms_norm_eps 1e-05", layers(rms_norm_eps=0.5)),
+    "rms eps": Case(*LLAMA, "rms_norm_eps is 0.5, the target's 1e-05", layers(rms_norm_eps=0.5)),
     "mask token": Case(*LLAMA, "cause: mask token 6 (<|mask|>) for 300", config(mask_token_id=300)),
-    "mask_hidden swapped": Case(
-        *LLAMA,
-        "cause: the parts of mask_hidden in the order [2, 1, 0]",
-        mask_hidden(lambda m: m.view(3, -1)[[2, 1, 0]].reshape(m.shape)),
-    ),
     "mask_hidden rotated": Case(*QWEN, "mask_hidden", mask_hidden(lambda m: m.roll(17))),
     "norm_before_residual": Case(*LLAMA, "cause: norm_before_residual False", config(norm_before_residual=True)),
     "fc_norm": Case(*LLAMA, "fc_norm is set, the weights hold no fc_norm", config(fc_norm=True)),
@@ -140,7 +134,7 @@ def test_a_healthy_head_gets_no_cause(name: str, monkeypatch: pytest.MonkeyPatch
     ran = diagnosed(monkeypatch, target, head, "-k", k, *fewer)
     data = json.loads(ran.out)
     assert (ran.code, said(ran)) == (0, [])
-    assert data["complete"] and data["drafts"] > 80 and len(data["trials"]) > 10
+    assert data["complete"] and data["drafts"] > 80 and len(data["trials"]) > 7
     progress = [line for line in ran.err.splitlines() if "changes left" in line]
     assert len(progress) == len(data["trials"]) + 1
 
@@ -177,32 +171,6 @@ def test_what_was_measured_before_an_interrupt_is_shown(
         return
     data = json.loads(ran.out)
     assert (ran.code, data["complete"], len(data["trials"])) == (1, False, 2)
-
-
-@pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize(
-    ("long", "takes", "tried"), [(0.4, True, [128, 256, 512, 1024]), (0.75, True, []), (0.4, False, [])]
-)
-def test_windows_are_tried_where_acceptance_falls_with_context(
-    long: float, takes: bool, tried: list[int], monkeypatch: pytest.MonkeyPatch
-):
-    """On a simulated pair that a window of 512 tokens mends: the command that writes it is named."""
-    from tests.diagnose.test_search import curve
-
-    def measure(_: VllmMeasure, setup: Setup) -> Measured:
-        share = 0.75 if setup.window == 512 else long
-        seen = curve((0.75 + share) / 2, setup.k)
-        return seen._replace(places=Places({511: curve(0.75, setup.k).curve, 4095: curve(share, setup.k).curve}))
-
-    monkeypatch.setattr(VllmMeasure, "__call__", measure)
-    monkeypatch.setattr(VllmMeasure, "takes_windows", lambda _: takes)
-    data = json.loads(run(monkeypatch, "diagnose", "--target", TARGET, "--head", PEAGLE, "--json").out)
-    kinds = [trial["change"].split()[3] for trial in data["trials"] if trial["kind"] == "window"]
-    assert list(map(int, kinds)) == tried
-    mend = [f"peagle-vllm convert {PEAGLE} OUT --window 512, and serve OUT"] if tried else []
-    assert [cause["mend"] for cause in data["causes"]] == mend
-    assert any("a window may help" in line for line in data["odd"]) is (long < 0.75)
-    assert list(data["by_context"]) == ["511", "4095"]
 
 
 def test_what_inspect_finds_needs_no_engine(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from peagle_tools.diagnose.interventions import Intervention, Setup
-    from peagle_tools.diagnose.search import Diagnosis, Measured
+    from peagle_tools.diagnose.search import Diagnosis
     from peagle_tools.shared.conversations import Messages
 
 
@@ -71,7 +71,6 @@ def diagnose(
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
     from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
-    from peagle_tools.diagnose.search import falling
     from peagle_tools.shared.engines import Pair, cannot_run
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
@@ -96,10 +95,8 @@ def diagnose(
         pair = Pair(target, source.name, arguments)
         with terminal.logs_on_stderr(), measuring(pair, k, forms, max_tokens) as measure:
 
-            def propose(base: "Setup", seen: "Measured") -> "Iterator[Intervention]":
-                context = seen.places.context
-                falls_until = max(context) if falling(context) and measure.takes_windows() else 0
-                return interventions(base, source, model, specials, has_template, falls_until)
+            def propose(base: "Setup") -> "Iterator[Intervention]":
+                return interventions(base, source, model, specials, has_template)
 
             began = 0.0
             for found, left in search(setup, measure, propose):

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from peagle_tools.diagnose.interventions import Setup
@@ -16,9 +15,6 @@ from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import BY_REQUEST, places_of, read_engine
 from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
 from peagle_vllm.observer import drafter_of
-
-# In these each layer states its own window, and what is prepared for several layers may hold for none in particular.
-WINDOW_IN_LAYER = ("CPUAttentionBackendImpl", "FlashAttentionImpl", "TritonAttentionImpl")
 
 
 class VllmMeasure:
@@ -39,10 +35,6 @@ class VllmMeasure:
         lengths = tuple(tokens / max(1, of["num_spec_steps"]) for tokens, of in zip(made, metrics, strict=True))
         answers = zip(map(len, prompts), metrics, strict=True)
         return Measured(read_engine(self.llm).since(before), lengths, places_of(answers))
-
-    def takes_windows(self) -> bool:
-        """Whether a window can be set in the running engine."""
-        return all(self.llm.collective_rpc(takes_windows))
 
 
 @contextmanager
@@ -68,41 +60,26 @@ def measuring(
         yield VllmMeasure(llm, prompts, max_tokens)
 
 
-def takes_windows(worker: Any) -> bool:
-    drafter = drafter_of(worker)
-    layers = drafter.model.model.layers if drafter else ()
-    return all(type(layer.self_attn.attn.impl).__name__ in WINDOW_IN_LAYER for layer in layers)
-
-
 def apply(worker: Any, setup: Setup) -> None:
-    """Make the loaded pair of this worker run as ``setup`` says; what it leaves open, as it was loaded."""
+    """Make the loaded pair of this worker run as ``setup`` says; what it leaves open, as it was loaded.
+
+    The aux layers and the mask token are asked for as vLLM's runners do. Where layers norm their residual, and their
+    rotary embedding, is part of the loaded modules, which this engine alone uses.
+    """
     runner, drafter = worker.model_runner, drafter_of(worker)
     runner.model.set_aux_hidden_state_layers(setup.aux_layers)
     if drafter is None:  # another pipeline stage drafts
         return
-    model = drafter.model
-    attentions = [layer.self_attn for layer in model.model.layers]
-    norms = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
-    if not hasattr(drafter, "as_loaded"):
-        windows = [getattr(attention.attn.impl, "sliding_window", None) for attention in attentions]
-        drafter.as_loaded = model.mask_hidden.clone(), attentions[0].rotary_emb, norms[0].variance_epsilon, windows
-    mask_hidden, rope, eps, windows = drafter.as_loaded
     drafter.parallel_drafting_token_id = setup.mask_token_id
-    parts = mask_hidden.view(len(setup.aux_layers), -1)
-    model.mask_hidden.copy_(parts[list(setup.mask_order or range(len(parts)))].view_as(mask_hidden))
-    drafter.updates.mask_is_stale = True  # V1 projects it once; V2 in every step
-    first = model.model.layers[0]
-    first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
-    for attention, window in zip(attentions, windows, strict=True):
-        attention.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
-        if setup.window is not None:
-            window = (setup.window - 1, 0) if isinstance(window, tuple) else setup.window
-        attention.attn.impl.sliding_window = window
-    for group in chain.from_iterable(getattr(drafter, "attn_groups", ())):  # V2's
-        if setup.window is not None and hasattr(builder := group.get_metadata_builder(), "aot_schedule"):
-            builder.aot_schedule = False  # FlashAttention 3's is made for no window
-    for norm in norms:
-        norm.variance_epsilon = eps if setup.rms_norm_eps is None else setup.rms_norm_eps
+    layers = drafter.model.model.layers
+    layers[0]._residual_norm = (
+        layers[0]._norm_before_residual if setup.norm_before_residual else layers[0]._norm_after_residual
+    )
+    if not hasattr(drafter, "rope_as_loaded"):
+        drafter.rope_as_loaded = layers[0].self_attn.rotary_emb
+    rope = drafter.rope_as_loaded
+    for layer in layers:
+        layer.self_attn.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
 
 
 def _rope(loaded: Any, vllm_config: Any, parameters: dict[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice, permutations
 from typing import Any
 
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
@@ -10,8 +9,7 @@ from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.target import Target, Token, read_tokens
 
 MOST_MASK_TOKENS = 4
-MOST_ORDERS = 6  # of the parts of mask_hidden
-WINDOWS = (128, 256, 512, 1024, 2048)  # tokens that each layer of the head sees
+ROPE_THETAS = (10_000.0, 500_000.0, 1_000_000.0)  # that heads are trained with, whatever their config says
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id")
 
 
@@ -24,10 +22,7 @@ class Setup:
     k: int  # draft tokens a step
     chat_template: bool = True  # whether prompts go through it
     norm_before_residual: bool = False
-    mask_order: tuple[int, ...] | None = None  # of the parts of mask_hidden, one for each aux layer
     rope: Mapping[str, Any] | None = None  # of the head, as transformers' rope_parameters
-    rms_norm_eps: float | None = None  # of the head
-    window: int | None = None  # tokens that each of its layers sees, its own included
 
 
 @dataclass(frozen=True)
@@ -49,14 +44,13 @@ def setup_of(head: Head, target: Target, k: int, chat_template: bool) -> Setup:
 
 
 def interventions(
-    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool, falls_until: int = 0
+    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool
 ) -> Iterator[Intervention]:
     """Every change to try on ``setup``, the most likely first.
 
     Args:
         special_tokens: of the target's tokenizer, the likely mask tokens first.
         has_template: whether the tokenizer has a chat template.
-        falls_until: the longest context, in tokens, where acceptance falls with it and windows can be tried.
     """
 
     def change(kind: str, text: str, mend: str, **fields: Any) -> Intervention:
@@ -65,10 +59,6 @@ def interventions(
     if not setup.chat_template and has_template:
         mend = "use the chat API, or apply the chat template to prompts before they are sent"
         yield change("chat template", "prompts through the chat template", mend, chat_template=True)
-    for window in WINDOWS if "sliding_attention" not in (head.served.get("layer_types") or ()) else ():
-        if 2 * window <= falls_until:
-            mend = f"peagle-vllm convert {head.name} OUT --window {window}, and serve OUT"
-            yield change("window", f"a window of {window} tokens in every layer", mend, window=window)
     for layers in _aux_layers(setup, target.num_layers):
         text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"
         mend = f'set "{AUX_KEY}" to {list(layers)}: {head.config_file}'
@@ -77,35 +67,26 @@ def interventions(
         text = f"mask token {token_id}{f' ({name})' if name else ''} for {setup.mask_token_id}"
         mend = f'set "mask_token_id" to {token_id}: {head.config_file}'
         yield change("mask token", text, mend, mask_token_id=token_id)
-    parts = tuple(range(len(setup.aux_layers)))
-    for order in islice((order for order in permutations(parts) if order != (setup.mask_order or parts)), MOST_ORDERS):
-        text = f"the parts of mask_hidden in the order {list(order)}"
-        mend = f"reorder them so (one part for each aux layer): {head.file_of('mask_hidden')}; or export the head again"
-        yield change("mask_hidden", text, mend, mask_order=order)
     flipped = not setup.norm_before_residual
     mend = f'set "norm_before_residual" to {str(flipped).lower()}: {head.config_file}'
     yield change("norm_before_residual", f"norm_before_residual {flipped}", mend, norm_before_residual=flipped)
-    yield from _of_target(setup, head, target)
+    yield from _ropes(setup, head, target, ROPE_THETAS)
 
 
-def _of_target(setup: Setup, head: Head, target: Target) -> Iterator[Intervention]:
-    """What the head's layers are given otherwise than the target's."""
+def _ropes(setup: Setup, head: Head, target: Target, thetas: tuple[float, ...] = ()) -> Iterator[Intervention]:
+    """The target's rotary embedding for the head's, theta and scaling each on its own; then other ``thetas``."""
     own, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
-    if own and its:
-        theta, wanted = own.pop("rope_theta"), its.pop("rope_theta")
-        ropes: tuple[tuple[str, Any, Any, dict[str, Any]], ...] = (
-            ("rope theta", theta, wanted, {**own, "rope_theta": wanted}),
-            ("rope scaling", own, its, {**its, "rope_theta": theta}),
-        )
-        for kind, now, then, rope in ropes:
-            if now != then:
-                mend = f'set "rope_parameters" to {rope}: {head.layer_place}'
-                yield Intervention(kind, f"{kind} {then}, the target's, for {now}", replace(setup, rope=rope), mend)
-    eps, wanted = setup.rms_norm_eps or head.served.get("rms_norm_eps"), target.config.get("rms_norm_eps")
-    if wanted is not None and eps != wanted:
-        mend = f'set "rms_norm_eps" to {wanted}: {head.layer_place}'
-        change = f"rms_norm_eps {wanted}, the target's, for {eps}"
-        yield Intervention("rms_norm_eps", change, replace(setup, rms_norm_eps=wanted), mend)
+    if not own:
+        return
+    theta = own.pop("rope_theta")
+    of_target = its.pop("rope_theta", None)
+    trials = [("rope theta", theta, of_target, own | {"rope_theta": of_target}, ", the target's,")] if its else []
+    trials += [("rope scaling", own, its, its | {"rope_theta": theta}, ", the target's,")] if its else []
+    trials += [("rope theta", theta, other, own | {"rope_theta": other}, "") for other in thetas if other != of_target]
+    for kind, now, then, rope, whose in trials:
+        if now != then:
+            mend = f'set "rope_parameters" to {rope}: {head.layer_place}'
+            yield Intervention(kind, f"{kind} {then}{whose} for {now}", replace(setup, rope=rope), mend)
 
 
 def differences(setup: Setup, head: Head, target: Target, has_template: bool) -> Iterator[str]:
@@ -114,8 +95,11 @@ def differences(setup: Setup, head: Head, target: Target, has_template: bool) ->
     Args:
         has_template: whether the target's tokenizer has a chat template.
     """
-    for intervention in _of_target(setup, head, target):
+    for intervention in _ropes(setup, head, target):
         yield f"{intervention.change}: {head.layer_place}"
+    eps, its_eps = head.served.get("rms_norm_eps"), target.config.get("rms_norm_eps")
+    if its_eps is not None and eps != its_eps:
+        yield f"rms_norm_eps is {eps}, the target's {its_eps}: {head.layer_place}"
     if not has_template:
         yield f"{target.name} has no chat template: prompts go raw; a head trained on chats needs that of its training"
     if head.folder and (head.folder / "tokenizer.json").exists():

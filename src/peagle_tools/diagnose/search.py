@@ -109,7 +109,7 @@ def sureness(before: Measured, after: Measured) -> float:
 def diagnose(
     setup: Setup,
     measure: Callable[[Setup], Measured],
-    propose: Callable[[Setup, Measured], Iterable[Intervention]],
+    propose: Callable[[Setup], Iterable[Intervention]],
 ) -> Iterator[tuple[Diagnosis, int]]:
     """Measure a setup, try each change, keep the best; where the curve stays odd, try the others on top of it.
 
@@ -119,7 +119,7 @@ def diagnose(
     found = Diagnosis(base.curve, oddities(base.curve) + falling(base.places.context), base.places)
     while len(found.causes) < MOST_CAUSES:
         done = {cause.intervention.kind for cause in found.causes}
-        changes = [change for change in propose(setup, base) if change.kind not in done]
+        changes = [change for change in propose(setup) if change.kind not in done]
         yield found, len(changes)
         best = best_trial = None
         for left, change in enumerate(changes, start=1 - len(changes)):
