@@ -69,8 +69,8 @@ class GpuArm(RealArm):
 
     @property
     def env(self) -> dict[str, str]:
-        threads = {} if HAS_GPU else {"OMP_NUM_THREADS": "1"}
-        return super().env | threads | (arms.V1 if self.v1 else arms.V2)
+        one_thread = {"OMP_NUM_THREADS": "1"}  # as vLLM does on a GPU by itself; many engines start at the same time
+        return super().env | one_thread | (arms.V1 if self.v1 else arms.V2)
 
     @property
     def engine(self) -> dict[str, Any]:

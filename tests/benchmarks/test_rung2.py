@@ -87,6 +87,7 @@ import torch
 torch.cuda.is_available = lambda: True
 import os
 os.cpu_count = lambda: 16
+os.environ.pop("OMP_NUM_THREADS", None)
 import json
 from benchmarks import parts, real_gpu, rung2
 listed = [(part.name, part.label, part.limit, part.env, part.wave) for part in rung2.parts()]
@@ -101,6 +102,7 @@ print(json.dumps([listed, configs, [*real_gpu.ARMS], parts.SIDE_BY_SIDE, stages]
     for name, _, limit, env, _ in listed:
         assert env["VLLM_USE_V2_MODEL_RUNNER"] == ("0" if "stock V1" in name else "1") and "TRITON_INTERPRET" not in env
         assert ("PEAGLE_VLLM_DISABLE" in env) == ("stock" in name or "P-EAGLE" not in name)
+        assert env["OMP_NUM_THREADS"] == "1"
         assert limit <= 330 - gpu_day.RESERVE
     assert stages <= min(limit for *_, limit, _, wave in listed if wave == 0)
     assert all(len([*group]) <= side_by_side for _, group in itertools.groupby(listed, key=lambda entry: entry[4]))
