@@ -92,7 +92,7 @@ def test_a_theta_of_training_that_neither_config_names(theta: float):
     *_, (found, _) = diagnose(RIGHT, Pair(rope=rope), proposed)
     (cause,) = found.causes
     assert cause.intervention.change == f"rope theta {theta} for 10000.0"
-    assert f'set "rope_parameters" to {rope}: ' in cause.intervention.mend
+    assert f"'rope_theta': {theta}" in cause.intervention.mend
 
 
 @pytest.mark.parametrize(("cost", "share", "is_part"), [(0.3, 0.75, False), (0.12, 0.5, True)])
