@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
@@ -29,19 +29,6 @@ def is_peagle(vllm_config: "VllmConfig") -> bool:
 def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     """The same of a ``SpeculativeConfig``. DFlash and DSpark draft in parallel too, by their own methods."""
     return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
-
-
-def kv_bytes_per_token(model: "ModelConfig", parallel: "ParallelConfig", cache_dtype: str) -> int:
-    """Bytes of KV cache that a token takes in one process, as if every layer of ``model`` attended to all tokens.
-
-    Args:
-        cache_dtype: of ``CacheConfig``.
-    """
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-
-    itemsize = kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
-    size = (1 if model.use_mla else 2) * model.get_head_size() * itemsize
-    return model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * size
 
 
 def on_vllm_platform() -> bool:

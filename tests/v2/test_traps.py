@@ -9,7 +9,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from peagle_vllm.heads.head import read_head
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.graphs import emulate
@@ -189,31 +188,6 @@ def test_trap_18_another_mode_resolved_later_captures_what_the_buffers_hold(pair
         assert 0 < max(seen.sizes) <= len(live.drafter.hidden_states)
         live.run([Request("resolved", prompt(12), 6)])
         assert seen.pieces.total() > 0
-
-
-def test_what_a_configuration_takes_is_what_a_drafter_holds(pair):
-    """``draft_memory`` says it before the engine starts; the drafter's own tensors are the measure."""
-    live = start(pair)
-    from peagle_vllm.v2.memory import draft_memory
-
-    with emulate(live, [1, 2]):
-        drafter = live.drafter
-        said = draft_memory(drafter.vllm_config)
-        names = ("input_ids", "positions", "row_map", "slot_mappings")
-        held = [
-            getattr(drafter.buffers, name) for name in (*names, "sample_indices", "sample_pos", "sample_idx_mapping")
-        ]
-        weights = read_head(pair[1]).tensors.items()  # a CPU's engine has repacked its own
-        matrices = [
-            of.shape for name, of in weights if name.endswith("proj.weight") or name in ("fc.weight", "lm_head.weight")
-        ]
-        assert said["head_weights_bytes"] == sum(4 * rows * columns for rows, columns in matrices)
-        layers = drafter.vllm_config.compilation_config.static_forward_context
-        specs = [layers[name].get_kv_cache_spec(drafter.vllm_config) for name in drafter.draft_attn_layer_names]
-        assert said["head_kv_bytes_per_token"] == sum(spec.page_size_bytes // spec.block_size for spec in specs)
-        sampler = drafter.candidate_sampler
-        held += [drafter.hidden_states, drafter.fc_inputs, sampler.scores, sampler.cached_ids]
-        assert said["buffers_bytes"] == sum(tensor.nbytes for tensor in held)
 
 
 def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_drafts(pair):

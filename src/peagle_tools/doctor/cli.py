@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import JsonOption, fail, one_line_errors
+from peagle_tools.shared.terminal import JsonOption, fail
 
 
 def doctor(
@@ -16,10 +16,6 @@ def doctor(
         typer.Option(metavar="PATH", help="Check this vLLM wheel, or unpacked one, instead of the installed vLLM."),
     ] = None,
     as_json: JsonOption = False,
-    flags: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FLAGS", help="Of `vllm serve`, such as --model: what drafting takes of a GPU."),
-    ] = None,
 ) -> None:
     """Would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
 
@@ -39,21 +35,8 @@ def doctor(
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
     environment = read_environment(install) if vllm is None else None
-    drafts = None
-    if flags:
-        if vllm is not None:
-            fail("flags of `vllm serve` are those of the installed vLLM; leave --vllm out")
-        if install is None:
-            fail("flags of `vllm serve` need vLLM, which is not installed here")
-        from peagle_tools.doctor.memory import drafting, lines
-
-        with one_line_errors():
-            drafts = drafting(flags)
     if as_json:
-        more = {} if drafts is None else {"drafting": drafts}
-        print(json.dumps(as_dict(report, environment) | more, indent=2))
+        print(json.dumps(as_dict(report, environment), indent=2))
     else:
         show(Console(), report, environment)
-        for name, value in lines(drafts) if drafts else ():
-            print(f"{name:13} {value}")
     raise typer.Exit(0 if report is not None and report.ok else 1)
