@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -381,16 +381,21 @@ def measure_all() -> dict[str, Any]:
             row["sets"][name] = found
             if not arm.is_timed:
                 continue
-            found["tokens_per_second"] = {n: arms.summary(times[name, n] for times in samples[arm]) for n in IN_FLIGHT}
+            found["tokens_per_second"] = {n: spread(times[name, n] for times in samples[arm]) for n in IN_FLIGHT}
             both = list(zip(samples[arm], samples[NONE], strict=True))
             found["times_no_speculation"] = {
-                n: arms.summary(mine[name, n] / none[name, n] for mine, none in both) for n in IN_FLIGHT
+                n: spread(mine[name, n] / none[name, n] for mine, none in both) for n in IN_FLIGHT
             }
         rows.append(row)
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}
     timed["threads"] = THREADS
     settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0, "timed": timed}
     return {"settings": settings, "arms": rows}
+
+
+def spread(samples: Iterable[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile."""
+    return {name: value for name, value in arms.summary(samples).items() if name != "samples"}
 
 
 def best_arms() -> list[dict[str, Any]]:

@@ -34,7 +34,6 @@ from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
 SITTINGS = {"first": (3264, 500), "second": (8576, 1487)}  # answers, 128 of them held out, and steps
-LOGGED = 20  # of the log, which has a line every 10 steps, the first and each so many steps are in the report
 # Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
 HEADS: dict[str, dict[str, Any]] = {
     "peagle": {},  # with its selector
@@ -185,10 +184,14 @@ def sit(heads: list[str], config: Config, text: bytes, begin: Path | None, out: 
 def record(best: Path, config: Config, seconds: int, begin: Path | None, place: Path) -> None:
     """Write how the head in ``place`` was trained, and what it drafts, to its training.json."""
     log, al = (list(read_lines(config.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
-    held_out = [line for line in log if "held_out" in line]
+    held_out = [line for line in log if "held_out" in line][-1:]
     used = settings(changed(config, head={"init": "the first sitting's head"}) if begin else config)["run"]
-    report = {"settings": used, "best": best.resolve().name, "al": al}
-    report["log"] = [line for line in log if line["step"] % LOGGED == 1 and "time" in line]
+    report = {
+        "settings": used,
+        "best": best.resolve().name,
+        "al": [line for line in al if line["step"] == al[-1]["step"]],
+    }
+    report["log"] = [line for line in log if "time" in line][-1:]
     report |= {"held_out": held_out, "last_sitting_seconds": seconds, "drafts": greedy_drafts(place.absolute())}
     if begin:
         report["first"] = json.loads((begin / "training.json").read_text())
