@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from peagle_vllm.heads import convert
+from peagle_vllm.heads.checks import check
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import read_target
 from peagle_vllm.serving import RefusedError, check_loaded_head
 from tests.conftest import ARM
 from tests.drafts.dialects import CASES, Case, read, write_dialect, write_own
@@ -124,3 +128,55 @@ def test_a_head_is_judged_by_its_own_load_format(target: Path, right: dict[str, 
     live.drafter.model.mask_hidden.data.zero_()
     with pytest.raises(RefusedError, match="mask_hidden is all zeros"):
         check_loaded_head(live.drafter.model, live.drafter.vllm_config)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+BY_TYPE = {"full_attention": ROPE, "sliding_attention": ROPE | {"rope_theta": 1e6}}
+SERVED: dict[str, dict[str, object]] = {
+    "M-RoPE, for a text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6], "mrope_interleaved": True}},
+    "a rope by layer type": {"rope_parameters": BY_TYPE},
+    "another name of the activation": {"hidden_act": None, "hidden_activation": "silu"},
+}
+REFUSED: dict[str, dict[str, object]] = {
+    'hidden_act is "gelu_pytorch_tanh", needs': {"hidden_act": "gelu_pytorch_tanh"},
+    'hidden_act is "gelu", needs': {"hidden_act": None, "hidden_activation": "gelu"},
+    "rope_parameters holds one for each of": {"rope_parameters": {"sliding_attention": ROPE}},
+    'max_position_embeddings is "4096", needs': {"max_position_embeddings": "4096"},
+}
+
+
+def with_fields(head: Path, folder: Path, fields: dict[str, object]) -> Path:
+    """A copy of a head whose layers' config has these fields; without those that are None."""
+    written = read(head)
+    layers = written.config.get("transformer_layer_config", written.config)
+    for key, value in fields.items():
+        layers.pop(key, None)
+        layers |= {} if value is None else {key: value}
+    return written.save(folder)
+
+
+@pytest.mark.parametrize("dialect", ["flat", "speculators"])
+@pytest.mark.parametrize("name", SERVED if not V2 else ["M-RoPE, for a text"])
+def test_fields_that_serving_reads_otherwise(name: str, dialect: str, target: Path, expected, right, tmp_path: Path):
+    """``inspect`` calls the head fit, and its drafts are those of the plain config."""
+    own, drafted = expected(CASES["aws"])
+    head = own
+    if dialect == "speculators":
+        (tmp_path / "converted").mkdir()
+        convert.convert(read_head(own), tmp_path / "converted", "speculators", None)
+        head = tmp_path / "converted"
+    head = with_fields(head, tmp_path / "head", SERVED[name])
+    assert not [problem for problem in check(read_head(head), read_target(str(target))) if problem.severity == "error"]
+    assert drafts(target, head, right) == drafted
+
+
+@pytest.mark.arm("plugin-v1")
+@pytest.mark.parametrize("line", REFUSED)
+def test_fields_that_vllm_cannot_serve_are_refused_in_one_line(line: str, target: Path, expected, tmp_path: Path):
+    """The same one, by ``inspect`` and by the server."""
+    head = with_fields(expected(CASES["aws"])[0], tmp_path / "head", REFUSED[line])
+    (problem,) = (problem for problem in check(read_head(head), read_target(str(target))))
+    assert problem.line.startswith(line)
+    with pytest.raises(RefusedError) as refused:
+        engine(Settings(target, head, k=K))
+    assert str(refused.value) == f"P-EAGLE refused: {problem.line}"

@@ -17,7 +17,8 @@ KINDS = {
     **dict.fromkeys(("head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE),
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), POSITIVE),
     **dict.fromkeys(("attention_bias", "fc_norm", "mlp_bias", "norm_before_fc", "norm_before_residual"), FLAG),
-    "sliding_window": SIZE,
+    **dict.fromkeys(("max_position_embeddings", "sliding_window"), SIZE),
+    "hidden_act": (lambda v: v == "silu", '"silu", which alone vLLM\'s head classes compute'),
 }
 REQUIRED = ("intermediate_size", "num_attention_heads")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -58,11 +59,20 @@ def check_fields(head: Head) -> Iterator[str]:
         is_stated = key in served and (served[key] is not None or needs == POSITIVE[1])  # null is a default of others
         if is_stated and not fits(served[key]):
             lines.append(unfit(key, served[key], needs, place))
-    if head.is_speculators and "rope_theta" not in served:  # transformers would take 10,000 in silence
-        rope = served.get("rope_parameters") or {}
-        if not isinstance(rope, dict) or rope.get("rope_theta") is None:
-            lines.append(f"rope_parameters.rope_theta is missing: {place}; add it")
+    lines += _rope(head, place)
     yield from lines or [*_attention(served, place), *_layer_types(head, place)]
+
+
+def _rope(head: Head, place: str) -> Iterator[str]:
+    rope = head.served.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        yield unfit("rope_parameters", rope, "a JSON object", place)
+    elif by_type := {name: value for name, value in rope.items() if isinstance(value, dict)}:
+        what = f"rope_parameters holds one for each of {', '.join(map(shown, by_type))}, and vLLM's head takes one"
+        mend = f"write the one that it was trained with, such as {shown(next(iter(by_type.values())))}"
+        yield f"{what}: {place}; {mend}"
+    elif head.is_speculators and "rope_theta" not in head.served and rope.get("rope_theta") is None:
+        yield f"rope_parameters.rope_theta is missing: {place}; add it"  # transformers would take 10,000 in silence
 
 
 def _attention(served: Mapping[str, Any], place: str) -> Iterator[str]:

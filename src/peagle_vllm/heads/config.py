@@ -151,6 +151,31 @@ def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInf
         fields["fc_norm"] = True
     if is_speculators(config) and config.get(SELECTOR) is not None:
         fields[SELECTOR] = config[SELECTOR]
+    return fields | _layer_fields(stock)
+
+
+def _layer_fields(stock: Config) -> dict[str, Any]:
+    """What vLLM's layers need to find under one name and as one value, where the config says it otherwise."""
+    fields: dict[str, Any] = {}
+    if stock.get("hidden_act") is None:  # transformers defaults it for a flat config, nobody for a nested one
+        fields["hidden_act"] = stock.get("hidden_activation") or "silu"
+    rope = stock.get("rope_parameters") or stock.get("rope_scaling")
+    if not isinstance(rope, dict):
+        return fields
+    by_type = {name: value for name, value in rope.items() if isinstance(value, dict)}
+    layer_types = stock.get("layer_types") or ["full_attention"]
+    types = {str(name) for name in layer_types} if isinstance(layer_types, list) else set()
+    if by_type and len(types) == 1:
+        rope = by_type.get(types.pop(), rope)
+    if not by_type and "mrope_section" not in rope:
+        return fields
+    # A text's positions are the same in every section of M-RoPE, so that plain RoPE is the same for it.
+    plain = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
+    theta = plain.get("rope_theta") or stock.get("rope_theta")
+    if not any(isinstance(value, dict) for value in plain.values()) and theta is not None:
+        kind = plain.pop("type", plain.pop("rope_type", "default"))
+        kind = "default" if kind == "mrope" else kind
+        fields["rope_parameters"] = plain | {"rope_type": kind, "rope_theta": theta}
     return fields
 
 
