@@ -102,7 +102,7 @@ real-heads: real-target ## train the heads of models/real again from the committ
 	@$(py) models/recipe/real.py
 
 .PHONY: real
-real: real-target ## measure every drafter on it, on an otherwise idle machine (some hours); writes README's table
+real: real-target ## measure every drafter on it, on an otherwise idle machine (some hours); writes the tables of docs/acceptance.md
 	@$(py) -m benchmarks.real --out benchmarks/results/real.json
 	@$(py) tools/docs.py
 

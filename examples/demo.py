@@ -1,7 +1,7 @@
 """Drafters at their best K on a real model, SmolLM2-135M-Instruct, on this CPU: ``make demo``.
 
-Acceptance lengths (AL) of some prompts of HumanEval and MT-Bench, greedy, beside those of all prompts in README. The
-tokens/s are of fewer and shorter answers, one after the other.
+Acceptance lengths (AL) of some prompts of HumanEval and MT-Bench, greedy, and those of all prompts, which
+docs/acceptance.md has. The tokens/s are of fewer and shorter answers, one after the other.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=5, help="of each set")
     args = parser.parse_args()
     console, table = Console(), Table(title=f"{args.prompts} prompts of each set")
-    for column in ("drafter", "prompts", "AL [95%]", "AL in README", "tokens/s"):
+    for column in ("drafter", "prompts", "AL [95%]", "AL of all", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
     rows = [row for row in best_arms() if row["arm"]["name"] in SHOWN]
     question = read_set("mt-bench")[0][0]
