@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle_tools.convert.draft_vocab import choose, needed_ids
+from peagle_tools.convert.draft_vocab import SAMPLE, choose, needed_ids
 from peagle_tools.shared.prompts import read_tokenizer
 from peagle_vllm.heads import convert
 from peagle_vllm.heads.checks import check_pair
@@ -76,7 +77,29 @@ def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
     assert set(vocab.kept) == {*needed, *others[0]}
     chosen = [*needed, *others[1]]
     assert vocab.coverage == pytest.approx(counts[1][chosen].sum() / counts[1].sum())
+    assert vocab.scripts == {"LATIN": vocab.coverage}
     assert len(vocab.languages) == 14 and vocab.languages["Chinese"] == 1 > vocab.languages["English"] > 0.5
+
+
+def test_coverage_by_script():
+    """A text of a script that is rare in the file is held out, and nothing chose its tokens."""
+    (russian,) = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line.startswith("Russian")]
+    texts = [*TEXTS[:20], "12 + 3", f"{russian} import"]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    vocab, tokenizer = choose(read_head(PEAGLE), str(TARGET), 290, chats), read_tokenizer(str(TARGET))
+    learned = [
+        i for n, text in enumerate(TEXTS[:20]) if n % 10 for i in tokenizer.encode(text, add_special_tokens=False)
+    ]
+    needed = needed_ids(tokenizer)
+    frequent = np.argsort(-np.bincount(learned, minlength=512), kind="stable")
+    chosen = {*needed, *np.setdiff1d(frequent, needed, assume_unique=True)[:27].tolist()}
+    held = {"CYRILLIC": texts[-1:], "LATIN": TEXTS[:20:10], "OTHER": texts[-2:-1]}
+    drafted = {
+        script: [i in chosen for text in texts for i in tokenizer.encode(text, add_special_tokens=False)]
+        for script, texts in held.items()
+    }
+    assert vocab.scripts == pytest.approx({script: np.mean(tokens) for script, tokens in drafted.items()})
+    assert vocab.coverage == pytest.approx(np.mean([*chain.from_iterable(drafted.values())]))
 
 
 def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,7 +108,9 @@ def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path, monkeypat
     options = ("--target", TARGET, "--text", file, "--draft-vocab")
     ran = run(monkeypatch, "convert", PEAGLE, tmp_path / "out", *options, 300)
     assert (ran.code, ran.err) == (0, "") and read_head(tmp_path / "out").draft_vocab_size == 300
-    assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\nlanguages: English \d+%, ", ran.out)
+    assert re.search(
+        r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\nscripts: LATIN \d+%\nlanguages: English \d+%, ", ran.out
+    )
     for wrong, line in (
         (("--draft-vocab", 300, "--target", TARGET), "--draft-vocab N, --text FILE and --target TARGET go together"),
         ((*options, 512), "--draft-vocab is 512, "),

@@ -2,6 +2,8 @@
 
 import re
 import string
+import unicodedata
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +28,13 @@ class DraftVocab(NamedTuple):
     Attributes:
         kept: int64 [draft vocabulary] draft ids, ascending.
         coverage: share of the held-out texts' tokens that can be drafted, of tokens that the other texts choose.
+        scripts: the same, by the texts' script.
         languages: the same of the multilingual sample, by language.
     """
 
     kept: np.ndarray
     coverage: float
+    scripts: dict[str, float]
     languages: dict[str, float]
 
 
@@ -52,13 +56,27 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
         raise ToolError(f"--draft-vocab is {size}, but {least} special tokens, bytes and digits are kept; give more")
     texts = [message["content"] for turns in conversations for message in turns if message["role"] == "assistant"]
     texts = texts or [message["content"] for turns in conversations for message in turns]
-    others = [text for number, text in enumerate(texts) if number % EVERY]
-    held, learned = (_counts(tokenizer, part, head.vocab_size) for part in (texts[::EVERY], others))
+    by_script = defaultdict(list)
+    for text in texts:
+        by_script[script_of(text)].append(text)
+    others = [text for same in by_script.values() for number, text in enumerate(same) if number % EVERY]
+    scripts = {name: _counts(tokenizer, same[::EVERY], head.vocab_size) for name, same in sorted(by_script.items())}
+    held, learned = np.sum([*scripts.values()], axis=0), _counts(tokenizer, others, head.vocab_size)
     sample = dict(line.split("\t") for line in SAMPLE.read_text(encoding="utf-8").splitlines())
     kept = ranked(held + learned, ids, needed)[:size]
     languages = {name: _share(_counts(tokenizer, [text], head.vocab_size), ids[kept]) for name, text in sample.items()}
-    coverage = _share(held, ids[ranked(learned, ids, needed)[:size]])
-    return DraftVocab(np.sort(kept), coverage, languages)
+    chosen = ids[ranked(learned, ids, needed)[:size]]
+    shares = {name: _share(counts, chosen) for name, counts in scripts.items()}
+    return DraftVocab(np.sort(kept), _share(held, chosen), shares, languages)
+
+
+def script_of(text: str) -> str:
+    """The script of most letters, as their Unicode names begin: LATIN, CYRILLIC, CJK; OTHER without letters."""
+    scripts: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            scripts[unicodedata.name(letter, "OTHER").partition(" ")[0]] += count
+    return max(scripts, key=scripts.__getitem__, default="OTHER")
 
 
 def needed_ids(tokenizer: Any) -> list[int]:
