@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,19 @@ def small_llm(target: str, head: str, k: int, *, config: Any = None, **more: Any
 
     models = ROOT / "models"
     speculative = {"method": "eagle3", "model": str(models / head), "num_speculative_tokens": k, **(config or {})}
-    speculative |= {"parallel_drafting": True, "prompt_lookup_min": 0} if "peagle" in Path(head).name else {}
+    speculative |= own_drafts(os.environ) if "peagle" in Path(head).name else {}
     how: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
     how |= {"enable_prefix_caching": False, "speculative_config": speculative}
     return LLM(str(models / target), **how, **more)
+
+
+def own_drafts(env: Mapping[str, str]) -> dict[str, Any]:
+    """Of the speculative config: P-EAGLE without look-up, so that every arm's drafts are its head's own.
+
+    Args:
+        env: the arm's. Stock vLLM has no look-up, and refuses 0 in this field.
+    """
+    return {"parallel_drafting": True} | ({} if env.get("PEAGLE_VLLM_DISABLE") else {"prompt_lookup_min": 0})
 
 
 def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def dummy_pair(
     if k:
         model = write_config(folder / "head", head.config(arm.parallel))
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
-        speculative |= {"parallel_drafting": True} if arm.parallel else {}
+        speculative |= own_drafts(arm.env) if arm.parallel else {}
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative

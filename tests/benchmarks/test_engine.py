@@ -36,6 +36,8 @@ def test_arguments_for_a_gpu(monkeypatch, tmp_path):
         if speculative := arguments.get("speculative_config"):
             assert speculative["synthetic_acceptance_length"] == arm.length
             assert ("parallel_drafting" in speculative) == arm.parallel
+            has_lookup = arm.parallel and "PEAGLE_VLLM_DISABLE" not in arm.env
+            assert speculative.get("prompt_lookup_min") == (0 if has_lookup else None)
             assert Path(speculative["model"], "config.json").exists()
 
 

@@ -33,3 +33,10 @@ def test_operations_of_a_draft_step(runner):
             assert totals["host_to_device"] == 0
             one_launch_and_one_replay = {"operations": 0, "launches": 1, "host_to_device": 0, "replays": 1}
             assert result["replayed"]["totals"] == one_launch_and_one_replay
+
+
+def test_stock_vllm_starts():
+    """It has no look-up to turn off. (The counts of stock arms are measured, not tested.)"""
+    stock = "stock V1"
+    (result,) = arms.run(host.count_arms, host.ARMS[stock][1], names=[stock])
+    assert result["totals"]["launches"] == 0
