@@ -126,7 +126,7 @@ class RealArm:
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
-PLAIN, OFF = "P-EAGLE without selector", "P-EAGLE, selector off"
+PLAIN = "P-EAGLE without selector"
 # The K that are timed, of other drafters 3: all engines live at once, in 2.1 GB each.
 TIMED_K = {"n-gram": (5,), "EAGLE-3": (2, 3), "P-EAGLE with look-up": (3, 5)}
 NONE = RealArm("none")

@@ -183,8 +183,8 @@ def outdated() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing, fail when a table is out of date")
-    stale = outdated()
     check = parser.parse_args().check
+    stale = outdated()
     for name, text in stale.items():
         if check:
             print(f"{name} is out of date: make docs", file=sys.stderr)
