@@ -1,5 +1,6 @@
 """Bad pairs get one line that names what is wrong, where, and how to mend it; sound pairs get none."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,6 @@ def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):
     [
         (replace(TARGET, hidden_size=32), "hidden_size is 16, some/target has hidden states 32 wide"),
         (replace(TARGET, vocab_size=63), "vocab_size is 64, some/target has 63"),
-        (replace(TARGET, vocab_size=128), "vocab_size is 64, some/target has 128"),
         (replace(TARGET, num_layers=4), "names layer 5, some/target has 4 layers"),
     ],
 )
@@ -50,6 +50,43 @@ def test_a_foreign_target_is_refused_in_one_line(target: Target, what: str, tmp_
     line = only(problems(writers.speculators(), tmp_path, target))
     assert what in line
     assert f"{tmp_path}/config.json; use the head that was trained for this target" in line
+
+
+def larger_target(folder: Path, ordinary: int, mask: str = "", text: str = "word {}") -> Target:
+    """Of 70 tokens: the first ``ordinary`` make text, two more were added. ``mask``: what the chat template holds."""
+    folder.mkdir()
+    vocab = {text.format(i): i for i in range(ordinary) if i != MASK_TOKEN}
+    added = [{"id": i, "content": "<mask>" if i == MASK_TOKEN else f"<{i}>"} for i in (MASK_TOKEN, 68, 69)]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": mask}))
+    return replace(TARGET, name=str(folder), vocab_size=70)
+
+
+def test_a_larger_target_is_served_where_its_first_tokens_are_the_heads(tmp_path: Path):
+    head, target = writers.speculators(), tmp_path / "target"
+    assert problems(head, tmp_path / "head", larger_target(target, VOCAB)) == []
+    foreign, reserved = (
+        larger_target(tmp_path / "other", VOCAB + 1),
+        larger_target(tmp_path / "masked", VOCAB, "<mask>"),
+    )
+    what = f"vocab_size is 64, {foreign.name} has 70, and token 64 of {foreign.name}, 'word 64', was not added to the"
+    assert what in only(problems(head, tmp_path / "head", foreign))
+    line = only(problems(head, tmp_path / "head", reserved))
+    assert f"the text of {reserved.name} uses the head's mask token {MASK_TOKEN}, '<mask>'" in line
+    assert line.endswith("/config.json; use the head that was trained for this target")
+    served = replace(foreign, tokenizer=str(target))
+    assert problems(head, tmp_path / "head", served) == [], "the tokenizer that is served decides"
+    unknown = replace(TARGET, vocab_size=70)
+    line = only(problems(head, tmp_path / "head", unknown), "warning")
+    assert "no tokenizer.json shows whether those beyond were added to the head's" in line
+
+
+def test_a_heads_own_tokenizer_shows_whether_its_tokens_are_the_targets(tmp_path: Path):
+    head, folder = writers.speculators(), tmp_path / "head"
+    larger_target(folder, VOCAB)
+    assert problems(head, folder, larger_target(tmp_path / "appended", VOCAB + 3)) == []
+    line = only(problems(head, folder, larger_target(tmp_path / "other", VOCAB + 3, text="{} word")))
+    assert "token 0 is 'word 0' in the head's tokenizer.json and '0 word' in" in line
 
 
 @pytest.mark.parametrize(

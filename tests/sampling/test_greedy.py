@@ -18,6 +18,7 @@ class Processor:
 
     def __init__(self, scale: float = 1.0):
         self.scale, self.rows, self.asked_for_best = scale, [], 0
+        self.org_vocab_size = VOCAB
         self.head_dtype: torch.dtype | None = None
 
     def __call__(self, head, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -44,7 +45,9 @@ def model(draft_vocab: int, tp_size: int = 1, scale: float = 1.0) -> SimpleNames
     weight = torch.randn(draft_vocab, HIDDEN, generator=gen)
     return SimpleNamespace(
         config=SimpleNamespace(draft_vocab_size=draft_vocab),
-        lm_head=SimpleNamespace(weight=weight, tp_size=tp_size, num_embeddings_per_partition=draft_vocab),
+        lm_head=SimpleNamespace(
+            weight=weight, tp_size=tp_size, num_embeddings_per_partition=draft_vocab, org_vocab_size=VOCAB
+        ),
         logits_processor=Processor(scale),
         draft_id_to_target_id=offsets,
     )

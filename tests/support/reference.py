@@ -210,12 +210,18 @@ class Head:
         if target:
             n = target.num_layers
             aux_layers = aux_layers or (2, n // 2, n - 3)
-            names = {"embed_tokens.weight": target.embedding, "lm_head.weight": target.lm_head} | names
+            shared = {"embed_tokens.weight": target.embedding, "lm_head.weight": target.lm_head[: config["vocab_size"]]}
+            names = shared | names
         self.aux_layers = sorted(set(aux_layers))
         self.embedding, self.lm_head = names["embed_tokens.weight"], names["lm_head.weight"]
         self.target_ids = torch.arange(len(self.lm_head)) + names.get("d2t", 0)
         self.selector = load_weights(Path(folder) / "edge", cut) if selector else {}
         self.selector = {name.removeprefix("candidate_selector."): w for name, w in self.selector.items()}
+        if target:  # may have more tokens than the head
+            self.embedding = F.pad(self.embedding, (0, 0, 0, len(target.embedding) - len(self.embedding)))
+            if self.selector:
+                before = self.selector["predecessor_codebook"]
+                self.selector["predecessor_codebook"] = F.pad(before, (0, 0, 0, len(self.embedding) - len(before)))
         self.num_candidates = raw.get("candidate_selector", {}).get("selector_top_k", 0)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
 from peagle_vllm.heads.selector import selector_faults
-from peagle_vllm.heads.target import Target, Token
+from peagle_vllm.heads.target import Target, Token, read_tokens
+from peagle_vllm.heads.vocabulary import prefix_fault
 
 THIS_TARGET = "use the head that was trained for this target"
 SAVE_AS = "pickled weights are never read; save them as *.safetensors"
@@ -107,7 +108,7 @@ def check_pair(
         mend = f"drafts beyond that are rarely accepted; set it to {depth} or less"
         problems.append(Problem(f"{what}: {mend}", "warning"))
     if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
-        problems += [Problem(line) for line in _sizes(head, target)]
+        problems += [*(Problem(line) for line in _sizes(head, target)), *_vocabulary(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
     return problems + check_head(head, parallel)
 
@@ -117,13 +118,24 @@ def _sizes(head: Head, target: Target) -> Iterator[str]:
         key = "target_hidden_size" if head.served.get("target_hidden_size") else "hidden_size"
         what = f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide"
         yield f"{what}: {head.config_file}; {THIS_TARGET}"
-    if head.vocab_size != target.vocab_size:
-        what = f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}"
-        yield f"{what}: {head.config_file}; {THIS_TARGET}"
     for module in ("embed_tokens", "lm_head") if head.tensors and head.hidden_size != target.hidden_size else ():
         if not head.has(module):
             what = f"{module} is missing, and that of {target.name} is {target.hidden_size} wide"
             yield f"{what} where the head's hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
+
+
+def _vocabulary(head: Head, target: Target) -> Iterator[Problem]:
+    """Are the head's tokens the target's, or the first of them?"""
+    if head.vocab_size == target.vocab_size:
+        return
+    what = f"vocab_size is {head.vocab_size}, {target.name} has {target.vocab_size}"
+    if head.vocab_size > target.vocab_size:
+        yield Problem(f"{what}: {head.config_file}; {THIS_TARGET}")
+    elif not (tokens := read_tokens(target.tokenizer or target.name)):
+        unknown = "no tokenizer.json shows whether those beyond were added to the head's"
+        yield Problem(f"{what}, and {unknown}: {head.config_file}; drafts are poor if they were not", "warning")
+    elif fault := prefix_fault(head, target, tokens):
+        yield Problem(f"{what}, and {fault}: {head.config_file}; {THIS_TARGET}")
 
 
 def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:

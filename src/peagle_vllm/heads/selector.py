@@ -92,6 +92,12 @@ def head_hash(head: Head) -> str:
     return digest.hexdigest()[:16]
 
 
+def _fits(name: str, shape: tuple[int, ...], needed: tuple[int, int]) -> bool:
+    """A selector that was fitted with a larger target has a predecessor for each of its tokens."""
+    more = name == PREDECESSORS and len(shape) == 2 and shape[0] > needed[0]
+    return shape[more:] == needed[more:]
+
+
 def selector_faults(head: Head) -> Iterator[str]:
     """Why the selector beside a head cannot be served with it. Nothing for a head without one.
 
@@ -108,7 +114,7 @@ def selector_faults(head: Head) -> Iterator[str]:
         info = tensors.get(name)
         if info is None and name != PROJECTION:
             yield f"{SELECTOR} needs {name}, which is missing: {place}; {SHARPEN_AGAIN}"
-        elif info is not None and (info.shape != shape or info.dtype not in FLOATS):
+        elif info is not None and (not _fits(name, info.shape, shape) or info.dtype not in FLOATS):
             found = f"{info.dtype} {list(info.shape)}"
             yield f"{name} is {found}, this head needs floats {list(shape)}: {place}; {SHARPEN_AGAIN}"
     scales = {name: tensors[name].shape for name in (EDGE_SCALE, UNARY_SCALE) if name in tensors}

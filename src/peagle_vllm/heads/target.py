@@ -25,6 +25,7 @@ class Target:
     hidden_size: int
     vocab_size: int
     num_layers: int
+    tokenizer: str | None = None  # where its tokenizer's files are; None: with the model's
     config: Mapping[str, Any] = field(default_factory=dict)  # of its text model, where that was read
 
 
@@ -53,7 +54,7 @@ def read_target(model: str) -> Target:
         nested = config.get("text_config")
         text = nested if isinstance(nested, dict) else config
         hidden, vocab, layers = (size(text, key, file) for key in ("hidden_size", "vocab_size", "num_hidden_layers"))
-        return Target(model, hidden, vocab, layers, text)
+        return Target(model, hidden, vocab, layers, config=text)
     except HeadError as error:
         raise HeadError(f"target: {error}") from None
 

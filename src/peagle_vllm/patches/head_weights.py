@@ -1,9 +1,12 @@
-"""Loads heads that name their tensors otherwise or carry a d2t without need, and refuses weights with NaN or Inf."""
+"""Loads heads that name their tensors otherwise, carry a d2t without need or have fewer tokens than their target, and
+refuses weights with NaN or Inf.
+"""
 
 import functools
 from types import ModuleType
 
 from peagle_vllm.heads.config import vllm_name
+from peagle_vllm.heads.vocabulary import has_identity_map, with_all_rows
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import on_vllm_platform, refuse_broken
@@ -31,8 +34,9 @@ def install(module: ModuleType) -> None:
     def load_weights(original, self, weights, *args, **kwargs):
         if self.use_parallel_drafting and on_vllm_platform():
             weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
+            weights = with_all_rows(weights, self.config)
             # check_pair has refused a map that is not the identity.
-            if self.draft_id_to_target_id is None:
+            if self.draft_id_to_target_id is None or has_identity_map(self.config):
                 weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
             if hasattr(self, "updates"):
                 return self.updates.load(functools.partial(original, self, *args, **kwargs), weights)

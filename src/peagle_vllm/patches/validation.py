@@ -12,6 +12,7 @@ from peagle_vllm.heads.config import family_of
 from peagle_vllm.heads.files import HeadError, NotFoundError, find, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import Target
+from peagle_vllm.heads.vocabulary import serve_larger_target
 from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
@@ -185,6 +186,7 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
         hidden_size=config.get_hidden_size(),
         vocab_size=config.get_vocab_size(),
         num_layers=config.get_total_num_hidden_layers(),
+        tokenizer=config.tokenizer,
     )
     for problem in check_pair(head, target, num_speculative_tokens=spec.num_speculative_tokens):
         if problem.severity == "error":
@@ -244,10 +246,11 @@ def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args
 def _complete(spec: "SpeculativeConfig") -> None:
     """Put the trained depth where other processes find it, without the head's files.
 
-    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us. And the length
-    of the rotary embedding, which vLLM only corrects: the target's.
+    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us. And what is
+    the target's: the length of the rotary embedding, which vLLM only corrects, and a larger vocabulary.
     """
     hf_config = spec.draft_model_config.hf_config
+    serve_larger_target(spec.draft_model_config, spec.target_model_config.get_vocab_size())
     if getattr(hf_config, "max_position_embeddings", None) is None:
         hf_config.max_position_embeddings = spec.target_model_config.max_model_len
     head = _read(spec.draft_model_config.model, spec.revision)

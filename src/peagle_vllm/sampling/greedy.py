@@ -47,7 +47,7 @@ def _has_vllm_top_k(model: Any, row: torch.Tensor, num: int) -> bool:
 
     head, processor = model.lm_head, model.logits_processor
     # vLLM refuses a negative scale, and its CPU build gathers no whole numbers.
-    if processor.scale <= 0 or (head.tp_size > 1 and row.is_cpu):
+    if processor.scale <= 0 or (head.tp_size > 1 and row.is_cpu) or _is_larger(model):
         return False
     succeeded = True
     try:
@@ -85,6 +85,11 @@ def top_candidates(
     return torch.cat(ids), torch.cat(logits)
 
 
+def _is_larger(model: Any) -> bool:
+    """Whether the lm_head, a larger target's, has tokens that the head does not draft: only whole logits omit them."""
+    return model.lm_head.org_vocab_size > model.logits_processor.org_vocab_size
+
+
 def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Rows whose logits are at most MAX_LOGITS_BYTES."""
     dtype = model.logits_processor.head_dtype or hidden_states.dtype
@@ -108,6 +113,6 @@ def _choose(model: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     head, processor = model.lm_head, model.logits_processor
     # Where the head is sharded, gather the shards' best instead of their logits; vLLM refuses that where a negative
     # scale turns the order around.
-    if head.tp_size > 1 and processor.scale > 0:
+    if head.tp_size > 1 and processor.scale > 0 and not _is_larger(model):
         return processor.get_top_tokens(head, hidden_states)
     return processor(head, hidden_states).argmax(dim=-1)

@@ -12,6 +12,7 @@ from peagle_kernels import Candidates, CandidateSelector, DraftBuffers, Drawing
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.vocabulary import with_all_rows
 from peagle_vllm.sampling.greedy import top_candidates
 from peagle_vllm.serving import RefusedError, has_dummy_weights, refuse_broken
 
@@ -62,7 +63,7 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
         for fault in files.selector_faults(read_head(folder)):
             raise RefusedError(f"P-EAGLE refused: {fault}")
         for file in sorted((folder / SELECTOR_FOLDER).glob("*.safetensors")):
-            tensors |= dict(refuse_broken(load_file(file).items()))
+            tensors |= with_all_rows(refuse_broken(load_file(file).items()), draft.hf_config)
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
     positions = next((len(scale) for scale in scales if scale is not None), 1)

@@ -1,0 +1,69 @@
+"""A head whose target has more tokens than it: the target's vocabulary was padded, or tokens were added to it.
+
+The head drafts its own tokens, which are the target's first ones. The others have embeddings where the target's serve
+both; in embeddings of the head's own, and in its selector, they are zeros.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from peagle_vllm.heads.files import SELECTOR
+from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.target import Target, Token, find_token, read_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+OWN_VOCAB = "head_vocab_size"  # put on a served head's config: its own ``vocab_size``, where the target's is larger
+BY_TARGET_ID = ("embed_tokens.weight", f"{SELECTOR}.predecessor_codebook")  # tensors with a row for each target id
+
+
+def prefix_fault(head: Head, target: Target, tokens: dict[int, Token]) -> str | None:
+    """Why the head's tokens cannot be the first of its target's, or its mask token is one of the target's text.
+
+    Args:
+        tokens: of the target's tokenizer. Without any, nothing is known.
+    """
+    own = read_tokens(head.name) if head.folder else {}
+    for i, token in tokens.items():
+        if own and i < head.vocab_size and i in own and own[i].text != token.text:
+            return f"token {i} is {own[i].text!r} in the head's tokenizer.json and {token.text!r} in {target.name}"
+        if not own and i >= head.vocab_size and token.kind == "ordinary":
+            return f"token {i} of {target.name}, {token.text!r}, was not added to the head's tokens"
+    mask = find_token(tokens, head.mask_token_id)
+    if mask and mask.kind in ("in use", "ordinary"):
+        return f"the text of {target.name} uses the head's mask token {mask.id}, {mask.text!r}"
+    return None
+
+
+def serve_larger_target(draft: Any, vocab_size: int) -> None:
+    """Let vLLM build the head for a target of ``vocab_size`` tokens, where that is more than the head has.
+
+    Args:
+        draft: the head's ``ModelConfig``, changed in place.
+    """
+    hf_config = draft.hf_config
+    own = hf_config.vocab_size
+    if own >= vocab_size:
+        return
+    setattr(hf_config, OWN_VOCAB, own)
+    hf_config.draft_vocab_size = getattr(hf_config, "draft_vocab_size", None) or own
+    hf_config.vocab_size = draft.model_arch_config.vocab_size = vocab_size
+
+
+def has_identity_map(hf_config: Any) -> bool:
+    """Whether ``d2t`` in the weights would say nothing, though vLLM built a map from the head's tokens to more."""
+    return getattr(hf_config, OWN_VOCAB, None) == hf_config.draft_vocab_size
+
+
+def with_all_rows(
+    weights: "Iterable[tuple[str, torch.Tensor]]", hf_config: Any
+) -> "Iterator[tuple[str, torch.Tensor]]":
+    """The same (name, tensor) pairs, with rows of zeros for the target's tokens that the head does not have."""
+    import torch
+
+    own = getattr(hf_config, OWN_VOCAB, None)
+    for name, tensor in weights:
+        if name in BY_TARGET_ID and len(tensor) == own:
+            tensor = torch.cat([tensor, tensor.new_zeros(hf_config.vocab_size - own, *tensor.shape[1:])])
+        yield name, tensor

@@ -1,0 +1,107 @@
+"""Targets whose vocabulary was padded, or grew, after their head was trained: drafts equal the reference.
+
+The new tokens are in prompts and answers. Where the head brings embeddings or a selector, these know nothing of them.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from peagle_vllm.serving import RefusedError
+from tests.features.comparing import SETTINGS as TINY
+from tests.features.comparing import Case, both, tokens
+from tests.features.test_requests import SCHEMA
+from tests.support.engines import Request, Settings, engine
+from tests.support.models import TARGET
+from tests.support.random_heads import VOCAB, HeadSpec, prompt, write_head, write_target
+from tests.support.recorder import serve_exactly
+from tests.support.reference import Reference
+from tests.support.updates import TRANSFER, files, updatable, update
+
+pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
+
+K, MORE = 3, 9
+REQUESTS = [Request("a", (*prompt(9), VOCAB, VOCAB + 4, *prompt(4, 2)), 16), Request("b", prompt(20, 1), 12)]
+DRAWN = ("draft_sample_method", "probabilistic")
+TOP_1 = (("temperature", 1.5), ("top_k", 1))
+HEADS = {
+    "all of its own": HeadSpec(),
+    "all shared": HeadSpec(own_embeddings=False, own_lm_head=False),
+    "own embeddings, a map and a selector": HeadSpec(draft_vocab=200, selector=True),
+    "a map that says nothing": HeadSpec(fmt="aws"),
+}
+
+
+def grown(target: Path, more: int = MORE, likely: float = 3.0) -> Path:
+    """The same target with tokens after its own, which its answers hold."""
+    weights, gen = load_file(target / "model.safetensors"), torch.Generator().manual_seed(3)
+    for name, scale in (("model.embed_tokens.weight", 1.0), ("lm_head.weight", likely)):
+        new = scale * weights[name][:more].roll(1, dims=1)
+        weights[name] = torch.cat([weights[name], new + 0.01 * torch.randn(new.shape, generator=gen)])
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + more}))
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return grown(write_target(tmp_path_factory.mktemp("larger") / "target"))
+
+
+def new_tokens(tokens: list[int]) -> int:
+    return sum(token >= VOCAB for token in tokens)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_drafts_are_exact(kind: str, target: Path):
+    spec = HEADS[kind]
+    head = write_head(target.parent / kind, target, spec)
+    reference = Reference(target, head)
+    if spec.fmt == "aws":
+        weights = load_file(head / "model.safetensors")
+        save_file(weights | {"d2t": torch.arange(VOCAB)}, head / "model.safetensors")
+    right = {each.id: reference.greedy(each.prompt, each.max_tokens) for each in REQUESTS}
+    assert sum(map(new_tokens, right.values())) > 4
+    settings = Settings(target, head, k=K, max_model_len=96, lookup=2 if spec.selector else 0, speculative=(DRAWN,))
+    live = engine(settings if spec.selector or kind == "all shared" else replace(settings, speculative=()))
+    report, _ = serve_exactly(live, REQUESTS, reference, right)
+    assert report.rows > 8
+    drawn = live.run([replace(each, sampling=TOP_1) for each in REQUESTS])
+    assert {req: done.tokens for req, done in drawn.items()} == right
+
+
+def test_an_update_of_the_weights(target: Path):
+    specs = [HeadSpec(selector=True, seed=seed) for seed in (1, 2)]
+    heads = [write_head(target.parent / f"update-{spec.seed}", target, spec) for spec in specs]
+    live = updatable(Settings(target, heads[0], k=K, max_model_len=96, llm=(TRANSFER,)))
+    update(live, *files(heads[1]))
+    serve_exactly(live, REQUESTS, Reference(target, heads[1]))
+
+
+def test_structured_output(tmp_path: Path):
+    from vllm.sampling_params import StructuredOutputsParams
+
+    padded = grown(shutil.copytree(TARGET, tmp_path / "padded"), 8, likely=0.0)
+    xgrammar = ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})
+    settings = replace(TINY, target=padded, llm=(*TINY.llm, xgrammar))
+    structured = StructuredOutputsParams(json=SCHEMA)
+    cases = [Case(i, 48, sampling=(("structured_outputs", structured), ("ignore_eos", False))) for i in range(2)]
+    for plain, speculated in both(settings, [*cases, Case(2)]):
+        assert tokens(speculated) == tokens(plain)
+
+
+@pytest.mark.arm("plugin-v1")
+def test_other_tokens_are_refused(target: Path):
+    """The lines themselves: tests/heads/test_pair.py."""
+    other = shutil.copytree(target, target.parent / "other")
+    vocab = {f"word {i}": i for i in range(VOCAB + MORE)}
+    (other / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    head = write_head(target.parent / "refused", target, HeadSpec())
+    with pytest.raises(RefusedError, match=f"token {VOCAB} of .*, 'word {VOCAB}', was not added"):
+        engine(Settings(other, head, k=K))
