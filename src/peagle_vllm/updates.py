@@ -39,6 +39,7 @@ class HeadUpdates:
         self._model, self._selector, self._config = model, selector, vllm_config.speculative_config.draft_model_config
         targets = set(target.modules())
         targets.update(copy for copy, source in _quantized_copies() if source in targets)
+        _share_alike(model, targets)
         own = [module for module in model.modules() if module not in targets]
         self._shared = [(each, *child) for each in own for child in each.named_children() if child[1] in targets]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
@@ -162,6 +163,17 @@ class HeadUpdates:
         if not self._broken:
             self._arrived.clear()
         self.mask_is_stale = True
+
+
+def _share_alike(model: Any, targets: set[torch.nn.Module]) -> None:
+    """Give the head its own module back where vLLM put the target's there on some ranks only.
+
+    Each tensor parallel rank compares its own shard (vLLM issue 50158).
+    """
+    for parent, name, own in model.__dict__.pop("own_modules", ()):  # none of dummy weights
+        is_shared = getattr(parent, name) in targets
+        if not on_all_ranks(is_shared) and is_shared:
+            setattr(parent, name, own)
 
 
 def _quantized_copies() -> list[tuple[torch.nn.Module, torch.nn.Module]]:

@@ -1,7 +1,7 @@
-"""One rank of an engine on Model Runner V2, and the collectives of each of its draft steps.
+"""One rank of an engine, and, on Model Runner V2, the collectives of each of its draft steps.
 
     PEAGLE_TEST_ARM=plugin-v2 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... \\
-        python -m tests.features.rank FOLDER data   # or tensor
+        python -m tests.features.rank FOLDER data   # or tensor, which updates to the weights in FOLDER/new, if any
     # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
 
 This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Under data parallelism the
@@ -15,6 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support.interpreter import torch_twins
 from tests.support.random_heads import prompt
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
+from tests.support.updates import TRANSFER, files, updatable, update
 
 K, MAX_MODEL_LEN, RANKS = 4, 96, 2
 # The first rank decodes while the second is still at the prefill of its long prompt; then the second has nothing left.
@@ -104,14 +106,19 @@ def main() -> None:
     folder, kind, rank = Path(sys.argv[1]), sys.argv[2], int(os.environ["RANK"])
     target, head = folder / "target", folder / "head"
     external = ("distributed_executor_backend", "external_launcher"), (f"{kind}_parallel_size", RANKS)
-    live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=external))
-    reference, asked = Reference(target, head), REQUESTS[rank] if kind == "data" else [*REQUESTS[0], *REQUESTS[1]]
+    settings = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=external)
     if kind == "data":
+        live, reference, asked = engine(settings), Reference(target, head), REQUESTS[rank]
         let_ranks_differ_in_rows()
-    result = {"eager": serve(live, asked, reference, None)}
-    if kind == "data":
+        result = {"eager": serve(live, asked, reference, None)}
         with emulate(live, [1, 2]) as seen:
             result["graphs"] = serve(live, asked, reference, seen)
+    else:
+        live, asked = updatable(replace(settings, llm=(*external, TRANSFER))), [*REQUESTS[0], *REQUESTS[1]]
+        result = {"rows": serve_exactly(live, asked, Reference(target, head))[0].rows}
+        if (new := folder / "new").exists():
+            update(live, *files(new))
+            result["updated"] = serve_exactly(live, asked, Reference(target, new))[0].rows
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
     shut_down()
 

@@ -9,11 +9,12 @@ from typing import Any
 import psutil
 import pytest
 from openai import OpenAI
+from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared import processes
 from tests.features.comparing import SETTINGS, Case, K, outputs, tokens
 from tests.support.models import PEAGLE, TARGET, prompt_token_ids
-from tests.support.random_heads import HeadSpec, write_pair
+from tests.support.random_heads import VOCAB, HeadSpec, write_head, write_pair
 from tests.support.serving import START_SECONDS, environment, free_port, running, start
 
 pytestmark = pytest.mark.arm("plugin-v1")  # of this process; each process that it starts has its own
@@ -76,9 +77,9 @@ def run_together(folder: Path, module: str, arguments: list[str], each: list[dic
     assert set(ended) == {0}, "\n".join([f"exit codes {ended} (None: ended by this test)", *wrote])
 
 
-def reports_of_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
+def reports_of_ranks(folder: Path, kind: str, arm: str = "plugin-v2") -> list[dict[str, Any]]:
     """Run ``tests.features.rank`` on two ranks. Returns what each wrote."""
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PEAGLE_TEST_ARM": arm}
     run_together(folder, "rank", [kind], [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)])
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
@@ -107,7 +108,20 @@ def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
 def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
     """V2; the selector's candidates are those of all ranks."""
     write_pair(tmp_path, HeadSpec(selector=True))
-    assert all(rank["eager"]["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))
+    assert all(rank["rows"] > 12 for rank in reports_of_ranks(tmp_path, "tensor"))
+
+
+@pytest.mark.parametrize("arm", ["plugin-v1", "plugin-v2"])
+def test_embeddings_that_are_the_targets_on_one_rank_only(arm: str, tmp_path: Path):
+    """vLLM would share them there, where an update of the head's would then be ignored."""
+    target, head = write_pair(tmp_path)
+    write_head(tmp_path / "new", target, HeadSpec(seed=2))
+    weights, shared = load_file(head / "model.safetensors"), load_file(target / "model.safetensors")
+    for name, other in (("embed_tokens.weight", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):
+        weights[name][: VOCAB // 2] = shared[other][: VOCAB // 2]
+    save_file(weights, head / "model.safetensors")
+    for rank in reports_of_ranks(tmp_path, "tensor", arm):
+        assert rank["rows"] > 12 and rank["updated"] > 12
 
 
 def test_the_last_pipeline_stage_drafts_what_one_process_drafts(tmp_path: Path):

@@ -40,7 +40,12 @@ def install(module: ModuleType) -> None:
                 weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
             if hasattr(self, "updates"):
                 return self.updates.load(functools.partial(original, self, *args, **kwargs), weights)
-            self.loaded_names = set()  # of the first load, for its HeadUpdates
+            # Of the first load, for its HeadUpdates.
+            self.loaded_names = set()
+            self.own_modules = [
+                (parent, name, getattr(parent, name))
+                for parent, name in ((self.model, "embed_tokens"), (self, "lm_head"))
+            ]
             weights = _noting(weights, self.loaded_names)
         return original(self, weights, *args, **kwargs)
 
