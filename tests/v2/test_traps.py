@@ -76,23 +76,19 @@ def test_trap_9_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: 
 def flash_attention(pair) -> SimpleNamespace:
     """What FlashAttention 3's builder for a graph would hold, and the metadata it would build."""
     start(pair)  # the interpreter must be there before vLLM is imported
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
-    return SimpleNamespace(kv_cache_spec=spec, aot_schedule=True, max_cudagraph_size=4096, max_num_splits=32)
+    layers = {"first": SimpleNamespace(sliding_window=None), "second": SimpleNamespace(sliding_window=None)}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    own = {"vllm_config": config, "layer_names": list(layers)}
+    return SimpleNamespace(aot_schedule=True, max_cudagraph_size=4096, max_num_splits=32, **own)
 
 
 def test_trap_12_windowed_drafters_have_no_ahead_of_time_schedule(flash_attention):
     """FlashAttention's schedule is made for the whole sequence; vLLM's DFlash turns it off too."""
-    from vllm.v1.kv_cache_interface import SlidingWindowSpec
-
     from peagle_vllm.v2 import attention
 
     attention._adapt_flash_attention(flash_attention)
     assert flash_attention.aot_schedule
-    flash_attention.kv_cache_spec = SlidingWindowSpec(
-        block_size=16, num_kv_heads=1, head_size=32, dtype=torch.bfloat16, sliding_window=64
-    )
+    flash_attention.vllm_config.compilation_config.static_forward_context["second"].sliding_window = 64
     attention._adapt_flash_attention(flash_attention)
     assert not flash_attention.aot_schedule
 

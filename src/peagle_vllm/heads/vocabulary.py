@@ -60,10 +60,11 @@ def with_all_rows(
     weights: "Iterable[tuple[str, torch.Tensor]]", hf_config: Any
 ) -> "Iterator[tuple[str, torch.Tensor]]":
     """The same (name, tensor) pairs, with rows of zeros for the target's tokens that the head does not have."""
-    import torch
-
     own = getattr(hf_config, OWN_VOCAB, None)
     for name, tensor in weights:
         if name in BY_TARGET_ID and len(tensor) == own:
-            tensor = torch.cat([tensor, tensor.new_zeros(hf_config.vocab_size - own, *tensor.shape[1:])])
-        yield name, tensor
+            whole = tensor.new_zeros(hf_config.vocab_size, *tensor.shape[1:])
+            whole[:own] = tensor
+            yield name, whole
+        else:
+            yield name, tensor

@@ -31,6 +31,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_log import log_start
+from peagle_vllm.kv_groups import keep_windows_whole, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
@@ -84,6 +85,7 @@ class ParallelEagleProposer(EagleProposer):
     def load_model(self, target_model: torch.nn.Module) -> None:
         with own_windows(self.vllm_config):
             super().load_model(target_model)
+        keep_windows_whole(self.model, self.vllm_config)
         check_loaded_head(self.model, self.vllm_config)
         self.selector = load_selector(self.model, self.vllm_config, self.device)
         self.drawn_by = self.selector or plain_selector(self.model, self.vllm_config, self.device)
@@ -99,6 +101,7 @@ class ParallelEagleProposer(EagleProposer):
                 "P-EAGLE refused: beside this target's layers vLLM splits the head's over KV cache groups, and the V1 "
                 "model runner drafts from one only; on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
             ) from None
+        warn_of_split(self.model, self.vllm_config, kv_cache_config)
 
     def _projected_mask(self) -> torch.Tensor:
         """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""

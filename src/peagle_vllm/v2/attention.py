@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig, replace
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_sliding_window
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.utils import AttentionGroup
@@ -200,8 +200,9 @@ def _adapt_flash_attention(builder: Any) -> None:
     Its ahead-of-time schedule is wrong for a sliding-window drafter (vLLM's DFlash turns it off, too), until the
     builder looks at its own group's window. And MAX_SPLIT_KV_ROWS.
     """
-    if getattr(builder, "aot_schedule", False) and get_kv_cache_spec_sliding_window(builder.kv_cache_spec):
-        builder.aot_schedule = False
+    if getattr(builder, "aot_schedule", False):
+        layers = builder.vllm_config.compilation_config.static_forward_context
+        builder.aot_schedule = not any(layers[name].sliding_window for name in builder.layer_names)
     if getattr(builder, "max_cudagraph_size", None):
         builder.max_cudagraph_size = min(builder.max_cudagraph_size, MAX_SPLIT_KV_ROWS)
 

@@ -43,6 +43,7 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_log import StepCounts, log_start
+from peagle_vllm.kv_groups import keep_windows_whole, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
@@ -99,6 +100,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def load_model(self, target_model: torch.nn.Module) -> None:
         with own_windows(self.vllm_config):
             super().load_model(target_model)
+        keep_windows_whole(self.model, self.vllm_config)
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
         self.supports_mm_inputs = False
         check_loaded_head(self.model, self.vllm_config)
@@ -151,6 +153,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         target_attn_groups: list[list[AttentionGroup]],
     ) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
+        warn_of_split(self.model, self.vllm_config, kv_cache_config)
         share_workspace(self.attn_groups, target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = (len(used_group_ids(self.attn_groups)), self.max_num_tokens)

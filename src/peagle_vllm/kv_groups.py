@@ -1,0 +1,84 @@
+"""The head's layers in vLLM's KV cache groups.
+
+vLLM gives each kind of layer groups of its own, all as large as the smallest kind, and each group costs every request a
+block table. A few layers of a new kind, a head's, can split a target's 32 layers into nine groups (vLLM 49730).
+"""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+logger = init_logger("vllm.peagle")
+
+
+def keep_windows_whole(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
+    """Let the head's sliding layers keep the KV of all tokens where that spares groups. They attend as before.
+
+    Not where the target has layers of the same window, whose groups they join, or none that see all; nor with
+    FlashInfer, whose plan has one window for all layers of a group.
+
+    Args:
+        model: the loaded head.
+    """
+    layers = {layer for layer in _layers(vllm_config).values() if isinstance(layer, Attention)}
+    ours = layers.intersection(model.modules())
+    windows = {layer.sliding_window for layer in layers - ours}
+    if None not in windows or any("FLASHINFER" in layer.get_attn_backend().get_name() for layer in layers):
+        return
+    for layer in ours:
+        if layer.sliding_window not in windows:
+            _keep_whole(layer)
+
+
+def _keep_whole(layer: Any) -> None:
+    window, original = layer.sliding_window, layer.get_kv_cache_spec
+
+    def get_kv_cache_spec(vllm_config: VllmConfig) -> KVCacheSpec:
+        layer.sliding_window = None
+        try:
+            return original(vllm_config)
+        finally:
+            layer.sliding_window = window
+
+    layer.get_kv_cache_spec = get_kv_cache_spec
+
+
+def warn_of_split(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Say where the head's layers are a kind of their own, of fewer layers than any of its target's.
+
+    Args:
+        model: the loaded head.
+    """
+    layers, ours = _layers(vllm_config), set(model.modules())
+    kinds: dict[KVCacheSpec, Counter[bool]] = defaultdict(Counter)  # layers, by whether they are the head's
+    for group in kv_cache_config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+            kinds[spec][layers.get(name) in ours] += 1
+    smallest = min((count[False] for count in kinds.values() if count[False]), default=0)
+    few = [spec for spec, count in kinds.items() if not count[False] and count[True] < smallest]
+    if few and len(kv_cache_config.kv_cache_groups) > len(kinds):
+        logger.warning_once(
+            "P-EAGLE: vLLM splits the KV cache into %d groups, because %d of the head's layers (%s) are unlike all of "
+            "the target's (%s). Each group costs host time in every step (vLLM issue 49730). A head whose layers are "
+            "like those of the target joins its groups",
+            *(len(kv_cache_config.kv_cache_groups), sum(kinds[spec][True] for spec in few)),
+            *(", ".join(map(_kind, specs)) for specs in (few, [spec for spec, count in kinds.items() if count[False]])),
+        )
+
+
+def _layers(vllm_config: VllmConfig) -> dict[str, Any]:
+    context = vllm_config.compilation_config.static_forward_context
+    return {name: layer for name, layer in context.items() if isinstance(layer, AttentionLayerBase)}
+
+
+def _kind(spec: Any) -> str:
+    window = getattr(spec, "sliding_window", None)
+    shape = f"{getattr(spec, 'num_kv_heads', 1)} KV heads of {getattr(spec, 'head_size', 'a state')}"
+    return f"{shape}, window {window}" if window else shape
