@@ -7,7 +7,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +108,7 @@ def test_another_platform_keeps_its_own_behaviour(
 def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):
     """What vLLM's own would refuse, and drop, reaches the class as it is."""
     body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
+    body |= {"config": None, "lm_head": None, "model": SimpleNamespace(embed_tokens=None)}
     module = ModuleType("vllm.model_executor.models.llama_eagle3")
     head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})
     head_weights.install(module)
