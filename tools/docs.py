@@ -10,11 +10,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.arms import ROOT
-from benchmarks.real import PLAIN, best_arms
+from benchmarks.real import PLAIN
 
 RESULTS = ROOT / "benchmarks/results"
 BATCHES = 1, 16, 64  # requests at once
-TITLES = {"humaneval": "HumanEval", "mt-bench": "MT-Bench"}  # of the sets, in the order of the results
+WIDTH, CANDIDATES = 2880, 16  # of the kernels that are shown
 
 
 def between(text: str, name: str, part: str) -> str:
@@ -32,12 +32,6 @@ def table(columns: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
 
 def read(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def length(cell: dict) -> str:
-    """An acceptance length and its interval."""
-    low, high = cell["al_95"]
-    return f"{cell['al']:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def gain(cell: dict) -> str:
@@ -86,28 +80,15 @@ def gpu_steps() -> str:
 
 
 def gpu_kernels() -> str:
-    """Kernels on a GPU, and what choosing drafts takes of the logits' rows."""
+    """Kernels on a GPU, at gpt-oss-20b's width and for a selector's candidates."""
     rows = []
     for cell in (cell for cell in read("gpu/rung-1")["cells"] if "kernel" in cell):
-        name, shape = cell["kernel"], f"{cell['rows']:,} x {cell['width']:,}"
-        if (share := cell.get("of_copy_bandwidth")) is None:
-            name += f", {cell['candidates']} candidates"
+        name, shape, share = cell["kernel"], f"{cell['rows']:,} x {cell['width']:,}", cell.get("of_copy_bandwidth")
+        if cell.get("candidates", CANDIDATES) != CANDIDATES or (share and cell["width"] != WIDTH):
+            continue
         of_copies = f"{share:.0%}" if share else ""
         rows.append((name, shape, cell["device_us"]["median"], of_copies, cell.get("reads of the logits", "")))
     return table(("kernel", "rows x width", "us", "of copy bandwidth", "reads of the logits"), rows)
-
-
-def real() -> str:
-    """Every drafter on the real target, at the fastest K."""
-    rows, columns = [], ["drafter", "K"]
-    for row in best_arms():
-        cells = [row["arm"]["name"], row["arm"]["k"] or ""]
-        for cell in row["sets"].values():
-            cells += [length(cell) if row["arm"]["k"] else "1", times(cell)["1"], times(cell)["8"]]
-        rows.append(cells)
-    for title in TITLES.values():
-        columns += [f"{title}: AL [95%]", "tokens/s, 1 in flight", "8 in flight"]
-    return table(columns, rows)
 
 
 def drafters() -> str:
@@ -166,7 +147,7 @@ GENERATED = {
     "README.md": [gpu],
     "docs/features.md": [targets],
     "docs/performance.md": [gpu_steps, gpu_kernels, host],
-    "docs/acceptance.md": [real, drafters, lookup],
+    "docs/acceptance.md": [drafters, lookup],
 }
 
 
