@@ -105,14 +105,14 @@ def drafters() -> str:
 
 
 def lookup() -> str:
-    """Acceptance without look-up, and what look-up adds, by set and temperature."""
+    """Acceptance without look-up, and what look-up from 2 tokens on adds, by set and temperature."""
     _, *cells = map(json.loads, (RESULTS / "lookup.jsonl").read_text().splitlines())
-    numbers = [key for key in cells[0] if key.startswith("from ")]
-    rows = []
-    for cell in cells:
-        gains = (gain(cell[number]) for number in numbers)
-        rows.append((cell["set"], cell["temperature"], f"{cell['without']['al']:.2f}", *gains))
-    return table(("prompts", "temperature", "AL without", *(f"{number} tokens on" for number in numbers)), rows)
+    temperatures = sorted({cell["temperature"] for cell in cells})
+    texts: dict[str, list[str]] = {}
+    for cell in sorted(cells, key=lambda cell: cell["temperature"]):
+        texts.setdefault(cell["set"], []).append(f"{cell['without']['al']:.2f}, {gain(cell['from 2'])}")
+    columns = (f"AL without, gain at temperature {temperature:g}" for temperature in temperatures)
+    return table(("prompts", *columns), ((name, *row) for name, row in texts.items()))
 
 
 def targets() -> str:
@@ -131,22 +131,11 @@ def targets() -> str:
     return table(("target", "stock P-EAGLE V1, rows", "plugin V1, rows", "plugin V2, rows"), rows)
 
 
-def host() -> str:
-    """What each arm dispatches, as it is and with graphs that are replayed."""
-    rows = []
-    for arm in (arm for arm in read("host")["arms"] if "reduced" not in arm["arm"]):
-        for name, run in ((arm["arm"], arm), (f"{arm['arm']}, replayed", arm.get("replayed"))):
-            if run:
-                totals = run["totals"]
-                rows.append((name, totals["operations"], totals["launches"], totals["replays"] or ""))
-    return table(("arm", "tensor operations", "Triton launches", "graph replays"), rows)
-
-
 # Page -> what stands between the markers of these names.
 GENERATED = {
     "README.md": [gpu],
     "docs/features.md": [targets],
-    "docs/performance.md": [gpu_steps, gpu_kernels, host],
+    "docs/performance.md": [gpu_steps, gpu_kernels],
     "docs/acceptance.md": [drafters, lookup],
 }
 

@@ -21,7 +21,7 @@ def committed() -> dict[str, dict]:
 
 @pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_operations_of_a_draft_step(runner):
-    """No more than the committed counts, which docs/performance.md shows."""
+    """No more than the committed counts."""
     names = [name for name in PLUGIN if runner in name]
     for result in arms.run(host.count_arms, host.ARMS[names[0]][1], names=names):
         totals = result["totals"]
