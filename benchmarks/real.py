@@ -126,7 +126,7 @@ class RealArm:
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
-PLAIN = "P-EAGLE without selector"
+PLAIN = "P-EAGLE without selector"  # the same head, with its selector turned off
 # The K that are timed, of other drafters 3: all engines live at once, in 2.1 GB each.
 TIMED_K = {"n-gram": (5,), "EAGLE-3": (2, 3), "P-EAGLE with look-up": (3, 5)}
 NONE = RealArm("none")
@@ -134,8 +134,8 @@ DRAFTERS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
-    RealArm(f"{PLAIN}, stock vLLM", "peagle-plain", 3, stock=True),
-    *(RealArm(PLAIN, "peagle-plain", k) for k in (3, 7)),
+    RealArm(f"{PLAIN}, stock vLLM", "peagle", 3, stock=True),
+    *(RealArm(PLAIN, "peagle", k) for k in (3, 7)),
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (1, 2, 3, 5, 7)),
     *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 5)),
 ]
@@ -322,9 +322,9 @@ def summarize(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared_with(arm: RealArm) -> list[RealArm]:
-    """At the same K: look-up with the head's own drafts, a selector with none, both P-EAGLE heads with EAGLE-3."""
+    """At the same K: look-up with the head's own drafts, a selector with the same head without it, both with EAGLE-3."""
     joint = RealArm("P-EAGLE", "peagle", arm.k, selector=True)
-    plain, eagle3 = RealArm(PLAIN, "peagle-plain", arm.k), RealArm("EAGLE-3", "eagle3", arm.k)
+    plain, eagle3 = RealArm(PLAIN, "peagle", arm.k), RealArm("EAGLE-3", "eagle3", arm.k)
     if arm.lookup:
         return [joint]
     return {joint: [plain, eagle3], plain: [eagle3]}.get(arm, [])

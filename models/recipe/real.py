@@ -37,7 +37,6 @@ SITTINGS = {"first": (3264, 500), "second": (8576, 1487)}  # answers, 128 of the
 # Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
 HEADS: dict[str, dict[str, Any]] = {
     "peagle": {},  # with its selector
-    "peagle-plain": {"selector": None},
     "eagle3": {"selector": None, "head": {"layers": 1, "depths": 3}, "speculators": {"norm_before_residual": True}},
 }
 

@@ -69,7 +69,7 @@ def test_acceptance_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_arms_are_compared_at_the_same_k() -> None:
-    """Look-up with the head's own drafts, a selector with none, both P-EAGLE heads with EAGLE-3."""
+    """Look-up with the head's own drafts, a selector with the same head without it, both with EAGLE-3."""
     compared = {arm.label: [base.label for base in real.compared_with(arm)] for arm in real.DRAFTERS}
     assert compared.pop("P-EAGLE with look-up K=5") == ["P-EAGLE K=5"]
     assert compared.pop("P-EAGLE K=7") == [f"{real.PLAIN} K=7", "EAGLE-3 K=7"]
@@ -95,7 +95,7 @@ def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
     """`make real-heads` on 24 answers a sitting, two steps a head."""
     small = ["--answers", "24", "--steps", "2", "--run", f"{tmp_path}/run", "--out", f"{tmp_path}/heads"]
     subprocess.run([sys.executable, "models/recipe/real.py", *small], cwd=arms.ROOT, check=True)
-    for head in ("peagle", "peagle-plain", "eagle3"):
+    for head in ("peagle", "eagle3"):
         config = json.loads((tmp_path / "heads" / head / "config.json").read_text())
         assert ("candidate_selector" in config) == (head == "peagle")
         record = json.loads((tmp_path / "heads" / head / "training.json").read_text())
