@@ -60,7 +60,7 @@ test-next: env next ## what depends on vLLM, with engines of its next release (V
 .PHONY: targets
 targets: env torchvision ## drafts for targets of every architecture, on every arm (minutes); writes the table of docs/features.md
 	@$(py) -m tests.drafts.table
-	@$(py) tools/docs.py
+	@$(py) -m tools.docs
 
 .PHONY: next-wheel
 next-wheel: env # read as source, and run without its compiled part, so any platform's wheel will do
@@ -104,7 +104,7 @@ real-heads: real-target ## train the heads of models/real again from the committ
 .PHONY: real
 real: real-target ## measure every drafter on it, on an otherwise idle machine (some hours); writes the tables of docs/acceptance.md
 	@$(py) -m benchmarks.real --out benchmarks/results/real.json
-	@$(py) tools/docs.py
+	@$(py) -m tools.docs
 
 .PHONY: lint
 lint: env ## ruff, and the format
@@ -122,11 +122,7 @@ typecheck: env ## mypy
 
 .PHONY: docs
 docs: env ## write the generated parts of README and docs again
-	@$(py) tools/docs.py
-
-.PHONY: docs-check
-docs-check: env ## fail when a generated part is out of date
-	@$(py) tools/docs.py --check
+	@$(py) -m tools.docs
 
 .PHONY: build
 build: env ## the wheel and the source distribution, in dist/

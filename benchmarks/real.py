@@ -307,22 +307,19 @@ def gain_of(counts: np.ndarray, other: np.ndarray) -> dict[str, Any]:
 
 
 def summarize(cell: dict[str, Any]) -> dict[str, Any]:
-    """Acceptance of a set with 95% intervals."""
+    """Acceptance of a set with 95% intervals; ``KEPT`` has the counts by prompt and position."""
     counts = np.asarray(cell["counts"])
     looping = np.asarray(cell["loops"])
-    total = counts.sum(0)
     return {
         **al_of(counts),
-        "acceptance": [round(float(total[i:].sum() / max(total.sum(), 1)), 4) for i in range(1, len(total))],
         "al_of_prompts_that_do_not_loop": round(float(lengths(counts[~looping].sum(0))), 4),
         "prompts": len(counts),
         "prompts_that_loop": int(looping.sum()),
-        "tokens": sum(cell["tokens"]),
     }
 
 
 def compared_with(arm: RealArm) -> list[RealArm]:
-    """At the same K: look-up with the head's own drafts, a selector with the same head without it, both with EAGLE-3."""
+    """At the same K: look-up with the head's own drafts, a selector with the head without it, both with EAGLE-3."""
     joint = RealArm("P-EAGLE", "peagle", arm.k, selector=True)
     plain, eagle3 = RealArm(PLAIN, "peagle", arm.k), RealArm("EAGLE-3", "eagle3", arm.k)
     if arm.lookup:

@@ -33,7 +33,6 @@ def cell(*counts: list[int]) -> dict:
 def test_acceptance_of_a_set() -> None:
     found = real.summarize(cell([2, 1, 1], [0, 0, 4]))
     assert found["al"] == 1 + (1 + 2 + 8) / 8
-    assert found["acceptance"] == [6 / 8, 5 / 8]
     assert found["al_of_prompts_that_do_not_loop"] == 1 + 3 / 4
     assert found["al_95"] == [1.75, 3.0]  # both prompts are the one, or the other
     assert real.summarize(cell([0, 0, 0], [0, 0, 0]))["al"] == 1
@@ -69,7 +68,7 @@ def test_acceptance_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_arms_are_compared_at_the_same_k() -> None:
-    """Look-up with the head's own drafts, a selector with the same head without it, both with EAGLE-3."""
+    """Look-up with the head's own drafts, a selector with the head without it, both with EAGLE-3."""
     compared = {arm.label: [base.label for base in real.compared_with(arm)] for arm in real.DRAFTERS}
     assert compared.pop("P-EAGLE with look-up K=5") == ["P-EAGLE K=5"]
     assert compared.pop("P-EAGLE K=7") == [f"{real.PLAIN} K=7", "EAGLE-3 K=7"]
