@@ -116,6 +116,7 @@ class RealArm:
                 source = replace(source, config={key: source.config[key] for key in source.config if key != SELECTOR})
             if self.window:
                 source = converting.with_window(source, self.window)
+            WORK.mkdir(parents=True, exist_ok=True)
             if not folder.is_dir():
                 with new_folder(folder) as out:
                     converting.convert(source, out, "speculators", None)
@@ -252,6 +253,7 @@ def _call(method: str | Callable[..., Any], *args: Any) -> Any:
 @contextmanager
 def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
     """A process with an arm's engine; ``call(method, *args)`` calls a method, or a function that takes the engine."""
+    arm.speculative_config()  # writes the head here: processes of arms that share it would write it at once
     starting = {"initializer": _start, "initargs": (arm, os.getpid())}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **starting) as pool:
         with patch.dict(os.environ, arms.environment(arm.env), clear=True):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,27 @@ def test_arms_are_compared_at_the_same_k() -> None:
     assert compared.pop("P-EAGLE K=7") == [f"{real.PLAIN} K=7", "EAGLE-3 K=7"]
     assert compared.pop(f"{real.PLAIN} K=7") == ["EAGLE-3 K=7"]
     assert not compared["EAGLE-3 K=7"] and not compared[f"{real.PLAIN}, stock vLLM K=3"]
+
+
+def test_a_selector_is_off_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Arms that share a head without its selector start side by side: their processes find it written."""
+    written: list[list[Path]] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, *_: object, **__: object) -> None:
+            super().__init__(1)
+            written.append(list(real.WORK.glob("*/config.json")))
+
+    monkeypatch.setattr(real, "WORK", tmp_path / "work")
+    monkeypatch.setattr(real, "ProcessPoolExecutor", Pool)
+    off = [arm for arm in real.DRAFTERS if arm.name.startswith(real.PLAIN)]
+    assert [arm.stock for arm in off] == [True, False, False]
+    for arm in off:
+        with real.live(arm):
+            pass
+    assert written[0] == written[1] == written[2] and len(written[0]) == 1
+    config = json.loads(written[0][0].read_text())
+    assert "candidate_selector" not in config and not list(written[0][0].parent.glob("edge*"))
 
 
 def test_the_best_arm_is_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
