@@ -85,6 +85,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """``warned(text)``: the plugin's warnings so far that hold this text, whatever vLLM makes of its loggers."""
+    from vllm.logger import _print_warning_once
+
+    _print_warning_once.cache_clear()  # what another test of this process has caused is said again
     said: list[str] = []
     logger = logging.getLogger("vllm.peagle")
     monkeypatch.setattr(logger, "warning", lambda line, *args, **_: said.append(line % args if args else line))

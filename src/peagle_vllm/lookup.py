@@ -30,7 +30,7 @@ def check_lookup(value: Any) -> None:
 
     if type(value) is not int or not 0 <= value <= MAX_MATCH:
         what = f'"{FIELD}": {value!r} in the speculative config is no number of tokens from 0 to {MAX_MATCH}'
-        raise RefusedError(f"P-EAGLE refused: {what}; 0 turns look-up off, {DEFAULT} is the default")
+        raise RefusedError(f"{what}; 0 turns look-up off, {DEFAULT} is the default")
 
 
 def settle_lookup(vllm_config: "VllmConfig") -> None:
@@ -46,7 +46,7 @@ def settle_lookup(vllm_config: "VllmConfig") -> None:
     adaptive = spec.enable_adaptive_verification
     if adaptive and asked:
         why = "enable_adaptive_verification judges the head's drafts only"
-        raise RefusedError(f'P-EAGLE refused: "{FIELD}": {asked} with {why}; leave one of the two out')
+        raise RefusedError(f'"{FIELD}": {asked} with {why}; leave one of the two out')
     if asked is None:
         why_not = "adaptive verification judges the head's drafts only" if adaptive else _too_large(vllm_config)
         setattr(hf_config, FIELD, 0 if why_not else DEFAULT)

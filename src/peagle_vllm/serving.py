@@ -20,6 +20,9 @@ class RefusedError(RuntimeError):
     No ValueError, because pydantic would wrap that into a message of several lines.
     """
 
+    def __str__(self) -> str:
+        return f"P-EAGLE refused: {super().__str__()}"
+
 
 def is_peagle(vllm_config: "VllmConfig") -> bool:
     """Whether this configuration drafts with a P-EAGLE head."""
@@ -84,7 +87,7 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     if mask_hidden is None:
         what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
         mend = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
-        raise RefusedError(f"P-EAGLE refused: {what}; {mend}")
+        raise RefusedError(f"{what}; {mend}")
     if has_dummy_weights(vllm_config):
         return
     with torch.inference_mode():
@@ -92,7 +95,7 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
         if fault is None and not bool(model.combine_hidden_states(mask_hidden.view(1, -1)).isfinite().all()):
             fault = "fc makes NaN or Inf of mask_hidden"
     if fault:
-        raise RefusedError(f"P-EAGLE refused: {fault}: {name}; take the head's weights from their source again")
+        raise RefusedError(f"{fault}: {name}; take the head's weights from their source again")
 
 
 def refuse_broken(weights: "Iterable[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":
@@ -103,7 +106,7 @@ def refuse_broken(weights: "Iterable[tuple[str, torch.Tensor]]") -> "Iterator[tu
     for name, weight in weights:
         if not _is_finite(weight):
             mend = "take them from their source again"
-            raise RefusedError(f"P-EAGLE refused: {name} holds NaN or Inf: the head's weights; {mend}")
+            raise RefusedError(f"{name} holds NaN or Inf: the head's weights; {mend}")
         yield name, weight
 
 

@@ -1,6 +1,7 @@
 """New weights for a head that is served: vLLM's draft weight update, or calls of the draft model's ``load_weights``."""
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from peagle_kernels import CandidateSelector
+from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
 from peagle_vllm.sampling.selector import turn_off
@@ -22,13 +24,27 @@ MASK_HIDDEN = "mask_hidden"
 OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainers freeze, and need not publish
 
 
+class UpdateState(Enum):
+    """Drafts pause in all but READY."""
+
+    READY = "the weights are whole"
+    UPDATING = "an update has begun, and the head's layers lie in parts"
+    STOPPED = "the last update failed, and not every tensor has come since"
+    RECOVERING = "an update has begun after one that failed"
+
+    @property
+    def is_open(self) -> bool:
+        return self in (UpdateState.UPDATING, UpdateState.RECOVERING)
+
+
 class HeadUpdates:
     """What happens to a served head, and to its drafts, when new weights come.
 
-    From ``begin`` to ``end``, a draft weight update of vLLM, the head's layers lie in parts and drafts pause. Outside
-    of these a call of ``load_weights`` counts at once. After a failure drafts pause until every tensor has come anew.
+    From ``begin`` to ``end`` a draft weight update of vLLM is open. Outside of it a call of ``load_weights`` counts at
+    once.
 
     Attributes:
+        state: where it stands.
         mask_is_stale: a projected ``mask_hidden`` is to be computed anew; whoever does it sets this back.
     """
 
@@ -44,18 +60,18 @@ class HeadUpdates:
         self._shared = [(each, *child) for each in own for child in each.named_children() if child[1] in targets]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
         self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})
-        names = getattr(model, "loaded_names", ())  # none of dummy weights
-        self._needed = {name for name in names if not any(each in name for each in OPTIONAL)}
+        state = head_state(model)
+        self._needed = {name for name in state.loaded_names if not any(each in name for each in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
-        self._open = self._broken = False
+        self.state = UpdateState.READY
         self.mask_is_stale, self._is_selecting = True, selector is not None
-        model.updates = self
+        state.updates = self
 
     @property
     def paused(self) -> bool:
         """Whether to draft nothing now."""
-        return self._open or self._broken
+        return self.state is not UpdateState.READY
 
     def begin(self) -> None:
         """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
@@ -63,7 +79,8 @@ class HeadUpdates:
             parent._modules.pop(name, None)
         self._arrived.clear()
         self._staged.clear()
-        self._open = True
+        stopped = self.state is UpdateState.STOPPED
+        self.state = UpdateState.RECOVERING if stopped else UpdateState.UPDATING
 
     def end(self, error: BaseException | None) -> None:
         """It has ended, with ``error`` or without.
@@ -71,9 +88,9 @@ class HeadUpdates:
         Raises:
             RefusedError: tensors are missing.
         """
-        missing = sorted(self._needed - self._arrived) if self._arrived or self._broken else []
+        missing = sorted(self._needed - self._arrived) if self._arrived or self.state is UpdateState.RECOVERING else []
         if missing and not error:
-            error = RefusedError(f"P-EAGLE refused: the update of the head's weights lacks {', '.join(missing)}")
+            error = RefusedError(f"the update of the head's weights lacks {', '.join(missing)}")
         everywhere = on_all_ranks(error is None)
         if error:
             self.fail(error)
@@ -86,7 +103,7 @@ class HeadUpdates:
 
     def fail(self, error: BaseException) -> None:
         """Give up an update that has begun, and leave no half loaded layer, which would spoil the next one in vLLM."""
-        if not self._open:
+        if not self.state.is_open:
             return
         for layer in self._model.modules():
             info = get_layerwise_info(layer)
@@ -107,12 +124,12 @@ class HeadUpdates:
         try:
             load_weights(self._take_ours(weights))
         except BaseException as error:
-            if not self._open:
+            if not self.state.is_open:
                 self._stop(error)
             raise
         finally:
             self._model.use_parallel_drafting = True
-        if not self._open:
+        if not self.state.is_open:
             self._apply()
 
     def _take_ours(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,7 +141,7 @@ class HeadUpdates:
             if ours is not None:
                 if [size for size in tensor.shape if size != 1] != [size for size in ours.shape if size != 1]:
                     what = f"{name} is {list(tensor.shape)}, this head needs {list(ours.shape)}"
-                    raise RefusedError(f"P-EAGLE refused: {what}")
+                    raise RefusedError(what)
                 self._staged[name] = tensor.to(ours.device, ours.dtype, copy=True)  # its memory is the transfer's
             elif of_selector:
                 logger.warning_once("P-EAGLE ignores %s.*: the served head has no selector", SELECTOR)
@@ -136,10 +153,9 @@ class HeadUpdates:
     def _close(self) -> None:
         for parent, name, child in self._shared:
             parent._modules[name] = child
-        self._open = False
 
     def _stop(self, error: BaseException) -> None:
-        self._broken = True
+        self.state = UpdateState.STOPPED
         self._arrived.clear()
         self._staged.clear()
         logger.warning(
@@ -159,8 +175,8 @@ class HeadUpdates:
             self._is_selecting = False
             turn_off(self._selector)
             logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
-        self._broken = self._broken and not self._needed <= self._arrived
-        if not self._broken:
+        if self.state is not UpdateState.STOPPED or self._needed <= self._arrived:
+            self.state = UpdateState.READY
             self._arrived.clear()
         self.mask_is_stale = True
 
@@ -170,10 +186,12 @@ def _share_alike(model: Any, targets: set[torch.nn.Module]) -> None:
 
     Each tensor parallel rank compares its own shard (vLLM issue 50158).
     """
-    for parent, name, own in model.__dict__.pop("own_modules", ()):  # none of dummy weights
+    own_modules = head_state(model).own_modules
+    for parent, name, own in own_modules:  # none of dummy weights
         is_shared = getattr(parent, name) in targets
         if not on_all_ranks(is_shared) and is_shared:
             setattr(parent, name, own)
+    own_modules.clear()
 
 
 def _quantized_copies() -> list[tuple[torch.nn.Module, torch.nn.Module]]:

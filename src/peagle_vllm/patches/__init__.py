@@ -79,16 +79,14 @@ def refuse_if_moved() -> None:
     try:
         report = fingerprint.check(install, accepted=fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT)))
     except fingerprint.AcceptError as error:
-        raise RefusedError(f"P-EAGLE refused: {error}") from None
+        raise RefusedError(str(error)) from None
     if report.moved:
         lost = [change.definition.path for result in report.moved for change in result.moved if not change.found]
         names = ",".join(result.patch.name for result in report.results if result.moved)
         way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
         if lost:
             way_out = f"{lost[0]} is gone, so {fingerprint.ACCEPT} does not help"
-        raise RefusedError(
-            f"P-EAGLE refused: {report.differs(report.moved)}; `peagle-vllm doctor` names what moved; {way_out}"
-        )
+        raise RefusedError(f"{report.differs(report.moved)}; `peagle-vllm doctor` names what moved; {way_out}")
     if report.accepted:
         logger.warning(
             "P-EAGLE is served although %s, because %s says so by name; `peagle-vllm doctor` names what moved",

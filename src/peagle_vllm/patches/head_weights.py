@@ -5,6 +5,7 @@ refuses weights with NaN or Inf.
 import functools
 from types import ModuleType
 
+from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.vocabulary import has_identity_map, with_all_rows
 from peagle_vllm.patches.ledger import Patch
@@ -38,15 +39,12 @@ def install(module: ModuleType) -> None:
             # check_pair has refused a map that is not the identity.
             if self.draft_id_to_target_id is None or has_identity_map(self.config):
                 weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
-            if hasattr(self, "updates"):
-                return self.updates.load(functools.partial(original, self, *args, **kwargs), weights)
-            # Of the first load, for its HeadUpdates.
-            self.loaded_names = set()
-            self.own_modules = [
-                (parent, name, getattr(parent, name))
-                for parent, name in ((self.model, "embed_tokens"), (self, "lm_head"))
-            ]
-            weights = _noting(weights, self.loaded_names)
+            state = head_state(self)
+            if state.updates:
+                return state.updates.load(functools.partial(original, self, *args, **kwargs), weights)
+            places = (self.model, "embed_tokens"), (self, "lm_head")
+            state.own_modules = [(parent, name, getattr(parent, name)) for parent, name in places]
+            weights = _noting(weights, state.loaded_names)
         return original(self, weights, *args, **kwargs)
 
 

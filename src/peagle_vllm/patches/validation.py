@@ -44,10 +44,6 @@ PATCH = Patch(
 )
 
 
-def refuse(line: str) -> RefusedError:
-    return RefusedError(f"P-EAGLE refused: {line}")
-
-
 def install_speculative(module: ModuleType) -> None:
     @wrap(module.SpeculativeConfig, "__init__")
     def __init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +64,7 @@ def install_speculative(module: ModuleType) -> None:
                 self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
             if is_peagle_spec(self):
                 if line := path_fault(self.model, self.revision):
-                    raise refuse(line)  # vLLM would look for it on the hub
+                    raise RefusedError(line)  # vLLM would look for it on the hub
                 _check_head(self.model, self)
                 _read_config(original, self, *args, **kwargs)
                 _complete(self)
@@ -113,7 +109,7 @@ def _names_peagle(hf_config: Any) -> bool:
 
 
 def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
-    return refuse(
+    return RefusedError(
         f"{spec.model} is a P-EAGLE head, and the speculative config as it stands would run it as another drafter; "
         'add "method": "eagle3", "parallel_drafting": true'
     )
@@ -139,13 +135,13 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
-        raise refuse("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
+        raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
     lookup.settle_lookup(vllm_config)
     _warn_of_refused_sampling(vllm_config.model_config)
     parallel = vllm_config.parallel_config
     if (size := parallel.prefill_context_parallel_size) > 1:
         why = "splits a prompt over ranks and the drafter needs it whole"
-        raise refuse(f"prefill_context_parallel_size={size} {why}; set it to 1")
+        raise RefusedError(f"prefill_context_parallel_size={size} {why}; set it to 1")
     if (
         parallel.pipeline_parallel_size > 1
         and vllm_config.use_v2_model_runner
@@ -153,10 +149,10 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     ):
         what = f"pipeline_parallel_size={parallel.pipeline_parallel_size} without asynchronous scheduling"
         why = "has wrong output on Model Runner V2 (vLLM issue 52071); leave out --no-async-scheduling"
-        raise refuse(f"{what} {why}, or set the size to 1")
+        raise RefusedError(f"{what} {why}, or set the size to 1")
     if (size := parallel.decode_context_parallel_size) > 1 and not vllm_config.use_v2_model_runner:
         why = "shards the drafter's KV cache on V1; set it to 1, or use Model Runner V2"
-        raise refuse(f"decode_context_parallel_size={size} {why}")
+        raise RefusedError(f"decode_context_parallel_size={size} {why}")
 
 
 def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
@@ -170,14 +166,14 @@ def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
         limits["the V1 model runner"] = MAX_SPEC_LEN
     what, limit = min(limits.items(), key=lambda each: each[1])
     if num_tokens > limit:
-        raise refuse(f"num_speculative_tokens is {num_tokens}, and {what} allows {limit} at most; lower it")
+        raise RefusedError(f"num_speculative_tokens is {num_tokens}, and {what} allows {limit} at most; lower it")
 
 
 def _check_head(model: str, spec: "SpeculativeConfig") -> None:
     """Refuse a P-EAGLE head that does not fit. One that is not on this machine yet is checked when it is loaded."""
     head = _read(model, spec.revision)
     if isinstance(head, HeadError):
-        raise refuse(str(head))
+        raise RefusedError(str(head))
     if head is None:
         return
     config = spec.target_model_config
@@ -190,7 +186,7 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> None:
     )
     for problem in check_pair(head, target, num_speculative_tokens=spec.num_speculative_tokens):
         if problem.severity == "error":
-            raise refuse(problem.line)
+            raise RefusedError(problem.line)
         _warn_once(problem.line)
 
 
@@ -238,7 +234,7 @@ def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args
         except Exception as error:
             if spec.draft_model_config is not None or not isinstance(head, Head):
                 raise  # not about the head's config, or not known to be
-            raise refuse(
+            raise RefusedError(
                 f"vLLM cannot take the head's config ({one_line(error)}): {head.config_file}; correct it"
             ) from error
 

@@ -61,7 +61,7 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     else:
         folder = download(draft.model, draft.revision)
         for fault in files.selector_faults(read_head(folder)):
-            raise RefusedError(f"P-EAGLE refused: {fault}")
+            raise RefusedError(fault)
         for file in sorted((folder / SELECTOR_FOLDER).glob("*.safetensors")):
             tensors |= with_all_rows(refuse_broken(load_file(file).items()), draft.hf_config)
     projection = tensors.get(files.PROJECTION)

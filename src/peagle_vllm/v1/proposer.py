@@ -98,7 +98,7 @@ class ParallelEagleProposer(EagleProposer):
             super().validate_same_kv_cache_group(kv_cache_config)
         except AssertionError:
             raise RefusedError(
-                "P-EAGLE refused: beside this target's layers vLLM splits the head's over KV cache groups, and the V1 "
+                "beside this target's layers vLLM splits the head's over KV cache groups, and the V1 "
                 "model runner drafts from one only; on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
             ) from None
         warn_of_split(self.model, self.vllm_config, kv_cache_config)
@@ -371,7 +371,7 @@ def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
     kinds = set((getattr(hf_config, "layer_types", None) or [])[: hf_config.num_hidden_layers])
     if len(kinds) > 1:
         raise RefusedError(
-            f"P-EAGLE refused: layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts "
+            f"layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts "
             f"with one kind only: {spec.draft_model_config.model}/config.json; on a GPU use Model Runner V2 "
             "(VLLM_USE_V2_MODEL_RUNNER=1)"
         )
