@@ -103,7 +103,7 @@ real-heads: real-target ## train the heads of models/real again from the committ
 
 .PHONY: real
 real: real-target ## measure every drafter on it, on an otherwise idle machine (some hours); writes the tables of docs/acceptance.md
-	@$(py) -m benchmarks.real --out benchmarks/results/real.json
+	@$(py) -m benchmarks.real
 	@$(py) -m tools.docs
 
 .PHONY: lint

@@ -1,18 +1,14 @@
-"""What the benchmark scripts share: a process for each arm, samples summed up, tables, result files.
+"""What the benchmark scripts share: the environment of an arm, samples summed up, tables.
 
-An arm is a function. ``run`` calls it in a process of its own, which is this file:
-``python -m benchmarks.arms MODULE FUNCTION ARGUMENTS OUT``.
+``python -m benchmarks.arms MODULE FUNCTION ARGUMENTS OUT`` calls a function in a process of its own (``call``).
 """
 
-import argparse
 import importlib
 import inspect
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,6 @@ import numpy as np
 import torch
 
 from peagle_tools.shared.files import write_whole
-from peagle_tools.shared.processes import failure_reason
-from peagle_tools.shared.provenance import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
@@ -49,13 +43,8 @@ ON_CPU = {
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})
-INTERPRETED_V2 = V2 | {"TRITON_INTERPRET": "1"}  # also where there is a GPU
 STOCK = {"PEAGLE_VLLM_DISABLE": "1"}
 NOT_INHERITED = ("VLLM_USE_V2_MODEL_RUNNER", "PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET")
-
-
-class ArmError(RuntimeError):
-    """An arm's process failed; the message is the line of its log that says why."""
 
 
 def environment(env: dict[str, str]) -> dict[str, str]:
@@ -64,34 +53,15 @@ def environment(env: dict[str, str]) -> dict[str, str]:
     return inherited | ENVIRONMENT | ({} if HAS_GPU else ON_CPU) | env
 
 
-def call(function: Callable[..., Any], out: str | Path, **arguments: Any) -> tuple[str, ...]:
-    """What follows ``python -m`` to call ``function`` in another process; its result is written to ``out`` as JSON.
+def call(function: Callable[..., Any], out: str, **arguments: Any) -> tuple[str, ...]:
+    """What follows ``python -m`` to call ``function`` in another process: ``out`` lists, as JSON, the cells it yielded.
 
-    One that yields cells has a list of them there, the longer the more it has yielded.
+    Each is on the disk when it is measured.
     """
     module = inspect.getmodule(function)
     assert module is not None
     assert module.__spec__ is not None
-    return ("benchmarks.arms", module.__spec__.name, function.__name__, json.dumps(arguments), str(out))
-
-
-def run(function: Callable[..., Any], env: dict[str, str], **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns in a process of its own; arguments and result travel as JSON.
-
-    Args:
-        env: the arm's own variables.
-
-    Raises:
-        ArmError: the process failed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "out.json"), Path(folder, "log")
-        command = [sys.executable, "-m", *call(function, out, **arguments)]
-        with log.open("w") as file:
-            done = subprocess.run(command, cwd=ROOT, env=environment(env), stdout=file, stderr=file)
-        if done.returncode or not out.exists():
-            raise ArmError(failure_reason(log))
-        return json.loads(out.read_text())
+    return ("benchmarks.arms", module.__spec__.name, function.__name__, json.dumps(arguments), out)
 
 
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
@@ -104,11 +74,11 @@ def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
 def compared(cells: list[dict[str, Any]], ours: str, where: Sequence[str], figure: str) -> list[dict[str, Any]]:
     """``cells``, each with what the median ``figure`` of the arm ``ours`` is over its own, at equal keys ``where``."""
     median = {(cell["arm"], *map(cell.get, where)): cell[figure]["median"] for cell in cells}
-    found = []
+    rows = []
     for cell in cells:
         mine = median.get((ours, *map(cell.get, where)))
-        found.append(cell | ({f"{ours} / it": round(mine / cell[figure]["median"], 3)} if mine else {}))
-    return found
+        rows.append(cell | ({f"{ours} / it": round(mine / cell[figure]["median"], 3)} if mine else {}))
+    return rows
 
 
 def table(cells: Sequence[dict[str, Any]]) -> str:
@@ -127,45 +97,12 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """A script's options: its docstring as the help, and ``--out``."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, help="write the result here as JSON")
-    return made
-
-
-def kept(file: Path, make: Callable[[], Any]) -> Any:
-    """What ``make`` returned, now or in an earlier run, as JSON."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(make()))
-    return json.loads(file.read_text())
-
-
-def write_result(path: Path | None, doc: str | None, report: dict[str, Any]) -> None:
-    """Write a result file, whole or not at all: what it is (the script's first line), and the report. None: no file."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"what": (doc or "").splitlines()[0]} | report, indent=1) + "\n")
-
-
-def main(doc: str | None, measure: Callable[[], dict[str, Any]]) -> None:
-    """A script without options of its own: what ``measure`` returns, and where it comes from, goes to ``--out``."""
-    out, found_by = parser(doc).parse_args().out, provenance()
-    write_result(out, doc, measure() | found_by)
-
-
 if __name__ == "__main__":
     from benchmarks.compiled import note_kernels
 
     note_kernels()
     module, name, arguments, out = sys.argv[1:]
-    result = getattr(importlib.import_module(module), name)(**json.loads(arguments))
-    if isinstance(result, Iterator):  # of cells: each is on the disk when it is measured
-        cells = []
-        for cell in result:
-            cells.append(cell)
-            write_whole(Path(out), json.dumps(cells))
-    else:
-        write_whole(Path(out), json.dumps(result))
+    cells = []
+    for cell in getattr(importlib.import_module(module), name)(**json.loads(arguments)):
+        cells.append(cell)
+        write_whole(Path(out), json.dumps(cells))

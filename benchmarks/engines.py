@@ -1,22 +1,17 @@
-"""The engines that are measured: the tiny trained pairs of models/, and dummy weights of real shapes."""
+"""The engines that are measured, with dummy weights of real shapes."""
 
 import gc
 import hashlib
 import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import HAS_GPU, ROOT, environment
+from benchmarks.arms import HAS_GPU
 from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
-from peagle_tools.shared.acceptance import read_engine
 
 HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that engines are measured with
 MOST_K = 7  # of an arm
@@ -36,7 +31,7 @@ class EngineArm:
 def prepare_process() -> None:
     """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
     if os.environ.get("TRITON_INTERPRET"):
-        from tests.support.interpreter import enable
+        from tools.interpreter import enable
 
         enable()
     if not os.environ.get("PEAGLE_VLLM_DISABLE"):
@@ -48,34 +43,6 @@ def prepare_process() -> None:
         import vllm.entrypoints.llm  # noqa: F401
 
         gc.freeze()
-
-
-def small_llm(target: str, head: str, k: int, *, config: Any = None, **more: Any) -> Any:
-    """A live ``LLM`` in this process, in float32.
-
-    Args:
-        target, head: folders, absolute or in models/.
-        config: more of the speculative config.
-        more: arguments of ``LLM``.
-    """
-    prepare_process()
-    from vllm import LLM
-
-    models = ROOT / "models"
-    speculative = {"method": "eagle3", "model": str(models / head), "num_speculative_tokens": k, **(config or {})}
-    speculative |= own_drafts(os.environ) if "peagle" in Path(head).name else {}
-    how: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
-    how |= {"enable_prefix_caching": False, "speculative_config": speculative}
-    return LLM(str(models / target), **how, **more)
-
-
-def own_drafts(env: Mapping[str, str]) -> dict[str, Any]:
-    """Of the speculative config: P-EAGLE without look-up, so that every arm's drafts are its head's own.
-
-    Args:
-        env: the arm's. Stock vLLM has no look-up, and refuses 0 in this field.
-    """
-    return {"parallel_drafting": True} | ({} if env.get("PEAGLE_VLLM_DISABLE") else {"prompt_lookup_min": 0})
 
 
 def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
@@ -119,7 +86,9 @@ def dummy_pair(
     if k:
         model = write_config(folder / "head", head.config(arm.parallel))
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
-        speculative |= own_drafts(arm.env) if arm.parallel else {}
+        # Without look-up, so that the drafts are the head's own. Stock vLLM has none, and refuses 0 in this field.
+        speculative |= {"parallel_drafting": True} if arm.parallel else {}
+        speculative |= {"prompt_lookup_min": 0} if arm.parallel and "PEAGLE_VLLM_DISABLE" not in arm.env else {}
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative
@@ -141,16 +110,16 @@ def dummy_llm(
     digest = hashlib.sha256(json.dumps([target, head.config(arm.parallel)]).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), f"peagle-dummy-{digest}")
     llm = LLM(**dummy_pair(arm, target, head, batches, max_model_len, folder))
-    _, drafter = inside(llm)
+    drafter = drafter_of(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")
     return llm, drafter
 
 
-def inside(llm: Any) -> tuple[Any, Any]:
-    """A live in-process ``LLM``'s model runner and drafter: V1's proposer, V2's speculator, or None."""
+def drafter_of(llm: Any) -> Any:
+    """The drafter of a live in-process ``LLM``: V1's proposer, V2's speculator, or None."""
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    return runner, getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
 
 
 def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
@@ -162,29 +131,3 @@ def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
     began = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - began
-
-
-def sharpen(head: Path, out: Path, env: dict[str, str], *more: str, **options: Any) -> dict[str, Any]:
-    """What ``peagle-vllm sharpen`` reports of a head; without a gain it writes no ``out``.
-
-    Args:
-        more, options: of the command.
-    """
-    shutil.rmtree(out, ignore_errors=True)
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    command = [sys.executable, "-m", "peagle_tools.cli", "sharpen", str(head), str(out), "--json", *more, *given]
-    done = subprocess.run(command, env=environment(env), stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1):  # 1: no better
-        raise SystemExit(f"sharpen {head} ended with exit status {done.returncode}")
-    return json.loads(done.stdout[done.stdout.index("{") :])
-
-
-def measure_pair(target: str, head: str, k: int, batch: int, prompts: list[str], max_tokens: int) -> dict[str, Any]:
-    """Tokens of greedy answers to ``prompts``, ``batch`` in flight, in this process, and their acceptance."""
-    from vllm import SamplingParams
-
-    llm = small_llm(target, head, k, max_model_len=1024, max_num_seqs=batch, disable_log_stats=False)
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
-    tokens, counts = sum(len(output.outputs[0].token_ids) for output in outputs), read_engine(llm)
-    return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}

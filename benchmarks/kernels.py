@@ -4,7 +4,8 @@
 decode steps, whole. Without a GPU: a tiny shape, the CPU twins, the wall clock.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,54 +14,64 @@ from benchmarks import arms
 from benchmarks.arms import HAS_GPU
 from benchmarks.shapes import NUM_AUX
 from benchmarks.timing import copy_bandwidth, device_us
-from peagle_kernels import gather_hidden, prepare_inputs
-from tests.support.batches import Case, Request, build, moved
+from peagle_kernels import DraftBatch, KVGroups, TargetBatch, allocate_buffers, gather_hidden, prepare_inputs
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
-# Of hidden states; requests, a chunk of a prompt each; rows of all chunks; draft tokens.
-WIDTHS, REQUESTS, ROWS, K = ((2880, 2048, 4096), 4, 8192, 7) if HAS_GPU else ((64,), 2, 64, 3)
+# Of hidden states; requests; rows of a chunk of each one's prompt; draft tokens.
+WIDTHS, REQUESTS, CHUNK, K = ((2880, 2048, 4096), 4, 2048, 7) if HAS_GPU else ((64,), 2, 32, 3)
+MAX_MODEL_LEN, BLOCK_SIZE = 16384, 16
 
 
-def batch(requests: list[Request], k: int, width: int, dtype: torch.dtype) -> Case:
-    how: dict[str, Any] = {"static": False, "max_model_len": 16384, "block_sizes": [16]}
-    return build(requests, k=k, max_k=k, widths=[width] * NUM_AUX, dtype=dtype, **how)
-
-
-def moved_bytes(case: Case) -> dict[str, int]:
-    """What each kernel must read and write, once.
-
-    prepare_inputs reads the valid target rows' captured states, ids and positions and a block-table entry a draft row;
-    it writes staging, and of each draft row id, position, map entry and slot. gather_hidden reads each valid row after
-    fc, ``mask_hidden`` and the row map, and writes every draft row.
-    """
-    rows, samples = case.batch.num_target_rows, case.batch.num_reqs * case.batch.num_speculative_tokens
-    valid = rows - sum(request.rejected for request in case.requests)
-    draft_rows, staged = case.batch.num_rows, case.batch.num_staging_rows
-    row = case.aux[0][0].nbytes
-    indices = valid * (4 + 8) + draft_rows * (4 + 4 + 8 + 4 + 8) + samples * 3 * 8
+def prefill(width: int) -> dict[str, Any]:
+    """Arguments of ``prepare_inputs`` on this device: a chunk of every request's prompt."""
+    rows, draft_rows = REQUESTS * CHUNK, CHUNK + K - 1
+    ints, longs = ({"device": DEVICE, "dtype": dtype} for dtype in (torch.int32, torch.int64))
+    ones, reqs = torch.ones(REQUESTS, **ints), torch.arange(REQUESTS, **ints)
+    target = TargetBatch(
+        input_ids=torch.ones(rows, **ints),
+        positions=torch.arange(CHUNK, **longs).repeat(REQUESTS),
+        query_start_loc=torch.arange(0, rows + 1, CHUNK, **ints),
+        num_rejected=ones - 1,
+        num_sampled=ones,
+        idx_mapping=reqs,
+        last_sampled=ones.long(),
+        next_prefill_tokens=ones,
+        temperature=ones.float(),
+        seeds=ones.long(),
+        top_k=ones,
+        top_p=ones.float(),
+    )
+    batch = DraftBatch(REQUESTS, rows, K, REQUESTS * draft_rows, REQUESTS)
+    staging = torch.empty(rows, NUM_AUX * width, device=DEVICE, dtype=DTYPE)
+    sizes = {"max_rows": batch.num_rows, "max_num_reqs": REQUESTS, "max_speculative_tokens": K}
+    out = allocate_buffers(**sizes, staging=staging)
+    out.query_start_loc.copy_(torch.arange(0, batch.num_rows + 1, draft_rows))
+    blocks = torch.arange(MAX_MODEL_LEN // BLOCK_SIZE, **ints)
     return {
-        "prepare_inputs": (valid + staged) * NUM_AUX * row + indices,
-        "gather_hidden": (valid + 1 + draft_rows) * row + draft_rows * 4,
+        "target": target,
+        "aux": tuple(torch.randn(rows, width, device=DEVICE, dtype=DTYPE) for _ in range(NUM_AUX)),
+        "groups": KVGroups(((1 + blocks).repeat(REQUESTS, 1),), (BLOCK_SIZE,)),
+        "batch": batch,
+        "out": out,
+        "max_model_len": MAX_MODEL_LEN,
+        "parallel_drafting_token_id": 511,
     }
 
 
-def calls(case: Case) -> dict[str, Callable[[], None]]:
-    """A call of each kernel on this device, with buffers that exist already."""
-    out, (target, aux, groups) = moved((case.buffers(), (case.target, case.aux, case.groups)), DEVICE)
-    target = target._replace(idx_mapping=target.idx_mapping.int())
-    sizes = case.batch.num_staging_rows, case.batch.num_rows, 1  # the values matter to no kernel
-    made = (torch.randn(rows, aux[0].shape[1], device=DEVICE, dtype=DTYPE) for rows in sizes)
-    after_fc, draft_hidden, (mask_hidden,) = made
+def moved_bytes(batch: DraftBatch, row: int) -> dict[str, int]:
+    """What each kernel must read and write, once, where nothing was rejected; ``row``: bytes of a hidden state.
 
-    def prepare() -> None:
-        prepare_inputs(target, aux, groups, case.batch, out, **case.constants)
-
-    def gather() -> None:
-        gather_hidden(draft_hidden, after_fc, mask_hidden, out.row_map[: case.batch.num_rows])
-
-    prepare()  # gather_hidden needs a row map
-    return {"prepare_inputs": prepare, "gather_hidden": gather}
+    prepare_inputs reads the target rows' captured states, ids and positions and a block-table entry a draft row; it
+    writes staging, and of each draft row id, position, map entry and slot. gather_hidden reads each target row after
+    fc, ``mask_hidden`` and the row map, and writes every draft row.
+    """
+    samples = batch.num_reqs * batch.num_speculative_tokens
+    indices = batch.num_target_rows * (4 + 8) + batch.num_rows * (4 + 4 + 8 + 4 + 8) + samples * 3 * 8
+    return {
+        "prepare_inputs": (batch.num_target_rows + batch.num_staging_rows) * NUM_AUX * row + indices,
+        "gather_hidden": (batch.num_target_rows + 1 + batch.num_rows) * row + batch.num_rows * 4,
+    }
 
 
 @torch.inference_mode()
@@ -68,10 +79,18 @@ def run_all() -> Iterator[dict[str, Any]]:
     """A cell for each width and kernel, in this process."""
     bandwidth = copy_bandwidth()
     for width in WIDTHS:
-        case = batch([Request(i, ROWS // REQUESTS, 0) for i in range(REQUESTS)], K, width, DTYPE)
-        num_bytes = moved_bytes(case)
-        for name, call in calls(case).items():
+        arguments = prefill(width)
+        batch, row_map = arguments["batch"], arguments["out"].row_map
+        sizes = batch.num_staging_rows, batch.num_rows, 1  # the values matter to no kernel
+        hidden = (torch.randn(rows, width, device=DEVICE, dtype=DTYPE) for rows in sizes)
+        after_fc, draft_hidden, (mask_hidden,) = hidden
+        calls = {
+            "prepare_inputs": partial(prepare_inputs, **arguments),  # timed first: gather_hidden needs its row map
+            "gather_hidden": partial(gather_hidden, draft_hidden, after_fc, mask_hidden, row_map[: batch.num_rows]),
+        }
+        num_bytes = moved_bytes(batch, width * DTYPE.itemsize)
+        for name, call in calls.items():
             us = arms.summary(device_us(call))
             share = float(f"{num_bytes[name] / (us['median'] * 1e-6) / bandwidth:.3g}")
-            shape = {"kernel": name, "requests": REQUESTS, "rows": ROWS, "k": K, "width": width}
+            shape = {"kernel": name, "requests": REQUESTS, "rows": batch.num_target_rows, "k": K, "width": width}
             yield {**shape, "device_us": us, "bytes": num_bytes[name], "of_copy_bandwidth": share}

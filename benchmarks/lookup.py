@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.engines import inside
+from benchmarks.engines import drafter_of
 from benchmarks.real import Engine, RealArm, al_of, gain_of, live, read_set
 from peagle_kernels import lookup_drafts_torch
 
@@ -68,7 +68,7 @@ def drafted_answers(
     """Of each answer the prompt's tokens, its own, and the head's K drafts after each of its own."""
     from vllm import SamplingParams
 
-    drafter, steps = inside(engine.llm)[1], []  # a step: request ids, bonus tokens, drafts
+    drafter, steps = drafter_of(engine.llm), []  # a step: request ids, bonus tokens, drafts
     propose = type(drafter).propose
 
     def rejected(self: Any, *args: Any, **inputs: Any) -> torch.Tensor:
@@ -80,7 +80,7 @@ def drafted_answers(
     how = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, **asked)
     with patch.object(type(drafter), "propose", rejected):
         outputs = engine.llm.generate([engine.prompt(chat) for chat in chats], how, use_tqdm=False)
-    found = []
+    answers = []
     for output in outputs:
         tokens = list(output.outputs[0].token_ids)
         mine = [
@@ -92,8 +92,8 @@ def drafted_answers(
         bonuses = [token for token, _ in mine]
         # Chunks of the prompt have drafts too; the last token has none, where it ends the request.
         first = next(at for at in range(len(mine)) if bonuses[at : at + len(tokens) - 1] == tokens[:-1])
-        found.append((list(output.prompt_token_ids), tokens, [drafts for _, drafts in mine[first:]]))
-    return found
+        answers.append((list(output.prompt_token_ids), tokens, [drafts for _, drafts in mine[first:]]))
+    return answers
 
 
 def accepted(drafts: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
@@ -109,12 +109,11 @@ def counts_of(prompt: list[int], answer: list[int], drafts: list[list[int]], min
     steps = len(answer) - 1
     if not steps:
         return [0] * (K + 1)
-    tokens, own = torch.tensor([prompt + answer], dtype=torch.int32), torch.tensor(answer)
-    taken = torch.tensor(drafts[:steps])
+    tokens, taken = torch.tensor([prompt + answer], dtype=torch.int32), torch.tensor(drafts[:steps])
     if min_match:
         last = len(prompt) + torch.arange(steps)
         lookup_drafts_torch(taken, tokens, torch.zeros(steps, dtype=torch.int64), last, min_match, 1 << 30)
-    lengths, counts, at = accepted(taken, own).tolist(), [0] * (K + 1), 0
+    lengths, counts, at = accepted(taken, torch.tensor(answer)).tolist(), [0] * (K + 1), 0
     while at < steps:
         counts[lengths[at]] += 1
         at += lengths[at] + 1

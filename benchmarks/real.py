@@ -6,6 +6,7 @@ by prompt, in benchmarks/results/acceptance.jsonl and not measured again, unless
 changed (remove it after a change of the drafting): a row names its commit. Tokens/s are measured anew.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -26,9 +27,10 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.arms import ROOT
-from benchmarks.engines import inside, measure_pair, prepare_process
+from benchmarks.engines import drafter_of, prepare_process
+from peagle_tools.shared.acceptance import read_engine
 from peagle_tools.shared.engines import quick_dtype
-from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.processes import end_with_parent
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance
@@ -60,10 +62,8 @@ class RealArm:
     selector: bool = False
     stock: bool = False
     probabilistic: bool = False  # its drafts for requests with a temperature are sampled
-    window: int | None = None  # tokens that each layer of the head sees; None: all
     lookup: int = 0  # tokens from which on drafts are looked up; 0: never
     max_model_len: int = 2048  # of the engine
-    prefix_caching: bool = False  # likewise
 
     @property
     def label(self) -> str:
@@ -98,10 +98,10 @@ class RealArm:
     @property
     def engine(self) -> dict[str, Any]:
         """What ``LLM`` is given, besides the two models."""
-        return {"max_model_len": self.max_model_len, "enable_prefix_caching": self.prefix_caching, **ENGINE}
+        return {"max_model_len": self.max_model_len, "enable_prefix_caching": False, **ENGINE}
 
     def speculative_config(self) -> dict[str, Any] | None:
-        """What ``LLM`` is given. Without its selector, or with a window, a head is written into ``WORK``."""
+        """What ``LLM`` is given. A head whose selector is off is written into ``WORK``."""
         if self.head is None:
             return None
         if self.head == "ngram":
@@ -109,17 +109,13 @@ class RealArm:
             return {"method": "ngram", "num_speculative_tokens": self.k, **lookup}
         folder = HEADS / self.head
         source = read_head(folder)
-        turned_off = SELECTOR in source.config and not self.selector
-        if turned_off or self.window:
-            folder = WORK / f"{self.digest()}-{self.selector}-{self.window}"
-            if turned_off:
-                source = replace(source, config={key: source.config[key] for key in source.config if key != SELECTOR})
-            if self.window:
-                source = converting.with_window(source, self.window)
+        if SELECTOR in source.config and not self.selector:
+            folder = WORK / str(self.digest())
             WORK.mkdir(parents=True, exist_ok=True)
             if not folder.is_dir():
+                config = {key: value for key, value in source.config.items() if key != SELECTOR}
                 with new_folder(folder) as out:
-                    converting.convert(source, out, "speculators", None)
+                    converting.convert(replace(source, config=config), out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
         parallel = not Path(self.head).name.endswith("eagle3")
         config |= {"parallel_drafting": True} if parallel else {}
@@ -151,11 +147,31 @@ def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
     return [[message["content"] for message in messages] for messages in chats]
 
 
+@dataclass(frozen=True)
+class RecordedArm(RealArm):
+    """What training.json of a head records is measured with."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return super().env | {"OMP_NUM_THREADS": "1"}
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        eager = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4}
+        return super().engine | eager
+
+
 def greedy_drafts(head: Path) -> dict[str, Any]:
     """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
-    prompts = [turns[0] for turns in read_set("humaneval")[:4]]
-    how = {"k": 7, "batch": 4, "max_tokens": 64, "prompts": prompts}
-    return arms.run(measure_pair, {}, target=str(TARGET), head=str(head), **how)
+    with live(RecordedArm("recorded", str(head), 7, selector=True)) as call:
+        return call(_recorded)
+
+
+def _recorded(engine: "Engine") -> dict[str, Any]:
+    before = read_engine(engine.llm)
+    outputs = engine.answer([turns[:1] for turns in read_set("humaneval")[:4]], 64)
+    tokens, counts = sum(len(output.token_ids) for output in outputs), read_engine(engine.llm).since(before)
+    return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}
 
 
 # ------------------------------------------------------------------------------------- in an arm's own process
@@ -171,7 +187,7 @@ class Engine:
         config = arm.speculative_config()
         counted = {"per_request_spec_decode_metrics": "summary", "disable_log_stats": False} if config else {}
         self.arm, self.llm = arm, LLM(str(arm.target), speculative_config=config, **arm.engine, **counted)
-        drafter = inside(self.llm)[1]
+        drafter = drafter_of(self.llm)
         self.drafter = type(drafter).__name__ if drafter else "none"
 
     def answer(self, chats: list[list[str]], max_tokens: int, **sampling: Any) -> list[Any]:
@@ -191,11 +207,11 @@ class Engine:
     def counts(self, output: Any) -> list[int]:
         """In how many steps after the prefill 0, 1 .. K drafts of an answer were accepted, [K + 1]."""
         metrics = output.spec_decode_metrics
-        found = list(metrics.histogram) if metrics else [0] * (self.arm.k + 1)
+        counts = list(metrics.histogram) if metrics else [0] * (self.arm.k + 1)
         if self.arm.head == "ngram":  # vLLM counts steps with drafts; those of a head have some always
-            accepted = sum(number * steps for number, steps in enumerate(found))
-            found[0] += max(0, len(output.token_ids) - 1 - accepted - sum(found))
-        return found
+            accepted = sum(number * steps for number, steps in enumerate(counts))
+            counts[0] += max(0, len(output.token_ids) - 1 - accepted - sum(counts))
+        return counts
 
     def timed(self, name: str, only: slice) -> np.ndarray:
         """Tokens of answers to the first turns of some of a set's timed prompts at once, and their seconds, [2]."""
@@ -214,23 +230,23 @@ class Engine:
             By set, for each prompt, the ``counts`` of its turns added up, their tokens, and whether one ends in a
             loop; ``first``: this arm's own answers that second turns followed.
         """
-        found = {}
+        sets = {}
         for name in SETS:
             turns = read_set(name, prompts)
-            given, sums = first.get(name, []), np.zeros((len(turns), self.arm.k + 1), dtype=int)
+            answers, sums = first.get(name, []), np.zeros((len(turns), self.arm.k + 1), dtype=int)
             tokens, loops = np.zeros(len(turns), dtype=int), np.zeros(len(turns), dtype=bool)
             for number in range(len(turns[0])):
                 chats = [words[:1] for words in turns]
                 if number:
-                    chats = [[words[0], said, words[1]] for words, said in zip(turns, given, strict=True)]
+                    chats = [[words[0], answer, words[1]] for words, answer in zip(turns, answers, strict=True)]
                 outputs = self.answer(chats, **{"max_tokens": MAX_TOKENS[name], **sampling})
-                given = given or [output.text for output in outputs]
+                answers = answers or [output.text for output in outputs]
                 sums += [self.counts(output) for output in outputs]
                 tokens += [len(output.token_ids) for output in outputs]
                 loops |= [ends_in_loop(list(output.token_ids)) for output in outputs]
-            found[name] = {"counts": sums.tolist(), "tokens": tokens.tolist(), "loops": loops.tolist()}
-            found[name]["first"] = [] if first.get(name) or len(turns[0]) == 1 else given
-        return found
+            sets[name] = {"counts": sums.tolist(), "tokens": tokens.tolist(), "loops": loops.tolist()}
+            sets[name]["first"] = [] if first.get(name) or len(turns[0]) == 1 else answers
+        return sets
 
 
 _engine: Engine
@@ -266,16 +282,6 @@ def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
                 raise SystemExit(f"{arm.label}: its process ended; see {arm.log}") from None
 
         yield call
-
-
-def answered(file: Path, arm: RealArm, function: Callable[..., Any], *args: Any) -> Any:
-    """What ``function(engine, *args)`` returned in a process with the arm's engine, now or in an earlier run."""
-
-    def measure() -> Any:
-        with live(arm) as call:
-            return call(function, *args)
-
-    return arms.kept(file, measure)
 
 
 # --------------------------------------------------------------------------------------------------- figures
@@ -336,18 +342,17 @@ def acceptance(arm: RealArm, live_call: Callable[..., Any] | None, first: dict[s
         live_call: of the arm's engine, if it has one.
         first: see ``Engine.acceptance``.
     """
-    found_by, known = provenance(), asdict(arm) | {"head": arm.head and Path(arm.head).name}
-    of = {"arm": known, "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
-    of["device"] = found_by["device"]
-    for row in read_lines(KEPT, must_exist=False):
-        if row["of"] == of:
-            return row
+    facts, known = provenance(), asdict(arm) | {"head": arm.head and Path(arm.head).name}
+    settings = {"arm": known, "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
+    settings["device"] = facts["device"]
+    rows = list(read_lines(KEPT, must_exist=False))
+    if row := next((row for row in rows if row["settings"] == settings), None):
+        return row
     with nullcontext(live_call) if live_call else live(arm) as call:
-        found = {"of": of, "commit": found_by["commit"], "drafter": call("__getattribute__", "drafter")}
-        found["sets"] = call("acceptance", first, None)
-    others = [row for row in read_lines(KEPT, must_exist=False) if row["of"]["arm"] != known]
-    write_lines(KEPT, [*others, found])
-    return found
+        row = {"settings": settings, "commit": facts["commit"], "drafter": call("__getattribute__", "drafter")}
+        row["sets"] = call("acceptance", first, None)
+    write_lines(KEPT, [*(other for other in rows if other["settings"]["arm"] != known), row])
+    return row
 
 
 def measure_all() -> dict[str, Any]:
@@ -367,24 +372,22 @@ def measure_all() -> dict[str, Any]:
             for name, n in product(SETS, IN_FLIGHT):
                 for at, (arm, call) in product(range(0, TIMED_PROMPTS, n), calls.items()):  # arms side by side in time
                     sums[arm][name, n] += call("timed", name, slice(at, at + n))
-            for arm, found in sums.items():
-                samples[arm].append({of: tokens / seconds for of, (tokens, seconds) in found.items()})
+            for arm, measured in sums.items():
+                samples[arm].append({place: tokens / seconds for place, (tokens, seconds) in measured.items()})
     rows = []
     for arm in ARMS:
         bases = [base for base in compared_with(arm) if base in cells]
         row: dict[str, Any] = {"arm": asdict(arm), "sets": {}} | {key: cells[arm][key] for key in ("drafter", "commit")}
         for name in SETS:
-            found = summarize(cells[arm]["sets"][name])
-            counts = {one: np.asarray(cells[one]["sets"][name]["counts"]) for one in (arm, *bases)}
-            found["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
-            row["sets"][name] = found
-            if not arm.is_timed:
-                continue
-            found["tokens_per_second"] = {n: spread(times[name, n] for times in samples[arm]) for n in IN_FLIGHT}
-            both = list(zip(samples[arm], samples[NONE], strict=True))
-            found["times_no_speculation"] = {
-                n: spread(mine[name, n] / none[name, n] for mine, none in both) for n in IN_FLIGHT
-            }
+            counts = {a: np.asarray(cells[a]["sets"][name]["counts"]) for a in (arm, *bases)}
+            figures = summarize(cells[arm]["sets"][name])
+            figures["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
+            if arm.is_timed:
+                pairs = list(zip(samples[arm], samples[NONE], strict=True))
+                figures["tokens_per_second"] = {n: spread(mine[name, n] for mine, _ in pairs) for n in IN_FLIGHT}
+                ratios = {n: spread(mine[name, n] / none[name, n] for mine, none in pairs) for n in IN_FLIGHT}
+                figures["times_no_speculation"] = ratios
+            row["sets"][name] = figures
         rows.append(row)
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}
     timed["threads"] = THREADS
@@ -410,18 +413,22 @@ def best_arms() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = arms.parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, help="the result's file (default: benchmarks/results/real.json, lookup.jsonl)"
+    )
     parser.add_argument("--lookup", action="store_true", help="only what look-up adds to the head's drafts; JSON lines")
-    args = parser.parse_args()
-    if not args.lookup:
-        arms.write_result(args.out, __doc__, measure_all() | provenance())
-        return
-    from benchmarks.lookup import measure_lookup
+    args, facts = parser.parse_args(), provenance()
+    out = args.out or (RESULT.with_name("lookup.jsonl") if args.lookup else RESULT)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if args.lookup:
+        from benchmarks.lookup import measure_lookup
 
-    found_by = provenance()
-    rows = measure_lookup()
-    if args.out:
-        write_lines(args.out, [rows[0] | found_by, *rows[1:]])
+        settings, *rows = measure_lookup()
+        write_lines(out, [settings | facts, *rows])
+    else:
+        report = {"what": str(__doc__).splitlines()[0], **measure_all(), **facts}
+        write_whole(out, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

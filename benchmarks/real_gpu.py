@@ -134,11 +134,11 @@ def run_arm(arm: str) -> Iterator[dict[str, Any]]:
     turns.share(START_SECONDS)
     engine = Engine(drafting)
     for sampling in drafting.sampling if drafting.k else ():
-        found = engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling)
+        sets = engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling)
         for name in SETS:
-            counts = np.asarray(found[name]["counts"])
+            counts = np.asarray(sets[name]["counts"])
             cell = {"arm": arm, "set": name, **sampling, **al_of(counts), "on a CPU": on_cpu(drafting, name)}
-            yield cell | {"prompts": len(counts), "tokens": sum(found[name]["tokens"])}
+            yield cell | {"prompts": len(counts), "tokens": sum(sets[name]["tokens"])}
     turns.have_to_itself(TIMED_SECONDS)
     for c in drafting.batches:
         for sampling in drafting.sampling:
@@ -162,7 +162,7 @@ def first_answers() -> dict[str, list[str]]:
     """Those that second turns followed on the CPU, so that all prompts are the same; none without a GPU."""
     if not HAS_GPU:
         return {}
-    kept = next(row for row in read_lines(KEPT) if row["of"]["arm"]["name"] == NONE.name)
+    kept = next(row for row in read_lines(KEPT) if row["settings"]["arm"]["name"] == NONE.name)
     return {name: kept["sets"][name]["first"] for name in SETS}
 
 
@@ -208,7 +208,7 @@ def serve(arm: str, log: str) -> Iterator[dict[str, Any]]:
         raw = client.measure(suite, cell, up, cwd=here, log=here / f"{out}-client.log")
     latencies = {name: raw[name] for name in raw if name.startswith(PERCENTILES)}
     between = np.percentile([1000 * seconds for answer in raw["itls"] for seconds in answer], (50, 99))
-    latencies |= {f"p{p}_itl_ms": float(of) for p, of in zip((50, 99), between, strict=True)}
+    latencies |= {f"p{p}_itl_ms": float(ms) for p, ms in zip((50, 99), between, strict=True)}
     cell_of = {"arm": arm, "requests a second": RATE, **{name: round(ms, 2) for name, ms in latencies.items()}}
     yield cell_of | {"output_throughput": round(raw["output_throughput"]), "start_seconds": round(started)}
 

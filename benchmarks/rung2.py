@@ -71,9 +71,9 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
             yield Goal(f"tokens/s on {name} at {c}: {' or '.join(mine)} over {' or '.join(others)}", ">=", least, value)
 
 
-def fastest(cells: list[dict[str, Any]], names: tuple[str, ...], of: str, c: int) -> float | None:
+def fastest(cells: list[dict[str, Any]], names: tuple[str, ...], prompts: str, c: int) -> float | None:
     """The tokens/s of the fastest of some arms on a set; None where none was measured."""
-    speeds = [median(cells, "tokens_per_second", arm=name, set=of, c=c) for name in names]
+    speeds = [median(cells, "tokens_per_second", arm=name, set=prompts, c=c) for name in names]
     return max((speed for speed in speeds if speed is not None), default=None)
 
 

@@ -56,11 +56,11 @@ class HeadShape:
         t = self.target
         attention = (t.num_attention_heads + 2 * t.num_key_value_heads) * t.head_dim
         first_qkv, qkv = 2 * t.hidden_size * attention, t.hidden_size * attention
-        one = t.num_attention_heads * t.head_dim * t.hidden_size + 3 * t.hidden_size * self.intermediate
+        rest = t.num_attention_heads * t.head_dim * t.hidden_size + 3 * t.hidden_size * self.intermediate
         layers = self.layers(parallel)
         return {
             "fc": self.num_aux * t.hidden_size * t.hidden_size,
-            "layers": first_qkv + (layers - 1) * qkv + layers * one,
+            "layers": first_qkv + (layers - 1) * qkv + layers * rest,
             "lm_head": self.draft_vocab * t.hidden_size,
         }
 

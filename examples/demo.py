@@ -74,12 +74,9 @@ def main() -> None:
                 ]
             first = first or {name: cells[name]["first"] for name in SETS}
             for name, (tokens, seconds) in zip(SETS, timed, strict=True):
-                found = al_of(np.asarray(cells[name]["counts"]))
-                low, high = found["al_95"]
-                of_all = f"{row['sets'][name]['al']:.2f}"
-                table.add_row(
-                    arm.label, name, f"{found['al']:.2f} [{low:.2f}, {high:.2f}]", of_all, f"{tokens / seconds:.0f}"
-                )
+                mine, al_of_all = al_of(np.asarray(cells[name]["counts"])), f"{row['sets'][name]['al']:.2f}"
+                al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**mine)
+                table.add_row(arm.label, name, al, al_of_all, f"{tokens / seconds:.0f}")
             table.add_section()
     console.print(table)
 

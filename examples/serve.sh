@@ -18,5 +18,5 @@ fi
 for library in "$PWD/.venv/lib/libiomp5.so" "$(ldconfig -p 2>/dev/null | awk '/libtcmalloc/ {print $NF; exit}')"; do
   if [ -e "$library" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$library"; fi
 done
-[ -x .venv/bin/python ] && found=.venv/bin/python || found=python
-exec "${PYTHON:-$found}" -m vllm.entrypoints.openai.api_server --config "examples/pairs/$pair.yaml" "${@:2}"
+[ -x .venv/bin/python ] && python=.venv/bin/python || python=python
+exec "${PYTHON:-$python}" -m vllm.entrypoints.openai.api_server --config "examples/pairs/$pair.yaml" "${@:2}"

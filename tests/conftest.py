@@ -68,7 +68,7 @@ def twins_or_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     if ARM != "plugin-v2" or HAS_GPU or request.node.get_closest_marker("kernels"):
         yield
         return
-    from tests.support.interpreter import torch_twins
+    from tools.interpreter import torch_twins
 
     with torch_twins():
         yield
@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
         return mark is not None and ARM not in mark.args
 
-    from tests.support import interpreter
+    from tools import interpreter
 
     # The mutants' processes have vLLM imported, and the interpreter enabled before.
     if ARM == "plugin-v2" and not HAS_GPU and "vllm.triton_utils" in sys.modules and not interpreter.is_enabled():

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
 
 from benchmarks.arms import ROOT
 from benchmarks.real import PLAIN
+from peagle_tools.bench.report import markdown_table as table
 
 RESULTS = ROOT / "benchmarks/results"
 BATCHES = 1, 16, 64  # requests at once
@@ -17,12 +17,6 @@ def between(text: str, name: str, part: str) -> str:
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     head, rest = text.split(begin)
     return f"{head}{begin}\n{part.strip()}\n{end}{rest.split(end)[1]}"
-
-
-def table(columns: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
-    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
 def read(name: str) -> dict:
@@ -50,8 +44,8 @@ def gpu() -> str:
     for arm, by_batch in gpu_cells().items():
         step, calls = by_batch[1], ["", "", ""]
         if "launches" in step:
-            calls = [" + ".join(str(step["launches"][of]) for of in ("kernel_launches", "graph_launches", "copies"))]
-            calls += [f"{step[of]['median'] / 1000:.2f} ms" for of in ("device_us", "host_us")]
+            calls = [" + ".join(str(step["launches"][key]) for key in ("kernel_launches", "graph_launches", "copies"))]
+            calls += [f"{step[time]['median'] / 1000:.2f} ms" for time in ("device_us", "host_us")]
         rows.append((arm, *calls, *(f"{by_batch[c]['tokens_per_second']['median']:,.0f}" for c in BATCHES)))
     columns = ("drafter, runner", "draft step: launches + graphs + copies", "on the GPU", "on the host")
     return table((*columns, *(f"tokens/s at {c}" for c in BATCHES)), rows)
@@ -63,8 +57,8 @@ def gpu_steps() -> str:
     for arm, by_batch in gpu_cells().items():
         if arm != "none":
             steps = (by_batch[c] for c in BATCHES)
-            both = (" / ".join(f"{step[of]['median']:,.0f}" for of in ("device_us", "host_us")) for step in steps)
-            rows.append((arm, *both, by_batch[1]["/ roofline"]))
+            times = (" / ".join(f"{step[key]['median']:,.0f}" for key in ("device_us", "host_us")) for step in steps)
+            rows.append((arm, *times, by_batch[1]["/ roofline"]))
     columns = (f"us at {c}: GPU / host" for c in BATCHES)
     return table(("drafter, runner", *columns, "GPU time over the copy roofline at 1"), rows)
 

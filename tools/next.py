@@ -1,9 +1,9 @@
 """vLLM's next release on a CPU, which has no CPU build yet: ``python tools/next.py .cache/next --wheel WHEEL``.
 
-An environment beside the project's own: the Python of the wheel, with the compiled library of the CPU build that the
-project's environment has. So the release's scheduler, runners, samplers and server run; its kernels do not. The wheel
-says ``+cpu`` there, by which vLLM chooses the CPU, and of which build the library is, for ``peagle-vllm doctor``;
-everything else comes from the environment that runs this, except what the release requires anew (``ADDED``).
+A second environment: the Python of the wheel over the compiled library of the CPU build that the project's environment
+has. So the release's scheduler, runners, samplers and server run; its kernels do not. The version ends in ``+cpu``, by
+which vLLM chooses the CPU, and names the library's build, for ``peagle-vllm doctor``. All other packages are those of
+the environment that runs this, except what only this release requires (``ADDED``).
 
 An overlay that already fits is left alone. Standard library only.
 """

@@ -96,10 +96,10 @@ def differences(folder: Path, model: Any, tokenizer: Any, samples: list[str]) ->
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded, tokens = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    found, wanted = loaded.state_dict(), model.state_dict()
-    wrong = sorted(set(found) ^ set(wanted))
-    for name in set(found) & set(wanted):
-        if found[name].dtype != torch.bfloat16 or not torch.equal(found[name], wanted[name].to(torch.bfloat16)):
+    written, wanted = loaded.state_dict(), model.state_dict()
+    wrong = sorted(set(written) ^ set(wanted))
+    for name in set(written) & set(wanted):
+        if written[name].dtype != torch.bfloat16 or not torch.equal(written[name], wanted[name].to(torch.bfloat16)):
             wrong.append(name)
     wrong += [f"the tokens of {text[:40]!r}" for text in samples if tokens(text) != tokenizer(text)]
     if tokens.chat_template != tokenizer.chat_template:

@@ -1,7 +1,7 @@
 """Record what the definitions that the patches list look like in a vLLM: ``python -m tools.record --vllm PATH``.
 
-Run it after looking at each definition that moved and mending the patch, and whenever a patch lists another one; then
-for every build in ``fingerprints.json``. The build's entry is written anew, the others are kept.
+Run it once each patch fits the definitions that changed, and for every build in ``fingerprints.json`` once a patch
+lists another definition. The entry of this build is replaced, the others are kept.
 """
 
 import argparse
@@ -20,9 +20,8 @@ FILE = Path(__file__).parents[1] / "src/peagle_vllm/patches" / FINGERPRINTS
 def record(install: VllmInstall, recorded: Recorded) -> Recorded:
     """``recorded`` with this build in it, sorted."""
     source, entries = Source(install.root), {minor: dict(builds) for minor, builds in recorded.items()}
-    digests = {each.key: source.digest(each) for patch in all_patches() for each in patch.definitions}
-    there = {key: found for key, found in sorted(digests.items()) if found}
-    entries.setdefault(install.minor, {})[install.label] = there
+    digests = {item.key: source.digest(item) for patch in all_patches() for item in patch.definitions}
+    entries.setdefault(install.minor, {})[install.label] = {key: sha for key, sha in sorted(digests.items()) if sha}
     by_number = sorted(entries.items(), key=lambda entry: [int(part) for part in entry[0].split(".")])
     return {minor: dict(sorted(builds.items())) for minor, builds in by_number}
 

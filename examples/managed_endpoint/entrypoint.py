@@ -2,7 +2,7 @@
 
 ``SM_VLLM_X_Y=value`` is the flag ``--x-y value``. A value of ``true`` or an empty one makes a bare flag, ``false`` no
 flag at all; a JSON array is one token for each element, an empty one no flag; everything else, a JSON object
-too, is one token as it stands. The model is ``SM_VLLM_MODEL``, else ``/opt/ml/model`` if anything lies there, else
+too, is one token, unchanged. The model is ``SM_VLLM_MODEL``, else ``/opt/ml/model`` if it holds anything, else
 ``HF_MODEL_ID``. The port is 8080, where vLLM answers ``/ping`` and ``/invocations``.
 
 The rules are those of ``sagemaker_args.py`` in github.com/aws/deep-learning-containers. As there, the server is started
@@ -60,7 +60,7 @@ def _tokens(flag: str, value: str) -> list[str] | None:
         return [value]
     if flag in ONE_TOKEN or not isinstance(elements, list):
         return [value]
-    return [each if isinstance(each, str) else json.dumps(each) for each in elements] or None
+    return [word if isinstance(word, str) else json.dumps(word) for word in elements] or None
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
     tpot = round_ms(kind, k, concurrency) * noise / length / 1000  # seconds a token of one request
     tokens = prompts * OUTPUT_TOKENS
     times = {"ttft": 0.02 * noise, "tpot": tpot}
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "completed": prompts,
         "failed": 0,
         "duration": tokens * tpot / concurrency,
@@ -40,10 +40,10 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
         "generated_texts": [f"answer {i}" for i in range(prompts)],
     }
     if k:
-        found |= {
+        result |= {
             "spec_decode_num_drafts": drafts,
             "spec_decode_draft_tokens": drafts * k,
             "spec_decode_accepted_tokens": sum(accepted),
             "spec_decode_per_position_acceptance_rates": [count / drafts for count in accepted],
         }
-    return found
+    return result

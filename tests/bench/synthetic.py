@@ -63,7 +63,7 @@ def write(
         noise = 1 + rng.uniform(-spread, spread)
         noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
         why = (failed or {}).get(cell.id, "")
-        made = result(suite, cell, noise=noise, reason=why, **more)
-        (folder / f"cells/{cell.id}.json").write_text(made.to_json())
+        text = result(suite, cell, noise=noise, reason=why, **more).to_json()
+        (folder / f"cells/{cell.id}.json").write_text(text)
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

@@ -11,15 +11,15 @@ from peagle_tools.shared.errors import ToolError
 
 
 def test_counters_come_back_whole() -> None:
-    """vLLM writes shares; many odd numbers of drafts must give the counts back."""
+    """vLLM writes shares; many numbers of drafts must give the counts back."""
     for drafts in range(1, 3000, 7):
         counts = [drafts, drafts * 2 // 3, drafts // 7]
         raw = {
             "spec_decode_num_drafts": drafts,
             "spec_decode_per_position_acceptance_rates": [count / drafts for count in counts],
         }
-        found = from_bench_serve(raw)
-        assert found is not None and found.accepted_per_position == tuple(counts)
+        acceptance = from_bench_serve(raw)
+        assert acceptance is not None and acceptance.accepted_per_position == tuple(counts)
 
 
 def test_an_engines_counters() -> None:
@@ -32,20 +32,20 @@ def test_an_engines_counters() -> None:
         ]
         return SimpleNamespace(get_metrics=lambda: [SimpleNamespace(name="vllm:num_requests", value=7), *metrics])
 
-    one = read_engine(engine(drafts=4, draft_tokens=12, accepted_tokens=5, accepted_tokens_per_pos=[3, 2, 0]))
-    two = read_engine(engine(drafts=14, draft_tokens=42, accepted_tokens=22, accepted_tokens_per_pos=[11, 8, 3]))
-    assert two.since(one) == Acceptance(10, (8, 6, 3))
-    assert two.since(read_engine(engine())) == two
+    before = read_engine(engine(drafts=4, draft_tokens=12, accepted_tokens=5, accepted_tokens_per_pos=[3, 2, 0]))
+    after = read_engine(engine(drafts=14, draft_tokens=42, accepted_tokens=22, accepted_tokens_per_pos=[11, 8, 3]))
+    assert after.since(before) == Acceptance(10, (8, 6, 3))
+    assert after.since(read_engine(engine())) == after
     assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
 
 
 def test_steps_are_counted_where_their_drafts_were_made() -> None:
     """Contexts 251, 254, 256; outputs 1, 4, 6: the prompt's own step makes a token, each other one a bonus token."""
     steps = {"num_spec_tokens": 3, "num_spec_steps": 3, "per_step_drafted": [3, 3, 2], "per_step_accepted": [2, 1, 0]}
-    found = places_of([(250, steps), (9, {"num_spec_tokens": 3, "num_spec_steps": 0})])
-    assert found.context == {255: Acceptance(2, (2, 1, 0)), 511: Acceptance(1, (0, 0, 0))}
-    assert found.output == {31: Acceptance(3, (2, 1, 0))}
-    assert found.output[31].error == pytest.approx(math.sqrt((1 + 0 + 1) / 3 / 3))
+    places = places_of([(250, steps), (9, {"num_spec_tokens": 3, "num_spec_steps": 0})])
+    assert places.context == {255: Acceptance(2, (2, 1, 0)), 511: Acceptance(1, (0, 0, 0))}
+    assert places.output == {31: Acceptance(3, (2, 1, 0))}
+    assert places.output[31].error == pytest.approx(math.sqrt((1 + 0 + 1) / 3 / 3))
     late = {"num_spec_tokens": 1, "num_spec_steps": 40, "per_step_drafted": [1] * 40, "per_step_accepted": [0] * 40}
     assert {last: seen.num_drafts for last, seen in places_of([(4000, late)]).output.items()} == {31: 31, 63: 9}
     assert list(places_of([(4000, late)]).context) == [4095]

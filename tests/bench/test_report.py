@@ -26,18 +26,18 @@ def report(folder: Path) -> str:
 
 
 def test_acceptance_by_context_is_a_table_over_all_concurrencies(suite: Suite) -> None:
-    made = [synthetic.result(suite, Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
+    results = [synthetic.result(suite, Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
     context = [
         {},
         {},
         {255: Acceptance(4, (3, 1))},
         {255: Acceptance(4, (2, 0)), 511: Acceptance(1, (0, 0))},
     ]
-    cells = [replace(cell, places=Places(context=seen)) for cell, seen in zip(made, context, strict=True)]
+    cells = [replace(cell, places=Places(context=seen)) for cell, seen in zip(results, context, strict=True)]
     (table,) = place_tables("prompts", points(cells))
     assert table.splitlines()[2:] == [
         "| drafter | up to 255 | up to 511 |",
-        "| --- | --- | --- |",
+        "|---|---|---|",
         "| P-EAGLE K=3 | 1.75 | 1.00 |",
     ]
 
@@ -102,8 +102,8 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite, plante
         if (cell.arm, cell.k, cell.concurrency) == ("P-EAGLE", 7, 4):
             change(data)
 
-    found = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
-    warned = found.split("## Warnings\n\n")[1].split("\n\n")[0]
+    text_of_report = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
+    warned = text_of_report.split("## Warnings\n\n")[1].split("\n\n")[0]
     assert warned == f"- P-EAGLE K=7, prompts, c=4: {text}"
 
 

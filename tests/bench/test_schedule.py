@@ -17,12 +17,12 @@ EAGLE = {("EAGLE-3", k, c): 3.0 for k in (3, 7) for c in (1, 4)}  # far behind
 
 
 def lines(folder: Path, suite: Suite, **changes) -> list[str]:
-    found = points(read_results(synthetic.write(folder, suite, **{"spread": 0.001} | changes)))
-    return list(advice("prompts", found, suite.model_dump(mode="json")))
+    measured = points(read_results(synthetic.write(folder, suite, **{"spread": 0.001} | changes)))
+    return list(advice("prompts", measured, suite.model_dump(mode="json")))
 
 
-def config(said: list[str]) -> dict:
-    option, value = shlex.split(said[-1])
+def config(text: list[str]) -> dict:
+    option, value = shlex.split(text[-1])
     assert option == "--speculative-config"
     return json.loads(value)
 
@@ -31,14 +31,14 @@ def test_the_report_ends_with_the_schedule(tmp_path: Path, suite: Suite) -> None
     """The smaller depth beyond c=1, because it alone gains at c=4; vLLM reads the config."""
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-    said = lines(tmp_path / "r", suite, slower=EAGLE | {("P-EAGLE", 7, 4): 2.0})
-    assert said[0] == "prompts: P-EAGLE, which has the largest mean gain of all arms."
-    assert said[1] == "c=1: K=7, 476 tokens/s, 2.00 x no speculation (2.00..2.00 over 2 repeats)"
-    assert said[2].startswith("c=4: K=3, ") and "keeps K=3 beyond it" in said[3]
-    assert said[4].startswith("Warning: under data parallelism vLLM drops this schedule and uses K=7")
-    found = config(said)
-    assert build_dynamic_sd_schedule_lookup(found["num_speculative_tokens_per_batch_size"], 6, 7)[1:] == [7, *[3] * 5]
-    assert found == {
+    text = lines(tmp_path / "r", suite, slower=EAGLE | {("P-EAGLE", 7, 4): 2.0})
+    assert text[0] == "prompts: P-EAGLE, which has the largest mean gain of all arms."
+    assert text[1] == "c=1: K=7, 476 tokens/s, 2.00 x no speculation (2.00..2.00 over 2 repeats)"
+    assert text[2].startswith("c=4: K=3, ") and "keeps K=3 beyond it" in text[3]
+    assert text[4].startswith("Warning: under data parallelism vLLM drops this schedule and uses K=7")
+    pasted = config(text)
+    assert build_dynamic_sd_schedule_lookup(pasted["num_speculative_tokens_per_batch_size"], 6, 7)[1:] == [7, *[3] * 5]
+    assert pasted == {
         "method": "eagle3",
         "model": "./peagle",
         "parallel_drafting": True,
@@ -46,15 +46,15 @@ def test_the_report_ends_with_the_schedule(tmp_path: Path, suite: Suite) -> None
         "num_speculative_tokens_per_batch_size": [[1, 1, 7], [2, 4, 3]],
     }
     write_report(tmp_path / "r")
-    assert (tmp_path / "r/report.md").read_text().endswith(f"\n```\n{said[-1]}\n```\n")
+    assert (tmp_path / "r/report.md").read_text().endswith(f"\n```\n{text[-1]}\n```\n")
 
 
 def test_from_where_not_to_speculate(tmp_path: Path, suite: Suite) -> None:
     wider = suite.model_copy(update={"concurrency": [1, 4, 8, 16]})
     slower = {("P-EAGLE", k, c): 5.0 for k in (3, 7) for c in (8, 16)}
-    said = lines(tmp_path / "r", wider, slower=slower | {("EAGLE-3", k, c): 5.0 for k in (3, 7) for c in (1, 4, 8, 16)})
-    assert "From c=8 on, do not speculate." in said
-    assert config(said)["num_speculative_tokens_per_batch_size"] == [[1, 4, 7], [5, 16, 0]]
+    text = lines(tmp_path / "r", wider, slower=slower | {("EAGLE-3", k, c): 5.0 for k in (3, 7) for c in (1, 4, 8, 16)})
+    assert "From c=8 on, do not speculate." in text
+    assert config(text)["num_speculative_tokens_per_batch_size"] == [[1, 4, 7], [5, 16, 0]]
     never = {(arm, k, c): 5.0 for arm in ("P-EAGLE", "EAGLE-3") for k in (3, 7) for c in (1, 4)}
     assert lines(tmp_path / "never", suite, slower=never)[-1].endswith("leave --speculative-config out.")
 
@@ -64,18 +64,18 @@ def test_what_the_noise_does_not_tell_apart_is_the_smallest_depth(
     tmp_path: Path, suite: Suite, rates: tuple[int, int], k: int
 ) -> None:
     """K=7 at ``rates``, its two repeats, K=3 at 300 and 309, no speculation at 250 and 251."""
-    measured = {("P-EAGLE", 7): rates, ("P-EAGLE", 3): (300, 309), ("none", 0): (250, 251)}
+    speeds = {("P-EAGLE", 7): rates, ("P-EAGLE", 3): (300, 309), ("none", 0): (250, 251)}
     if k == 0:
-        measured["P-EAGLE", 3] = (249, 252)
+        speeds["P-EAGLE", 3] = (249, 252)
 
     def edit(cell, data) -> None:
-        data["output_throughput"] = measured.get((cell.arm, cell.k), (100, 101))[cell.repeat - 1]
+        data["output_throughput"] = speeds.get((cell.arm, cell.k), (100, 101))[cell.repeat - 1]
 
-    found = points(read_results(synthetic.write(tmp_path / "r", suite, edit=edit)))
-    assert [choice.k for choice in choices("P-EAGLE", found)] == [k, k]
+    measured = points(read_results(synthetic.write(tmp_path / "r", suite, edit=edit)))
+    assert [choice.k for choice in choices("P-EAGLE", measured)] == [k, k]
     if k == 0:
-        said = list(advice("prompts", found, suite.model_dump(mode="json")))
-        assert "c=1: no speculation; K=7, the fastest depth, is 1.02 x no speculation (in doubt: 0.80..1.24" in said[1]
+        text = list(advice("prompts", measured, suite.model_dump(mode="json")))
+        assert "c=1: no speculation; K=7, the fastest depth, is 1.02 x no speculation (in doubt: 0.80..1.24" in text[1]
 
 
 @pytest.mark.parametrize("arm", ["P-EAGLE", "EAGLE-3"])
@@ -83,13 +83,13 @@ def test_the_best_of_all_arms_is_named_with_its_environment_and_flags(tmp_path: 
     """One depth throughout needs no schedule."""
     named = suite.arms[arm].model_copy(update={"environment": {"A": "1"}, "flags": "--max-num-seqs 8"})
     slower = {(other, k, c): 2.0 for other in {"P-EAGLE", "EAGLE-3"} - {arm} for k in (3, 7) for c in (1, 4)}
-    said = lines(tmp_path / "r", suite.model_copy(update={"arms": suite.arms | {arm: named}}), slower=slower)
+    text = lines(tmp_path / "r", suite.model_copy(update={"arms": suite.arms | {arm: named}}), slower=slower)
     assert (
-        said[0].startswith(f"prompts: {arm}, ")
-        and "With A=1 set." in said
-        and any("--max-num-seqs 8 among" in line for line in said)
+        text[0].startswith(f"prompts: {arm}, ")
+        and "With A=1 set." in text
+        and any("--max-num-seqs 8 among" in line for line in text)
     )
-    assert "num_speculative_tokens_per_batch_size" not in config(said) and not any("drops" in line for line in said)
+    assert "num_speculative_tokens_per_batch_size" not in config(text) and not any("drops" in line for line in text)
 
 
 def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suite) -> None:
@@ -98,5 +98,5 @@ def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suit
     arms = {name: arm for name, arm in suite.arms.items() if name != "none"}
     (line,) = lines(tmp_path / "bare", suite.model_copy(update={"arms": arms}))
     assert "no concurrency was measured both with every arm and without speculation" in line
-    found = points(read_results(tmp_path / "once"))
-    assert list(advice("prompts", [p for p in found if not p.k], {})) == [line]
+    measured = points(read_results(tmp_path / "once"))
+    assert list(advice("prompts", [p for p in measured if not p.k], {})) == [line]

@@ -52,8 +52,8 @@ def test_a_mistake_is_named_with_line_and_key(suite_file: Path, name: str) -> No
 def test_parts_are_chosen(suite_file: Path) -> None:
     suite = read_suite(suite_file)
     assert len({cell.id for cell in grid(suite)}) == 20
-    found = grid(suite, k=[7], concurrency=[4], repeats=1)
-    assert [(c.arm, c.k, c.concurrency) for c in found] == [("none", 0, 4), ("EAGLE-3", 7, 4), ("P-EAGLE", 7, 4)]
+    cells = grid(suite, k=[7], concurrency=[4], repeats=1)
+    assert [(c.arm, c.k, c.concurrency) for c in cells] == [("none", 0, 4), ("EAGLE-3", 7, 4), ("P-EAGLE", 7, 4)]
     assert not grid(suite, arms=["none"], concurrency=[16])
 
 

@@ -78,7 +78,7 @@ def trial(small_suite_file: Path) -> Trial:
 
 
 def one_line(output: str) -> str:
-    """The error line; there must be just one, and no traceback."""
+    """The error line; there must be exactly one, and no traceback."""
     assert "Traceback" not in output
     errors = [line for line in output.splitlines() if line.startswith("peagle-vllm: ")]
     assert len(errors) == 1, output
@@ -87,18 +87,17 @@ def one_line(output: str) -> str:
 
 def test_a_whole_sweep(trial: Trial) -> None:
     output = trial.run()
-    found = read_results(trial.results)
-    assert Counter(r.cell for r in found) == Counter(trial.cells())
-    assert all(r.ok for r in found)
+    results = read_results(trial.results)
+    assert Counter(r.cell for r in results) == Counter(trial.cells())
+    assert all(r.ok for r in results)
     assert "[8/8] EAGLE-3 K=3, prompts, c=4, repeat 2: " in output and output.count("about 0 min left") == 8
     starts = [line for line in output.splitlines() if line.startswith("starting")]
     order = ["none, repeat 1", "EAGLE-3 K=3, repeat 1", "none, repeat 2", "EAGLE-3 K=3, repeat 2"]
     assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
     assert all(file.suffix == ".json" for file in (trial.results / "cells").iterdir())
     trial.assert_nothing_is_left()
-    one = found[0]
-    assert one.configuration["bench"][0] == "python"
-    assert str(trial.suite.parent) not in json.dumps(one.configuration)
+    configuration = results[0].configuration
+    assert configuration["bench"][0] == "python" and str(trial.suite.parent) not in json.dumps(configuration)
 
 
 def test_killed_three_times(trial: Trial) -> None:
@@ -117,11 +116,11 @@ def test_killed_three_times(trial: Trial) -> None:
         process.kill()
         process.communicate(timeout=60)
         trial.assert_nothing_is_left()
-        assert whole.items() <= trial.written().items(), "a cell was measured again, or lost"
+        assert whole.items() <= trial.written().items(), "a cell was measured again, or is gone"
         whole = trial.written()
     trial.run()
-    found = read_results(trial.results)
-    assert Counter(r.cell for r in found) == Counter(trial.cells())
+    results = read_results(trial.results)
+    assert Counter(r.cell for r in results) == Counter(trial.cells())
     assert whole.items() <= trial.written().items()
     measured = Counter(trial.lines("measured"))
     assert sum(measured.values()) <= len(trial.cells()) + 3  # at most the one cell that each kill threw away
@@ -142,8 +141,8 @@ def test_a_server_that_fails(trial: Trial, standin: str, client: str, is_ok: lis
     trial.change("    k: [3]\n", f'    k: [3]\n    environment: {{STANDIN: "{standin}"}}\n')
     trial.change("repeats: 2", "repeats: 1")
     output = trial.run(1, STANDIN_CLIENT_FOR_EAGLE=client)
-    found, log = read_results(trial.results), trial.results / "logs/eagle-3-k3-r1-server.log"
-    assert [r.ok for r in found] == is_ok and all(reason in r.reason for r in found if not r.ok)
+    results, log = read_results(trial.results), trial.results / "logs/eagle-3-k3-r1-server.log"
+    assert [r.ok for r in results] == is_ok and all(reason in r.reason for r in results if not r.ok)
     assert f"{is_ok.count(False)} of 4 cells failed" in output
     assert ("the server cannot be measured: " in output and f"  its log: {log}\n" in output) == (standin == "no-start")
     assert log.exists() and log.with_stem("eagle-3-k3-r1-server-2").exists() == (standin == "sickens:1")
@@ -182,11 +181,12 @@ def test_results_of_another_suite_or_of_other_versions(trial: Trial) -> None:
     assert "results of another suite" in one_line(trial.run(2))
     trial.change("output_tokens: 32", "output_tokens: 64")
     prompts = trial.suite.parent / "prompts.jsonl"
-    prompts.write_text(2 * (one := prompts.read_text()))
+    text = prompts.read_text()
+    prompts.write_text(2 * text)
     assert "begun with other prompts (prompts " in one_line(trial.run(2))
     prompts.write_text("{")
     assert "prompts.jsonl:1 is not valid JSON; write " in one_line(trial.run(2))
-    prompts.write_text(one)
+    prompts.write_text(text)
     sweep = json.loads((trial.results / "sweep.json").read_text())
     sweep["versions"]["torch"] = "0.1"
     (trial.results / "sweep.json").write_text(json.dumps(sweep))

@@ -28,8 +28,8 @@ def prompts(elsewhere: Path) -> Path:
 
 
 def rates(k: int, concurrency: int) -> Spread:
-    found = (r for r in read_results(Path(SWEEP)) if (r.cell.k, r.cell.concurrency) == (k, concurrency))
-    return Spread.of(r.raw["output_throughput"] for r in found)
+    cells = (r for r in read_results(Path(SWEEP)) if (r.cell.k, r.cell.concurrency) == (k, concurrency))
+    return Spread.of(r.raw["output_throughput"] for r in cells)
 
 
 def scale(pattern: str, factor: float) -> None:
@@ -94,7 +94,7 @@ def test_a_server_that_refuses_sampled_requests_gives_no_config(prompts: Path, m
 
 
 def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When there is room again, the same command goes on."""
+    """When there is room again, the same command continues."""
     command = ("tune", *PAIR, "--prompts", prompts, "--k", 3)
     monkeypatch.setenv("STANDIN", "no-start")
 
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkey
     assert "12 cells failed" in run(monkeypatch, *command).err
 
 
-def test_the_suite_is_valid_where_it_lies(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_is_valid_in_its_folder(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "head").symlink_to(PEAGLE)
     monkeypatch.setenv("STANDIN", "no-start")
     options = ("--prompts", prompts, "--serve", "--dtype float32", "--concurrency", 4, "--results", "mine")
@@ -163,7 +163,7 @@ def test_bad_input_is_one_line(name: str, elsewhere: Path, monkeypatch: pytest.M
     (elsewhere / "talk").write_text("one\n<|user|>Why?\n")
     options, reason = BAD[name]
     assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", "good", *options))
-    assert not list(elsewhere.glob("bench-results/*/*"))  # else the mended command would be refused
+    assert not list(elsewhere.glob("bench-results/*/*"))  # else the corrected command would be refused
 
 
 def test_a_pair_that_does_not_fit(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

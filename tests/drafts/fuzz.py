@@ -37,9 +37,9 @@ from tests.support.engines import (
     without_speculation,
 )
 from tests.support.graphs import emulate
-from tests.support.interpreter import torch_twins
 from tests.support.recorder import Recording, Report, compare, planter, record
 from tests.support.reference import Reference
+from tools.interpreter import torch_twins
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"

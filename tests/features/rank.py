@@ -24,11 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.engines import Engine, Request, Settings, engine, shut_down
 from tests.support.graphs import Seen, emulate
-from tests.support.interpreter import torch_twins
 from tests.support.random_heads import prompt
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
 from tests.support.updates import TRANSFER, files, updatable, update
+from tools.interpreter import torch_twins
 
 K, MAX_MODEL_LEN, RANKS = 4, 96, 2
 # The first rank decodes while the second is still at the prefill of its long prompt; then the second has nothing left.

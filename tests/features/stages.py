@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.engines import Request, Settings, engine, prepare_process, shut_down
-from tests.support.interpreter import torch_twins
 from tests.support.random_heads import VOCAB, prompt
 from tests.support.recorder import Recording, compare, planter, record
 from tests.support.reference import Reference
+from tools.interpreter import torch_twins
 
 K, MAX_MODEL_LEN = 4, 96
 REQUESTS = [

@@ -26,8 +26,8 @@ from peagle_kernels import (
 )
 from tests.kernels import test_select_candidates as cases
 from tests.kernels.compiled import ARCHITECTURES, AheadOfTime, compile_for, in_place_of_kernels, no_gpu
-from tests.support import interpreter
 from tests.support.batches import MASK_TOKEN, Request, build
+from tools import interpreter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter never compiles: run without TRITON_INTERPRET"

@@ -73,7 +73,7 @@ def import_early(arm: str) -> None:
     if arm == "kernels":
         return
     if arm == "plugin-v2":
-        from tests.support.interpreter import enable
+        from tools.interpreter import enable
 
         enable()
     import vllm.entrypoints.llm

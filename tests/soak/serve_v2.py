@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.interpreter import enable
+from tools.interpreter import enable
 
 enable()
 

@@ -232,7 +232,7 @@ def prepare_process() -> None:
     if not HAS_GPU:  # log probabilities and experts, compiled beside the model: half a minute, for the same numbers
         torch._dynamo.config.disable = True
     if ARM == "plugin-v2" and not HAS_GPU:
-        from tests.support.interpreter import enable
+        from tools.interpreter import enable
 
         enable()
     if ARM != "stock-v1":

@@ -47,11 +47,13 @@ def test_make_help_names_every_target() -> None:
     assert phony - {"next", "next-wheel", "torchvision"} == {line.split()[1] for line in listed.splitlines()}
 
 
-def test_only_their_own_tests_import_the_benchmarks() -> None:
-    """benchmarks/ and models/ import tests/support, never the reverse."""
-    files = (file for file in (ROOT / "tests").rglob("*.py") if "benchmarks" not in file.parts[-2:])
-    imports = re.compile(r"^\s*(from|import) (benchmarks|models)\b", re.MULTILINE)
-    assert [str(file) for file in files if imports.search(file.read_text())] == []
+def test_tests_and_benchmarks_do_not_feed_each_other() -> None:
+    """What both need is in tools/. Tests of the benchmarks import them."""
+    tests = [file for file in (ROOT / "tests").rglob("*.py") if "benchmarks" not in file.parts[-2:]]
+    others = [file for room in ("benchmarks", "models", "tools", "examples") for file in (ROOT / room).rglob("*.py")]
+    for files, rooms in ((tests, "benchmarks|models"), (others, "tests")):
+        imports = re.compile(rf"^\s*(from|import) ({rooms})\b", re.MULTILINE)
+        assert [str(file) for file in files if imports.search(file.read_text())] == []
 
 
 def test_the_plugin_logs_under_vllms_handler() -> None:

@@ -121,10 +121,9 @@ def read_cell(file: Path) -> CellResult:
     try:
         return _CELL_RESULT.validate_json(file.read_bytes())
     except ValidationError as error:
-        place, message = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        wrong = ": ".join([*map(str, place), message])
-        mend = "delete it, and the same `bench run` measures it again"
-        raise ToolError(f"{file} is not a result of `bench run` ({wrong}); {mend}") from None
+        wrong = ": ".join([*map(str, error.errors()[0]["loc"]), error.errors()[0]["msg"]])
+        fix = "delete it, and the same `bench run` measures it again"
+        raise ToolError(f"{file} is not a result of `bench run` ({wrong}); {fix}") from None
 
 
 def read_results(folder: Path) -> list[CellResult]:
@@ -133,11 +132,11 @@ def read_results(folder: Path) -> list[CellResult]:
     Raises:
         ToolError: there are none, or one cannot be read.
     """
-    sweep, found = read_sweep(folder), [read_cell(file) for file in (folder / "cells").glob("*.json")]
-    if not sweep or not found:
+    sweep, results = read_sweep(folder), [read_cell(file) for file in (folder / "cells").glob("*.json")]
+    if not sweep or not results:
         raise ToolError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
-    arms, cells = list(sweep["suite"]["arms"]), attrgetter("k", "dataset", "concurrency", "repeat")
-    return sorted(found, key=lambda result: (arms.index(result.cell.arm), *cells(result.cell)))
+    arms, rest = list(sweep["suite"]["arms"]), attrgetter("k", "dataset", "concurrency", "repeat")
+    return sorted(results, key=lambda result: (arms.index(result.cell.arm), *rest(result.cell)))
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:

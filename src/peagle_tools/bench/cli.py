@@ -27,7 +27,7 @@ def run(
     concurrency: Annotated[list[int] | None, typer.Option(help="Only this concurrency.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
 ) -> None:
-    """Run a sweep, or go on with one. Every cell is one `vllm bench serve` against a server started for it.
+    """Run a sweep, or continue one. Every cell is one `vllm bench serve` against a server started for it.
 
     Exit status: 0 all cells are there; 1 some failed; 2 the sweep cannot run; 130 interrupted.
     """
@@ -39,17 +39,17 @@ def run(
     exit_on_sigterm()
     try:
         with one_line_errors():
-            read = read_suite(suite)
-            if unknown := [name for name in arm or [] if name not in read.arms]:
-                fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(read.arms)}")
-            if any(dataset.hub for dataset in read.datasets.values()):
+            plan = read_suite(suite)
+            if unknown := [name for name in arm or [] if name not in plan.arms]:
+                fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(plan.arms)}")
+            if any(dataset.hub for dataset in plan.datasets.values()):
                 check_extra("datasets")  # else every cell would fail
-            cells = grid(read, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
-            folder = results or DEFAULT / read.name
-            print(f"{read.name}: results go to {folder}")
-            failed = Sweep(read, suite.parent, folder, cells).run()
+            cells = grid(plan, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
+            folder = results or DEFAULT / plan.name
+            print(f"{plan.name}: results go to {folder}")
+            failed = Sweep(plan, suite.parent, folder, cells).run()
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where it stopped", 130)
+        fail("interrupted; the same command continues where it stopped", 130)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -90,7 +90,7 @@ def compare(
     from peagle_tools.bench.compare import compare as compare_results
 
     with one_line_errors():
-        found = compare_results(read_results(before), read_results(after), tolerance)
-    Console().print(found.table())
-    print(*found.lines(), sep="\n")
-    raise typer.Exit(1 if found.worse else 0)
+        comparison = compare_results(read_results(before), read_results(after), tolerance)
+    Console().print(comparison.table())
+    print(*comparison.lines(), sep="\n")
+    raise typer.Exit(1 if comparison.worse else 0)

@@ -30,7 +30,7 @@ PAUSE = 0.1  # seconds between two checks of a running client
 
 
 class CellFailed(Exception):
-    """One cell failed; the message gives the reason. The sweep goes on."""
+    """One cell failed; the message gives the reason. The sweep continues."""
 
 
 def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def digests(suite: Suite, folder: Path) -> dict[str, str]:
 def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
     """Everything that was measured, as commands, variables and data; ``folder`` is the suite's."""
     dataset = suite.datasets[cell.dataset]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "suite": suite.name,
         "suite_fingerprint": suite.fingerprint(),
         "serve": ["python", *server.COMMAND[1:], *serve_arguments(suite, cell.arm, cell.k)],
@@ -129,8 +129,8 @@ def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
         "dataset": dataset.model_dump(mode="json", exclude_none=True),
     }
     if dataset.jsonl is not None:
-        found["dataset"]["sha256"] = digests(suite, folder)[cell.dataset]
-    return found
+        facts["dataset"]["sha256"] = digests(suite, folder)[cell.dataset]
+    return facts
 
 
 def without_texts(raw: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ SHOWN = {
     "TPOT p50": "p50_tpot_ms",
     "AL": "acceptance_length",
 }
-# Time -> vLLM's name, and how many tolerances may be lost: tails rest on few requests.
+# Time -> vLLM's name, and how many tolerances a loss may be: tails rest on few requests.
 TIMES = {
     "TTFT p50": ("p50_ttft_ms", 2),
     "TTFT p99": ("p99_ttft_ms", 4),
@@ -42,12 +42,12 @@ class Change:
 @dataclass(frozen=True)
 class Comparison:
     changes: list[Change]
-    lost: list[tuple[Condition, str]]  # measured before, not after, and why
+    missing: list[tuple[Condition, str]]  # measured before, not after, and why
     notes: list[str]
 
     @property
     def worse(self) -> bool:
-        return bool(self.lost or any(change.worse for change in self.changes))
+        return bool(self.missing or any(change.worse for change in self.changes))
 
     def table(self) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), title="after / before", title_justify="left")
@@ -61,10 +61,11 @@ class Comparison:
         return table
 
     def lines(self) -> list[str]:
-        found = [f"{condition.label}: {reason}" for condition, reason in self.lost]
-        found += [f"{change.condition.label}: {text}" for change in self.changes for text in change.worse]
+        lines = [f"{condition.label}: {reason}" for condition, reason in self.missing]
+        lines += [f"{change.condition.label}: {text}" for change in self.changes for text in change.worse]
         worse = sum(bool(change.worse) for change in self.changes)
-        return [*self.notes, *found, f"{worse} worse, {len(self.lost)} lost, of {len(self.changes)} compared"]
+        total = f"{worse} worse of {len(self.changes)} compared, {len(self.missing)} failed or missing"
+        return [*self.notes, *lines, total]
 
 
 def compare(before: list[CellResult], after: list[CellResult], tolerance: float = 0.05) -> Comparison:
@@ -81,10 +82,10 @@ def compare(before: list[CellResult], after: list[CellResult], tolerance: float 
     if not common:
         raise ToolError("no cell is in both results")
     failures = {result.cell.condition: result.reason for result in after if not result.ok}
-    lost = [(c, f"failed: {failures[c]}" if c in failures else "is missing") for c in old if c not in new]
+    missing = [(c, f"failed: {failures[c]}" if c in failures else "is missing") for c in old if c not in new]
     more = [c for c in common if new[c].failed > old[c].failed]
-    lost += [(c, f"{old[c].failed} repeats failed before, {new[c].failed} now") for c in more]
-    bases = [without_speculation(found.values()) for found in (old, new)]
+    missing += [(c, f"{old[c].failed} repeats failed before, {new[c].failed} now") for c in more]
+    bases = [without_speculation(points_of.values()) for points_of in (old, new)]
     changes, notes = [], []
     for c in common:
         a, b, where = old[c], new[c], (c.dataset, c.concurrency)
@@ -93,27 +94,27 @@ def compare(before: list[CellResult], after: list[CellResult], tolerance: float 
         texts = [same_texts(point, base.get(where)) for point, base in zip((a, b), bases, strict=True)]
         ratios = {name: b.spread(metric).over(a.spread(metric)) for name, metric in SHOWN.items()}
         speed, worse = ratios["tokens/s"], []
-        if speed.lost(tolerance):
+        if speed.falls(tolerance):
             worse.append(f"slower, {speed.median:.2f} of before ({speed.low:.2f}..{speed.high:.2f})")
         for name, (metric, times) in TIMES.items():
             before_ms, after_ms = a.spread(metric), b.spread(metric)
             if before_ms.repeats and not after_ms.repeats:
                 worse.append(f"{name} {before_ms.median:.1f} ms -> no sample")
-            elif before_ms.over(after_ms).lost(times * tolerance):
+            elif before_ms.over(after_ms).falls(times * tolerance):
                 worse.append(f"{name} {before_ms.median:.1f} -> {after_ms.median:.1f} ms")
         lengths = a.spread("acceptance_length"), b.spread("acceptance_length")
-        said = f"AL {lengths[0].median:.2f} -> {lengths[1].median:.2f}"
-        if ratios["AL"].lost(AL_TOLERANCE):
-            worse.append(said)
-        elif lengths[0].over(lengths[1]).lost(AL_TOLERANCE) and _configured(a, "serve") == _configured(b, "serve"):
-            worse.append(f"{said} with the same serving command: tokens may be accepted wrongly")
+        text = f"AL {lengths[0].median:.2f} -> {lengths[1].median:.2f}"
+        if ratios["AL"].falls(AL_TOLERANCE):
+            worse.append(text)
+        elif lengths[0].over(lengths[1]).falls(AL_TOLERANCE) and _configured(a, "serve") == _configured(b, "serve"):
+            worse.append(f"{text} with the same serving command: tokens may be accepted wrongly")
         if (a.exact or b.exact) and texts[0] > 0 and not texts[1] >= texts[0]:
             worse.append(f"same text as without speculation {_percent(texts[0])} -> {_percent(texts[1])}, in float32")
         faster = speed.low > 1 and speed.median > 1 + tolerance
         changes.append(Change(c, ratios, worse, "worse" if worse else "faster" if faster else "same"))
     if any(change.ratios["tokens/s"].repeats < 2 for change in changes):
         notes.append(f"Some cells have one repeat: their noise is unknown, a loss above {tolerance:.0%} counts.")
-    return Comparison(changes, lost, notes)
+    return Comparison(changes, missing, notes)
 
 
 def _percent(share: float) -> str:

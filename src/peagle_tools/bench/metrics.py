@@ -68,7 +68,7 @@ class Ratio(Spread):
     def in_doubt(self) -> bool:
         return self.overlaps_one or self.repeats < 2
 
-    def lost(self, tolerance: float) -> bool:
+    def falls(self, tolerance: float) -> bool:
         """Below 1 beyond noise: the whole range is, and the median by more than ``tolerance``."""
         return self.high < 1 and self.median < 1 - tolerance
 
@@ -95,8 +95,8 @@ class Point(Condition):
     @property
     def exact(self) -> bool:
         """Whether the commands say float32 and temperature 0: speculation may change no text."""
-        said = self.cells[0].configuration
-        words = " ".join([*said.get("serve", ()), *said.get("bench", ()), ""]).replace("=", " ")
+        commands = self.cells[0].configuration
+        words = " ".join([*commands.get("serve", ()), *commands.get("bench", ()), ""]).replace("=", " ")
         return "--dtype float32 " in words and "--temperature 0.0 " in words
 
     def spread(self, name: str) -> Spread:

@@ -25,10 +25,14 @@ READING = (
 )
 
 
-def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+def markdown_table(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
+    head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in (header, *rows))
+    return "\n".join([head, "|---" * len(header) + "|", *lines])
+
+
+def section(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
     """A Markdown table under its title."""
-    lines = ["| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)]
-    return "\n\n".join(filter(None, [f"## {title}", "\n".join(lines), note]))
+    return "\n\n".join(filter(None, [f"## {title}", markdown_table(header, rows), note]))
 
 
 def cell_table(dataset: str, points: Sequence[Point]) -> str:
@@ -59,20 +63,23 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
         "to those without speculation; only float32 at temperature 0 promises 100."
     )
     header = ("arm", "K", "c", "tokens/s", "TTFT ms", "TPOT ms", "AL", "accepted at position 1..K, %")
-    return table(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
+    return section(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
 
 
 def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     """AL of each drafter by tokens of context and of output, over all concurrencies; none without such counts."""
     tables = []
-    for of in ("context", "output"):
-        cells = [(p.drafter, getattr(cell.places, of)) for p in points for cell in p.cells]
-        found = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
-        ends = sorted({end for counts in found.values() for end in counts})
-        there = {name: counts for name, counts in found.items() if counts}
-        rows = [(name, *(f"{c[end].length:.2f}" if end in c else "" for end in ends)) for name, c in there.items()]
+    for kind in ("context", "output"):
+        cells = [(p.drafter, getattr(cell.places, kind)) for p in points for cell in p.cells]
+        by_drafter = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
+        ends = sorted({end for counts in by_drafter.values() for end in counts})
+        rows = [
+            (name, *(f"{counts[end].length:.2f}" if end in counts else "" for end in ends))
+            for name, counts in by_drafter.items()
+            if counts
+        ]
         header = ("drafter", *(f"up to {end}" for end in ends))
-        tables += [table(f"AL by tokens of {of}, {dataset}", header, rows)] * bool(rows)
+        tables += [section(f"AL by tokens of {kind}, {dataset}", header, rows)] * bool(rows)
     return tables
 
 
@@ -93,8 +100,8 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     pairs = metrics.arm_pairs(points)
     ratios = [[f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)] for a, b in pairs]
     note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
-    first = table(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
-    return [first] + [table(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
+    first = section(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
+    return [first] + [section(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
 
 
 def as_csv(results: Iterable[CellResult]) -> str:
@@ -116,14 +123,14 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
         fewest = min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency)
         length, first = (q.spread("acceptance_length") for q in (p, fewest))
-        if length.over(first).lost(0.1) or first.over(length).lost(0.1):
+        if length.over(first).falls(0.1) or first.over(length).falls(0.1):
             yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
 
 
 def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     """Where and with what this was measured, in one paragraph."""
-    one = next(r for r in results if r.ok)
-    versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+    first = next(r for r in results if r.ok)
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     datasets = "; ".join(
         f"{name}: at least {d['prompts']} {'chat' if d['chat'] else 'raw'} prompts a cell, "
         f"at most {d['output_tokens']} output tokens each"
@@ -133,13 +140,13 @@ def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
     devices = " and ".join(sorted({device(r.hardware) for r in results}))
     target = suite["target"].rsplit("/", 1)[-1]
     return (
-        f"Target {target} on {devices}, {one.hardware.get('system', '')}; {versions}. "
+        f"Target {target} on {devices}, {first.hardware.get('system', '')}; {versions}. "
         f"{datasets}. Temperature {suite['temperature']:g}, {suite['warmups']} warm-up requests a cell, "
-        f"{repeats} repeat{'s' if repeats > 1 else ''}, arms interleaved. Measured {one.began[:10]}."
+        f"{repeats} repeat{'s' if repeats > 1 else ''}, arms interleaved. Measured {first.began[:10]}."
     )
 
 
-def _section(title: str, lines: Sequence[str]) -> list[str]:
+def _list(title: str, lines: Sequence[str]) -> list[str]:
     """A heading and a list, an option of a command as code; nothing where there are no lines."""
     shown = (f"\n```\n{line}\n```\n" if line.startswith("--") else f"- {line}" for line in lines)
     return [f"## {title}\n\n" + "\n".join(shown).rstrip()] * bool(lines)
@@ -154,16 +161,16 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     """
     results = read_results(folder)
     failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
-    found = metrics.points(results)
-    groups = {name: [p for p in found if p.dataset == name] for name in dict.fromkeys(p.dataset for p in found)}
+    points = metrics.points(results)
+    groups = {name: [p for p in points if p.dataset == name] for name in dict.fromkeys(p.dataset for p in points)}
     if not groups:
         raise ToolError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
     suite: dict[str, Any] = read_sweep(folder)["suite"]
     best = [text for name, group in groups.items() for text in best_tables(name, group)]
-    warned = _section("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
+    warned = _list("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
     text = [f"# Sweep {suite['name']}", setting(results, suite), READING, *best, *warned]
-    text += _section("Failed cells", failures)
+    text += _list("Failed cells", failures)
     files = {"report.csv": as_csv(results)}
     for name, group in groups.items():
         text.append(f"## Plots, {name}")
@@ -172,7 +179,7 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
             files[file] = plots.draw(partial(plot, points=group))
             text.append(f"![{title}, {name}]({file})")
         text += [cell_table(name, group), *place_tables(name, group)]
-    files["report.md"] = "\n\n".join([*text, *_section("Which K to serve", served)]) + "\n"
+    files["report.md"] = "\n\n".join([*text, *_list("Which K to serve", served)]) + "\n"
     (folder / "plots").mkdir(exist_ok=True)
     for name, content in files.items():
         write_whole(folder / name, content)

@@ -27,25 +27,25 @@ class Choice:
 
 def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
     """One for each concurrency at which this arm and no speculation were measured; ``points`` are of one data set."""
-    found = []
+    chosen = []
     for (_, concurrency), alone in sorted(without_speculation(points).items()):
         mine = sorted((p for p in points if (p.arm, p.concurrency) == (arm, concurrency)), key=lambda p: p.k)
         if mine:
             most = best_depth([alone, *mine]).tokens_per_second
             k = next(p.k for p in [alone, *mine] if most.over(p.tokens_per_second).overlaps_one)
             point = next((p for p in mine if p.k == k), best_depth(mine))
-            found.append(Choice(concurrency, k, point, point.tokens_per_second.over(alone.tokens_per_second)))
-    return found
+            chosen.append(Choice(concurrency, k, point, point.tokens_per_second.over(alone.tokens_per_second)))
+    return chosen
 
 
 def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
     """vLLM's ``num_speculative_tokens_per_batch_size``: [first batch size, last, K], ends included."""
-    found, first = [], 1
+    schedule, first = [], 1
     for k, same in itertools.groupby(chosen, key=lambda choice: choice.k):
         last = list(same)[-1].concurrency
-        found.append([first, last, k])
+        schedule.append([first, last, k])
         first = last + 1
-    return found
+    return schedule
 
 
 def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], model: str | None = None) -> Iterator[str]:

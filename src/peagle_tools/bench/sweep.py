@@ -5,7 +5,7 @@ What can go wrong, and what then happens:
     a server does not start, or ends    its cell is kept as failed, with the reason; the server is started again for the
                                         next cell; a server that never came up fails all cells that it was started for
     the client fails, requests fail     the cell is kept as failed, with the reason
-    the sweep is ended, by whatever     cells that are whole stay; the same command goes on with the others
+    the sweep is ended, by whatever     cells that are whole stay; the same command measures the others
     a cell failed in an earlier run     it is measured again
     the disk is full                    the sweep ends with one line
 """
@@ -41,7 +41,7 @@ class Sweep:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
 
         Raises:
-            ToolError: the sweep cannot go on; OSError: ``results`` cannot be written.
+            ToolError: the sweep cannot continue; OSError: ``results`` cannot be written.
         """
         if not self.cells:
             raise ToolError("nothing to measure: the options leave no cell of this suite")
@@ -61,7 +61,7 @@ class Sweep:
         return failed
 
     def _open(self) -> None:
-        """Begin a sweep, or make sure that this one may go on with what is there."""
+        """Begin a sweep, or make sure that this one may continue what is there."""
         target = self.suite.target
         target = str(self.folder / target) if target.startswith((".", "/")) else target
         for dataset in self.suite.datasets.values():
@@ -103,21 +103,20 @@ class Sweep:
                         served += 1
                         failed += not self._measure(cell, server)
             except ServerFailed as error:
-                if served:
-                    lost = [missing[served - 1]]
-                else:
+                unmeasured = missing[served - 1 : served] or missing
+                if not served:
                     print(f"  the server cannot be measured: {error}\n  its log: {log}", flush=True)
-                    lost, served = missing, len(missing)
-                for cell in lost:
+                    served = len(missing)
+                for cell in unmeasured:
                     self._keep(cell, str(error))
-                failed += len(lost)
+                failed += len(unmeasured)
                 if served < len(missing):
                     print(f"  {error}; starting it again for the next cell", flush=True)
             missing = missing[served:]
         return failed
 
     def _measure(self, cell: Cell, server: Server) -> bool:
-        """Keep the cell; whether it is whole. Raises ServerFailed, with nothing kept, when the server is lost."""
+        """Keep the cell; whether it is whole. Raises ServerFailed, with nothing kept, when the server has failed."""
         began, log = datetime.now(UTC), self.results / f"logs/{cell.id}-client.log"
         try:
             raw = client.measure(self.suite, cell, server, cwd=self.folder, log=log)
@@ -146,6 +145,6 @@ class Sweep:
         # A mean cell of this run, its share of server starts included, gives the time left.
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
         number = f"[{len(self.cells) - self._left}/{len(self.cells)}]"
-        said = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {result.reason}"
-        said += f", AL {result.drafts.length:.2f}" if result.drafts else ""
-        print(f"{number} {cell.label}: {said}; about {minutes:.0f} min left", flush=True)
+        text = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {result.reason}"
+        text += f", AL {result.drafts.length:.2f}" if result.drafts else ""
+        print(f"{number} {cell.label}: {text}; about {minutes:.0f} min left", flush=True)

@@ -107,28 +107,28 @@ def tune(
     try:
         with one_line_errors():
             if any(path.exists() and path.read_text() != text for path, text in files.items()):
-                mend = "name another folder with --results"
-                fail(f"{folder} holds a suite or results of other prompts or options; {mend}")
+                fix = "name another folder with --results"
+                fail(f"{folder} holds a suite or results of other prompts or options; {fix}")
             folder.mkdir(parents=True, exist_ok=True)
-            made = [path for path in files if not path.exists()]
+            new = [path for path in files if not path.exists()]
             for path, text in files.items():
                 write_whole(path, text)
             try:
                 suite = read_suite(folder / "suite.yaml")
             except ToolError:
-                for path in made:
+                for path in new:
                     path.unlink()
                 raise
             cells = grid(suite)
             which = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
             print(f"tune: {which}, at least {suite.datasets[DATASET].prompts} requests a cell")
             starts = len({cell.server_id for cell in cells})
-            print(f"{len(cells)} cells over {starts} server starts; suite and results lie in {folder}")
+            print(f"{len(cells)} cells over {starts} server starts; suite and results are in {folder}")
             if failed := Sweep(suite, folder, folder, cells).run():
                 fail(f"{failed} cells failed; the lines above give the reasons")
             measured = points(read_results(folder))
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where it stopped")
+        fail("interrupted; the same command continues where it stopped")
     print()
     for line in warnings(DATASET, measured):
         print(f"Warning: {line}")

@@ -43,8 +43,8 @@ time.sleep(1.0 if wanted == "slow" else 0.05)
 k = int(cell.split("-k")[1].split("-")[0])
 kind = {"none": "none", "eagle": "EAGLE-3"}.get(cell.split("-")[0], "P-EAGLE")
 noise = factor if wanted == "noise" else 1.0
-found = raw(kind, k, int(args.max_concurrency), prompts=int(args.num_prompts), noise=noise)
+result = raw(kind, k, int(args.max_concurrency), prompts=int(args.num_prompts), noise=noise)
 if wanted == "half":
-    found |= {"completed": found["completed"] // 2, "failed": 6, "errors": ["", "Connection lost"]}
-(Path(args.result_dir) / args.result_filename).write_text(json.dumps(found))
+    result |= {"completed": result["completed"] // 2, "failed": 6, "errors": ["", "Connection lost"]}
+(Path(args.result_dir) / args.result_filename).write_text(json.dumps(result))
 say(f"measured {cell}")

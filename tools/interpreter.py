@@ -33,7 +33,7 @@ def enable() -> None:
     _keep_dtype_of_splat()
     _give_libdevice_log1p()
     _patch_language_once()
-    _make_each_dtype_once()
+    _make_dtypes_once()
     _leave_overflow_alone()
 
 
@@ -92,20 +92,20 @@ def _patch_language_once() -> None:
     interpreter._patch_lang = _patch_lang
 
 
-def _make_each_dtype_once() -> None:
+def _make_dtypes_once() -> None:
     """For speed alone: a table of twenty dtypes is made for each operation."""
     from triton.runtime import interpreter
 
-    tl, get_np_dtype, made = interpreter.tl, interpreter._get_np_dtype, dict[str, Any]()
+    tl, get_np_dtype, dtypes = interpreter.tl, interpreter._get_np_dtype, dict[str, Any]()
 
     def _get_np_dtype(dtype: Any) -> Any:
         if isinstance(dtype, tl.block_type):
             return _get_np_dtype(dtype.element_ty)
         if isinstance(dtype, tl.pointer_type):
             return get_np_dtype(dtype)
-        if dtype.name not in made:
-            made[dtype.name] = get_np_dtype(dtype)
-        return made[dtype.name]
+        if dtype.name not in dtypes:
+            dtypes[dtype.name] = get_np_dtype(dtype)
+        return dtypes[dtype.name]
 
     interpreter._get_np_dtype = _get_np_dtype
 
