@@ -63,7 +63,6 @@ class RealArm:
     stock: bool = False
     probabilistic: bool = False  # its drafts for requests with a temperature are sampled
     lookup: int = 0  # tokens from which on drafts are looked up; 0: never
-    max_model_len: int = 2048  # of the engine
 
     @property
     def label(self) -> str:
@@ -98,7 +97,7 @@ class RealArm:
     @property
     def engine(self) -> dict[str, Any]:
         """What ``LLM`` is given, besides the two models."""
-        return {"max_model_len": self.max_model_len, "enable_prefix_caching": False, **ENGINE}
+        return {"max_model_len": 2048, "enable_prefix_caching": False, **ENGINE}
 
     def speculative_config(self) -> dict[str, Any] | None:
         """What ``LLM`` is given. A head whose selector is off is written into ``WORK``."""
@@ -414,21 +413,10 @@ def best_arms() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, help="the result's file (default: benchmarks/results/real.json, lookup.jsonl)"
-    )
-    parser.add_argument("--lookup", action="store_true", help="only what look-up adds to the head's drafts; JSON lines")
-    args, facts = parser.parse_args(), provenance()
-    out = args.out or (RESULT.with_name("lookup.jsonl") if args.lookup else RESULT)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if args.lookup:
-        from benchmarks.lookup import measure_lookup
-
-        settings, *rows = measure_lookup()
-        write_lines(out, [settings | facts, *rows])
-    else:
-        report = {"what": str(__doc__).splitlines()[0], **measure_all(), **facts}
-        write_whole(out, json.dumps(report, indent=1) + "\n")
+    parser.add_argument("--out", type=Path, default=RESULT, help="the result's file (default: %(default)s)")
+    out, facts = parser.parse_args().out, provenance()
+    report = {"what": str(__doc__).splitlines()[0], **measure_all(), **facts}
+    write_whole(out, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -89,17 +89,6 @@ def drafters() -> str:
     return table(("drafter", "K", "HumanEval: AL, gain", "tokens/s", "MT-Bench: AL, gain", "tokens/s"), rows)
 
 
-def lookup() -> str:
-    """Acceptance without look-up, and what look-up from 2 tokens on adds, by set and temperature."""
-    _, *cells = map(json.loads, (RESULTS / "lookup.jsonl").read_text().splitlines())
-    temperatures = sorted({cell["temperature"] for cell in cells})
-    texts: dict[str, list[str]] = {}
-    for cell in sorted(cells, key=lambda cell: cell["temperature"]):
-        texts.setdefault(cell["set"], []).append(f"{cell['without']['al']:.2f}, {gain(cell['from 2'])}")
-    columns = (f"AL without, gain at temperature {temperature:g}" for temperature in temperatures)
-    return table(("prompts", *columns), ((name, *row) for name, row in texts.items()))
-
-
 def targets() -> str:
     """Targets of every architecture on every arm: exact rows, K = 3, 5 and 7 together, or the error."""
 
@@ -121,7 +110,7 @@ GENERATED = {
     "README.md": [gpu],
     "docs/features.md": [targets],
     "docs/performance.md": [gpu_steps, gpu_kernels],
-    "docs/acceptance.md": [drafters, lookup],
+    "docs/acceptance.md": [drafters],
 }
 
 

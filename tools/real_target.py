@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from peagle_tools.shared.files import new_folder
-from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import output_of
 from peagle_tools.train.lines import write_lines
 
@@ -61,12 +60,11 @@ def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {"humaneval": code, "mt-bench": chats}
 
 
-def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
-    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole and right or not at all.
+def write_target(gguf: Path, out: Path) -> None:
+    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole or not at all.
 
     Raises:
         ToolError: ``out`` exists, or cannot be written.
-        SystemExit: the folder differs from the reading.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -86,25 +84,6 @@ def write_target(gguf: Path, out: Path, samples: list[str]) -> None:
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "model.safetensors").chmod(0o644)
-        if wrong := differences(folder, quantized, tokenizer, samples):
-            raise SystemExit(f"{out}: not written, it would differ from {gguf.name} in {', '.join(wrong)}")
-
-
-def differences(folder: Path, model: Any, tokenizer: Any, samples: list[str]) -> list[str]:
-    """What is not as in ``model``, rounded to bfloat16, and ``tokenizer`` when ``folder`` is loaded; empty is right."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    loaded, tokens = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    written, wanted = loaded.state_dict(), model.state_dict()
-    wrong = sorted(set(written) ^ set(wanted))
-    for name in set(written) & set(wanted):
-        if written[name].dtype != torch.bfloat16 or not torch.equal(written[name], wanted[name].to(torch.bfloat16)):
-            wrong.append(name)
-    wrong += [f"the tokens of {text[:40]!r}" for text in samples if tokens(text) != tokenizer(text)]
-    if tokens.chat_template != tokenizer.chat_template:
-        wrong.append("the chat template")
-    return wrong
 
 
 def main() -> None:
@@ -117,14 +96,12 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out) as work:
         fetch(Path(work))
-        rows = measured(Path(work))
         if not prompts.is_dir():
             with new_folder(prompts) as folder:
-                for name, some in rows.items():
-                    write_lines(folder / f"{name}.jsonl", some)
+                for name, rows in measured(Path(work)).items():
+                    write_lines(folder / f"{name}.jsonl", rows)
         if not target.is_dir():
-            chats = (messages for name in rows for messages in read_conversations(prompts / f"{name}.jsonl"))
-            write_target(Path(work) / GGUF, target, [message["content"] for messages in chats for message in messages])
+            write_target(Path(work) / GGUF, target)
     print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
 
 

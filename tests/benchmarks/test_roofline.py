@@ -12,17 +12,11 @@ def test_small_head_by_hand():
     bound = draft_step_roofline(SMALL, 3, 2, context=5)
     attention = 4 * 4 + 2 * 4 * 2 + 4 * 4  # q, k and v, o; the first layer's q, k and v are twice as wide
     layers = (attention + 4 * 4 + 2 * 4 * 2) + 3 * attention + 4 * (3 * 4 * 8)
-    assert {name: part.bytes for name, part in bound.items()} == {
+    assert bound == {
         "fc": 2 * 12 * 4,
         "layers": 2 * layers,
         "lm_head": 2 * 10 * 4,
         "hidden states": 2 * (2 * 4 * 12 + 2 * 6 * 4),  # K+1 rows of fc, 2K rows of the layers
         "attention": 4 * 2 * 5 * (2 + 2) * 2,  # layers, requests, tokens, a key and a value of one head, 2 bytes
         "logits": 2 * 2 * (2 * 3) * 10,
-    }
-    assert {name: part.flops for name, part in bound.items() if part.flops} == {
-        "fc": 2 * 2 * 4 * 48,
-        "layers": 2 * 12 * layers,
-        "lm_head": 2 * 6 * 40,
-        "attention": 4 * 2 * 6 * 5 * 2 * (2 + 2) * 2,  # layers, requests, rows, tokens, heads, two products of 2
     }

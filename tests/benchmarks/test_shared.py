@@ -1,6 +1,5 @@
-"""What the scripts share: processes, samples, tables, the profiler's names, and the probe in a live engine."""
+"""What the scripts share: environments, tables, the profiler's names, and the probe of draft steps."""
 
-import os
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -11,20 +10,11 @@ import torch
 from benchmarks import arms, probe
 
 
-def test_an_arm_runs_in_a_process_of_its_own_and_names_its_error(monkeypatch):
-    """Arguments and result travel as JSON; nothing of another arm's environment is inherited."""
+def test_nothing_of_another_arms_environment_is_inherited(monkeypatch):
     monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    pid, env = arms.run(probed, arms.V1, names=["PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER"])
-    assert pid != os.getpid()
-    assert env == [None, None, "0"]
-    with pytest.raises(arms.ArmError, match=r"^TypeError: .*'int' object is not iterable$"):
-        arms.run(probed, {}, names=1)
-
-
-def probed(names: list[str]) -> tuple[int, list[str | None]]:
-    """Run by the test above in another process."""
-    return os.getpid(), [os.environ.get(name) for name in names]
+    env = arms.environment(arms.V1)
+    assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0" and not {"PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET"} & env.keys()
 
 
 def test_launches_are_told_apart_by_their_names():
