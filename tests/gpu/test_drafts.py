@@ -162,7 +162,7 @@ def followed(
     A step near a request's end wants fewer drafts than K, or none. Logits are the head's own, or its selector's, -inf
     where a token is no candidate.
     """
-    from peagle_vllm.sampling.selector import PLAIN_CANDIDATES
+    from peagle_vllm.sampling.selection import PLAIN_CANDIDATES
 
     for row in noted.rows:
         tokens = finished[row.req].tokens

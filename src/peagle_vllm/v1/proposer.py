@@ -35,7 +35,7 @@ from peagle_vllm.kv_groups import keep_windows_whole, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
-from peagle_vllm.sampling.selector import load_selector, plain_selector, select
+from peagle_vllm.sampling.selection import load_selector, plain_selector, select
 from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v1.history import TokenHistory, token_indices

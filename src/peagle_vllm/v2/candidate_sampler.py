@@ -9,7 +9,7 @@ import triton.language as tl
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
 from peagle_kernels import CandidateSelector, DraftBuffers, Drawing
-from peagle_vllm.sampling.selector import select
+from peagle_vllm.sampling.selection import select
 
 try:
     from vllm.v1.worker.gpu.sample.gumbel import spec_step_seed

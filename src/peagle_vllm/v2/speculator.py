@@ -47,7 +47,7 @@ from peagle_vllm.kv_groups import keep_windows_whole, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
-from peagle_vllm.sampling.selector import load_selector, num_candidates, plain_selector, selector_config_of
+from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, selector_config_of
 from peagle_vllm.serving import check_loaded_head, own_windows
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v2.attention import (
@@ -57,9 +57,9 @@ from peagle_vllm.v2.attention import (
     used_group_ids,
     with_whole_kv,
 )
-from peagle_vllm.v2.batch import DraftRun, dummy_run, first_rows, predicting
 from peagle_vllm.v2.candidate_sampler import CandidateSampler
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_graphs, supported
+from peagle_vllm.v2.draft_run import DraftRun, dummy_run, first_rows, predicting
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
