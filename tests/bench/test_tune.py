@@ -78,19 +78,21 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     assert "holds a suite or results of other prompts or options" in only_line(run(monkeypatch, *command))
 
 
-def test_a_sweep_that_fails_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STANDIN", "no-start")
+@pytest.mark.parametrize(
+    ("standin", "reason"),
+    [
+        ("no-start", "the head is 64 wide"),
+        # The sweep itself is greedy, and would not notice.
+        ("greedy", "it refuses sampled requests: HTTP 400: The min_p and logit_bias"),
+    ],
+)
+def test_a_sweep_that_fails_gives_no_config(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, standin: str, reason: str
+) -> None:
+    monkeypatch.setenv("STANDIN", standin)
     ran = run(monkeypatch, "tune", *PAIR, "--prompts", prompts, "--k", 3)
-    assert ran.code == 2 and "the head is 64 wide" in ran.out and "speculative-config" not in ran.out
+    assert ran.code == 2 and reason in ran.out and "speculative-config" not in ran.out
     assert ran.err == "peagle-vllm: 12 cells failed; the lines above give the reasons\n"
-
-
-def test_a_server_that_refuses_sampled_requests_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep itself is greedy, and would not notice."""
-    monkeypatch.setenv("STANDIN", "greedy")
-    ran = run(monkeypatch, "tune", *PAIR, "--prompts", prompts, "--k", 3)
-    assert "it refuses sampled requests: HTTP 400: The min_p and logit_bias" in ran.out
-    assert ran.code == 2 and "speculative-config" not in ran.out
 
 
 def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,39 +113,30 @@ def test_a_full_disk_leaves_no_half_suite(prompts: Path, elsewhere: Path, monkey
 
 
 def test_the_suite_is_valid_in_its_folder(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive verification is one more arm, at the deepest K; without a GPU it is refused."""
     (elsewhere / "head").symlink_to(PEAGLE)
     monkeypatch.setenv("STANDIN", "no-start")
-    options = ("--prompts", prompts, "--serve", "--dtype float32", "--concurrency", 4, "--results", "mine")
+    options = ("--prompts", prompts, "--serve", "--dtype float32", "--adaptive-verification", "--results", "mine")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "needs full CUDA graphs, and there is no GPU" in only_line(run(monkeypatch, "tune", *PAIR, *options))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     run(monkeypatch, "tune", TARGET, "head", *options)
     suite = read_suite(elsewhere / "mine/suite.yaml")
-    assert suite.serve.words == ["--dtype", "float32"] and (suite.concurrency, suite.repeats) == ([4], 3)
-    assert suite.arms["P-EAGLE"].speculative_config["model"] == "../head"
+    assert suite.serve.words == ["--dtype", "float32"] and (suite.concurrency, suite.repeats) == ([1, 8, 64], 3)
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
-    assert list(suite.arms) == ["none", "P-EAGLE"]
-
-
-def test_adaptive_verification_is_one_more_arm(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the deepest K, and with 64 requests in flight, too."""
-    command = ("tune", *PAIR, "--prompts", prompts, "--adaptive-verification", "--results", "mine")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "needs full CUDA graphs, and there is no GPU" in only_line(run(monkeypatch, *command))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setenv("STANDIN", "no-start")
-    run(monkeypatch, *command)
-    suite = read_suite(elsewhere / "mine/suite.yaml")
-    arms, plain = suite.arms, suite.arms["P-EAGLE"]
-    assert suite.concurrency == [1, 8, 64] and list(arms) == ["none", "P-EAGLE", "P-EAGLE, adaptive verification"]
-    adaptive = arms["P-EAGLE, adaptive verification"]
-    assert adaptive.k == [max(plain.k)]
+    none, plain, adaptive = suite.arms.values()
+    assert not none.k and plain.k == [3, 5, 7] and adaptive.k == [7]
+    assert plain.speculative_config["model"] == "../head"
     assert adaptive.speculative_config == {**plain.speculative_config, "enable_adaptive_verification": True}
 
 
 def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN", "no-start")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # the stand-in needs no `datasets`
-    ran = run(monkeypatch, "tune", *PAIR)
+    ran = run(monkeypatch, "tune", *PAIR, "--concurrency", 4)
     assert "no --prompts, so MT-Bench from the hub" in ran.out
-    assert read_suite(elsewhere / SWEEP / "suite.yaml").datasets["prompts"].hub == "mt-bench"
+    suite = read_suite(elsewhere / SWEEP / "suite.yaml")
+    assert suite.datasets["prompts"].hub == "mt-bench" and suite.concurrency == [4]
 
 
 BAD = {

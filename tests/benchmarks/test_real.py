@@ -1,4 +1,4 @@
-"""The committed head of the real target drafts as when it was made; figures of what is measured with it."""
+"""The committed heads of the real target draft as they did when they were trained; figures of what is measured."""
 
 import json
 import subprocess
@@ -19,10 +19,10 @@ def test_drafts_are_those_of_the_record(head: Path) -> None:
     """Those of `make real-heads`; the target is of `make real-target`."""
     assert real.TARGET.is_dir(), "make real-target"
     record = json.loads((head / "training.json").read_text())["drafts"]
-    found = real.greedy_drafts(head)
-    assert found["output_tokens"] == record["output_tokens"] == 256
-    assert found["acceptance"] == pytest.approx(record["acceptance"])
-    assert found["acceptance_length"] > 1.2
+    drafts = real.greedy_drafts(head)
+    assert drafts["output_tokens"] == record["output_tokens"] == 256
+    assert drafts["acceptance"] == pytest.approx(record["acceptance"])
+    assert drafts["acceptance_length"] > 1.2
 
 
 def cell(*counts: list[int]) -> dict:
@@ -32,10 +32,10 @@ def cell(*counts: list[int]) -> dict:
 
 
 def test_acceptance_of_a_set() -> None:
-    found = real.summarize(cell([2, 1, 1], [0, 0, 4]))
-    assert found["al"] == 1 + (1 + 2 + 8) / 8
-    assert found["al_of_prompts_that_do_not_loop"] == 1 + 3 / 4
-    assert found["al_95"] == [1.75, 3.0]  # both prompts are the one, or the other
+    figures = real.summarize(cell([2, 1, 1], [0, 0, 4]))
+    assert figures["al"] == 1 + (1 + 2 + 8) / 8
+    assert figures["al_of_prompts_that_do_not_loop"] == 1 + 3 / 4
+    assert figures["al_95"] == [1.75, 3.0]  # either prompt twice
     assert real.summarize(cell([0, 0, 0], [0, 0, 0]))["al"] == 1
 
 
@@ -102,18 +102,19 @@ def test_the_best_arm_is_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     """Of each drafter, with one request in flight."""
 
     def row(name: str, k: int, *speeds: float) -> dict:
-        sets = {one: {"times_no_speculation": {"1": {"median": x}}} for one, x in zip(real.SETS, speeds, strict=True)}
+        speed_of = zip(real.SETS, speeds, strict=True)
+        sets = {prompts: {"times_no_speculation": {"1": {"median": speed}}} for prompts, speed in speed_of}
         return {"arm": {"name": name, "k": k}, "sets": sets}
 
     rows = [row("none", 0, 1, 1), row("a", 3, 1.2, 1.1), row("a", 5, 1.5, 0.9), row("b", 3, 0.9, 0.8)]
     monkeypatch.setattr(real, "RESULT", tmp_path / "real.json")
     real.RESULT.write_text(json.dumps({"arms": rows}))
-    assert [(each["arm"]["name"], each["arm"]["k"]) for each in real.best_arms()] == [("none", 0), ("a", 5), ("b", 3)]
+    assert [(best["arm"]["name"], best["arm"]["k"]) for best in real.best_arms()] == [("none", 0), ("a", 5), ("b", 3)]
 
 
 @pytest.mark.full
 def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
-    """`make real-heads` on 24 answers a sitting, two steps a head."""
+    """`make real-heads` on 24 answers a run, two steps a head."""
     small = ["--answers", "24", "--steps", "2", "--run", f"{tmp_path}/run", "--out", f"{tmp_path}/heads"]
     subprocess.run([sys.executable, "models/recipe/real.py", *small], cwd=arms.ROOT, check=True)
     for head in ("peagle", "eagle3"):

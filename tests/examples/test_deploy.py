@@ -12,7 +12,6 @@ from peagle_vllm import __version__
 from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "examples/deploy"
-RULES = DEPLOY / "prometheus/peagle.rules.yml"
 METRIC = re.compile(r"(vllm:\w+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)="([^"]*)"')
 PAIR = yaml.safe_load((ROOT / "examples/pairs/gpt-oss-20b.yaml").read_text())
@@ -41,12 +40,8 @@ def test_kubernetes_serves_the_published_pair() -> None:
 
 def test_image_is_built_from_files_that_are_sent() -> None:
     """Every COPY from the repository is let through by the ignore file, and exists."""
-    copies = [
-        source
-        for line in (DEPLOY / "Dockerfile").read_text().splitlines()
-        if line.startswith("COPY ")
-        for source in line.split()[1:-1]
-    ]
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    copies = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
     sent = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     assert set(copies) == sent
     assert all((ROOT / source).exists() for source in copies)
@@ -57,32 +52,34 @@ def test_artifacts_name_this_version() -> None:
     assert lines[-1] == f"peagle-vllm=={__version__}"
 
 
+def rules() -> list[dict]:
+    groups = yaml.safe_load((DEPLOY / "prometheus/peagle.rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def test_each_alert_has_a_case_in_which_it_fires() -> None:
     """Whether it does, ``promtool test rules`` says of that file."""
     cases = (ROOT / "tests/examples/peagle.rules.test.yml").read_text()
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    alerts = {rule["alert"] for rule in rules if "alert" in rule}
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
     assert alerts and set(re.findall(r'alertname="(\w+)"', cases)) == alerts
 
 
-def dashboard_expressions() -> list[str]:
-    """The queries of all panels, with Grafana's variables filled in."""
+def expressions() -> list[str]:
+    """The queries of all panels, with Grafana's variables filled in, and those of the rules."""
     dashboard = json.loads((DEPLOY / "grafana/dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    return [query.replace("$model", ".*").replace("$__rate_interval", "5m") for query in queries]
-
-
-def rule_expressions() -> list[str]:
-    return [rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [query.replace("$model", ".*").replace("$__rate_interval", "5m") for query in queries] + [
+        rule["expr"] for rule in rules()
+    ]
 
 
 def missing(metrics: str) -> list[str]:
     """What dashboard and rules name and the text of /metrics lacks: metrics, and values of labels but ``job``."""
     lacking = set()
-    for expression in [*dashboard_expressions(), *rule_expressions()]:
+    for expression in expressions():
         for name, selector in METRIC.findall(expression):
             wanted = [f'{label}="{value}"' for label, value in MATCHER.findall(selector) if label != "job"]
             samples = re.findall(rf"^{name}(?:{{(.*)}})? ", metrics, re.MULTILINE)
-            if not any(all(each in labels for each in wanted) for labels in samples):
+            if not any(all(label in labels for label in wanted) for labels in samples):
                 lacking.add(" ".join([name, *wanted]))
     return sorted(lacking)

@@ -27,4 +27,4 @@ def test_what_is_wrong_is_noticed():
     assert len(tally.wrong) == 3
     flat = [{"megabytes": 500.0, "files": 100.0}] * 40
     assert watching.grown(flat) == []
-    assert len(watching.grown([each | {"megabytes": 500.0 + 20 * i} for i, each in enumerate(flat)])) == 1
+    assert len(watching.grown([sample | {"megabytes": 500.0 + 20 * i} for i, sample in enumerate(flat)])) == 1

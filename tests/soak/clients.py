@@ -29,7 +29,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-async def ask_one(session: aiohttp.ClientSession, ask: Ask) -> tuple[str, list[Answer], Mapping[str, int]]:
+async def send(session: aiohttp.ClientSession, ask: Ask) -> tuple[str, list[Answer], Mapping[str, int]]:
     """Send one request. How it ended, the answer's choices, its usage.
 
     Raises:
@@ -97,7 +97,7 @@ async def client(url: str, asks: Iterable[Ask], right: Mapping[int, Answer], tal
                 return
             tally.asked[ask.kind] += 1
             try:
-                ended, answers, usage = await ask_one(session, ask)
+                ended, answers, usage = await send(session, ask)
             except TimeoutError:
                 ended, answers, usage = "stuck", [], {}
             except (aiohttp.ClientError, ValueError) as error:

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from tests.soak import watching
-from tests.soak.clients import Answer, Tally, ask_one, client
+from tests.soak.clients import Answer, Tally, client, send
 from tests.soak.traffic import MAX_MODEL_LEN, Ask, greedy_questions, traffic
 from tests.support.models import heldout
 from tests.support.serving import Server, environment, free_port, running
@@ -59,15 +59,15 @@ async def answers(url: str, asks: list[Ask]) -> dict[int, Answer]:
     """Of each known question, asked eight at a time."""
     gate = asyncio.Semaphore(8)
 
-    async def one(session: aiohttp.ClientSession, ask: Ask) -> Answer:
+    async def answer(session: aiohttp.ClientSession, ask: Ask) -> Answer:
         async with gate:
-            ended, found, _ = await ask_one(session, ask)
+            ended, choices, _ = await send(session, ask)
         assert ended == "answered", f"{ended}: {ask}"
-        return found[0]
+        return choices[0]
 
     async with aiohttp.ClientSession(url) as session:
-        found = await asyncio.gather(*(one(session, ask) for ask in asks))
-    return {ask.known: answer for ask, answer in zip(asks, found, strict=True) if ask.known is not None}
+        right = await asyncio.gather(*(answer(session, ask) for ask in asks))
+    return {ask.known: answer for ask, answer in zip(asks, right, strict=True) if ask.known is not None}
 
 
 async def soak(
@@ -93,19 +93,17 @@ async def kill_the_engine(server: Server, known: list[Ask]) -> tuple[dict[str, A
     those, seconds_long = watching.processes(server), {"max_tokens": 400, "ignore_eos": True}
     asks = [replace(ask, body=ask.body | seconds_long) for ask in known if ask.kind in ("completion", "chat")]
     async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=SECONDS_TO_END)) as session:
-        jobs = [asyncio.create_task(ask_one(session, ask)) for ask in asks[:TELLING]]
+        jobs = [asyncio.create_task(send(session, ask)) for ask in asks[:TELLING]]
         await asyncio.sleep(0.3)
         jobs = [job for job in jobs if not job.done()]  # drafts that are looked up make some answers short work
         watching.engine_core(server).kill()
         told = await asyncio.gather(*jobs, return_exceptions=True)
     left = await asyncio.to_thread(watching.wait_until_ended, server, those, SECONDS_TO_END)
-    words = [type(each).__name__ if isinstance(each, BaseException) else each[0] for each in told]
-    wrong = [
-        f"after the engine was killed a client got {word}" for word in words if word in ("answered", "TimeoutError")
-    ]
-    if left["processes left"] or not left["said"]:
+    endings = {type(end).__name__ if isinstance(end, BaseException) else end[0] for end in told}
+    wrong = [f"after the engine was killed a client got {end}" for end in endings & {"answered", "TimeoutError"}]
+    if left["processes left"] or not left["log"]:
         wrong.append(f"after the engine was killed: {left}")
-    return left | {"clients got": sorted(set(words))}, wrong
+    return left | {"clients got": sorted(endings)}, wrong
 
 
 def run(seconds: float, runner: str, clients: int = 64, questions: int = 120) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def run(seconds: float, runner: str, clients: int = 64, questions: int = 120) ->
     with serving(runner, port) as server:
         again = asyncio.run(answers(server.url, known[:8]))
         restarted = round(time.monotonic() - began, 1)
-    if any(answer != right[number] for each in (first, again) for number, answer in each.items()):
+    if any(answer != right[number] for number, answer in [*first.items(), *again.items()]):
         wrong.append("answers before the soak, or after the restart, are not the unspeculated ones")
     return {
         "runner": runner,

@@ -38,7 +38,7 @@ class Ask:
 
 def greedy_questions(count: int) -> list[Ask]:
     """Questions of which each has one right answer."""
-    prompts, rng, made = heldout(), random.Random(0), []
+    prompts, rng, questions = heldout(), random.Random(0), []
     for number in range(count):
         kind = rng.choice(KINDS)
         text = " ".join(rng.choices(prompts, k=rng.randint(1, 3)))
@@ -61,8 +61,8 @@ def greedy_questions(count: int) -> list[Ask]:
             body["echo"] = True
         if kind == "stop":
             body["stop"] = [rng.choice(("e", "self", "\n", " the", "()"))]
-        made.append(Ask(kind, path, body, known=number))
-    return made
+        questions.append(Ask(kind, path, body, known=number))
+    return questions
 
 
 def traffic(seed: int, known: list[Ask], prompts: list[str], filtered: bool) -> Iterator[Ask]:

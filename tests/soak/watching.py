@@ -39,7 +39,7 @@ def sample(server: Server, began: float) -> dict[str, float]:
 
 def growth(curve: list[dict[str, float]], name: str) -> tuple[float, float]:
     """The median of the second quarter of a curve, and that of the last."""
-    values, quarter = [each[name] for each in curve], len(curve) // 4
+    values, quarter = [sample[name] for sample in curve], len(curve) // 4
     return median(values[quarter : 2 * quarter] or values), median(values[-quarter:] or values)
 
 
@@ -56,12 +56,12 @@ def grown(curve: list[dict[str, float]]) -> list[str]:
 
 def counters(server: Server) -> dict[str, float]:
     """vLLM's counters, each summed over its labels; those of finished requests and of positions by label, too."""
-    found: dict[str, float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     for name, labels, value in re.findall(r"^(vllm:\w+)\{(.*)\} (\S+)$", server.get("/metrics"), re.MULTILINE):
-        found[name] += float(value)
+        sums[name] += float(value)
         for key, word in re.findall(r'(finished_reason|position)="(\w+)"', labels):
-            found[f"{name} {key}={word}"] += float(value)
-    return found
+            sums[f"{name} {key}={word}"] += float(value)
+    return sums
 
 
 def add_up(now: dict[str, float], before: dict[str, float], tally: Tally) -> list[str]:
@@ -112,9 +112,9 @@ def wait_until_ended(server: Server, those: list[psutil.Process], seconds: float
     began = time.monotonic()
     while (left := list(filter(_runs, those))) and time.monotonic() - began < seconds:
         time.sleep(0.1)
-    said = [line for line in server.log().splitlines() if re.search(r"EngineDead|died|Engine core", line)]
+    lines = [line for line in server.log().splitlines() if re.search(r"EngineDead|died|Engine core", line)]
     return {
         "seconds": round(time.monotonic() - began, 1),
         "processes left": [process.pid for process in left],
-        "said": said[0][:300] if said else "",
+        "log": lines[0][:300] if lines else "",
     }

@@ -68,9 +68,9 @@ def test_named_files_exist(page: Path) -> None:
     }
     for name in sorted(named):
         path, _, test = name.partition("::")
-        found = [file for file in FILES if f"/{file}".endswith(f"/{path}") or file.startswith(f"{path[:-3]}/")]
-        assert found, f"{page.name} names {path}, which does not exist"
-        assert not test or f"def {test}" in (ROOT / found[0]).read_text(), f"{path} has no {test}"
+        files = [file for file in FILES if f"/{file}".endswith(f"/{path}") or file.startswith(f"{path[:-3]}/")]
+        assert files, f"{page.name} names {path}, which does not exist"
+        assert not test or f"def {test}" in (ROOT / files[0]).read_text(), f"{path} has no {test}"
 
 
 def test_the_architecture_names_every_room() -> None:
