@@ -16,14 +16,12 @@ from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
 from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.probe import num_steps, watched
 from benchmarks.roofline import draft_step_roofline
-from benchmarks.shapes import GPT_OSS_20B
 from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine
 
 PROMPT, TOKENS, REPEATS = (128, 512, 2) if HAS_GPU else (8, 8, 2)
 START_SECONDS, TIMED_SECONDS = 170 * SLOWER, 100 * SLOWER  # the limits of an arm's two stages
 STEPS, WARM = (30, 5) if HAS_GPU else (3, 1)
-TARGET = GPT_OSS_20B if HAS_GPU else HEAD.target.config()
 # A dummy router sends every token to the same experts, so that few of them are read: the target would be too fast.
 ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 
@@ -44,7 +42,7 @@ def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
     """A cell of the engine at every concurrency of one arm, then one of its draft step at each, in this process."""
     drafting = ARMS[arm]
     turns.share(START_SECONDS)
-    engine, drafter = dummy_llm(drafting, TARGET, HEAD, batches, 4096)
+    engine, drafter = dummy_llm(drafting, batches)
     turns.have_to_itself(TIMED_SECONDS)
     copied = copy_bandwidth()
     for c in batches:

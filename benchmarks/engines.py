@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import HAS_GPU
-from benchmarks.shapes import GPT_OSS_HEAD, TINY_HEAD, HeadShape, write_config
+from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY_HEAD, write_config
 
-HEAD = GPT_OSS_HEAD if HAS_GPU else TINY_HEAD  # that engines are measured with
+# What engines are measured with: a head, and its target's config.json.
+HEAD, TARGET = (GPT_OSS_HEAD, GPT_OSS_20B) if HAS_GPU else (TINY_HEAD, TINY_HEAD.target.config())
 MOST_K = 7  # of an arm
 
 
@@ -55,18 +56,11 @@ def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
     return {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
 
 
-def dummy_pair(
-    arm: EngineArm, target: dict[str, Any], head: HeadShape, batches: list[int], max_model_len: int, folder: Path
-) -> dict[str, Any]:
-    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm.
-
-    Args:
-        target: its config.json.
-        max_model_len: on a GPU; 128 on a CPU.
-    """
+def dummy_pair(arm: EngineArm, batches: list[int], folder: Path) -> dict[str, Any]:
+    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm."""
     most, k = max(batches), arm.k
     arguments: dict[str, Any] = {
-        "model": write_config(folder / "target", target),
+        "model": write_config(folder / "target", TARGET),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "disable_log_stats": False,  # its counters say what was accepted
@@ -76,7 +70,7 @@ def dummy_pair(
         "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * MOST_K * most) + (MOST_K - 1) * most,
     }
     if HAS_GPU:
-        arguments |= {"dtype": "bfloat16", "max_model_len": max_model_len}
+        arguments |= {"dtype": "bfloat16", "max_model_len": 4096}
         # A size that profiling would find forbids other processes to allocate meanwhile.
         arguments |= {"kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
         arguments["compilation_config"] = graph_sizes(batches, k)
@@ -84,7 +78,7 @@ def dummy_pair(
         arguments |= {"dtype": "float32", "max_model_len": 128}
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
     if k:
-        model = write_config(folder / "head", head.config(arm.parallel))
+        model = write_config(folder / "head", HEAD.config(arm.parallel))
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
         # Without look-up, so that the drafts are the head's own. Stock vLLM has none, and refuses 0 in this field.
         speculative |= {"parallel_drafting": True} if arm.parallel else {}
@@ -95,9 +89,7 @@ def dummy_pair(
     return arguments
 
 
-def dummy_llm(
-    arm: EngineArm, target: dict[str, Any], head: HeadShape, batches: list[int], max_model_len: int
-) -> tuple[Any, Any]:
+def dummy_llm(arm: EngineArm, batches: list[int]) -> tuple[Any, Any]:
     """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
 
     Raises:
@@ -107,9 +99,9 @@ def dummy_llm(
     from vllm import LLM
 
     # The folder's path is part of the key by which vLLM keeps what it compiled.
-    digest = hashlib.sha256(json.dumps([target, head.config(arm.parallel)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([TARGET, HEAD.config(arm.parallel)]).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), f"peagle-dummy-{digest}")
-    llm = LLM(**dummy_pair(arm, target, head, batches, max_model_len, folder))
+    llm = LLM(**dummy_pair(arm, batches, folder))
     drafter = drafter_of(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")

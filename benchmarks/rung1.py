@@ -10,11 +10,11 @@ from benchmarks.arms import HAS_GPU, SLOWER, call
 from benchmarks.page import Goal, Table, median
 from benchmarks.parts import CELLS, PYTEST, Part
 
-KERNELS = ("prepare_inputs", "gather_hidden")
-KERNELS += ("select_candidates", "lookup_drafts") if HAS_GPU else ()
-# (attention backend, how the engine runs it), as tests/gpu names them; one case is enough for a rehearsal
+# A rehearsal has one kernel and one case of drafts: the suite has all of them.
+KERNELS = ("prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts") if HAS_GPU else ("gather_hidden",)
+# (attention backend, how the engine runs it), as tests/gpu names them
 BACKENDS, SHARED_MODES = (
-    (("FLASH_ATTN", "TRITON_ATTN"), ("full", "eager")) if HAS_GPU else (("CPU_ATTN",), ("eager pressed",))
+    (("FLASH_ATTN", "TRITON_ATTN"), ("full", "eager")) if HAS_GPU else (("CPU_ATTN",), ("eager lookup",))
 )
 # Leaves the KV cache's size to vLLM, which allows no other process to allocate meanwhile.
 COMPILED = [f"{backend} compiled" for backend in BACKENDS] if HAS_GPU else []

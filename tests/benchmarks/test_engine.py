@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import arms, engine, engines
-from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD
 
 
 @pytest.mark.parametrize("k", [3, 5, 7, 10])
@@ -27,7 +26,7 @@ def test_arguments_for_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "HAS_GPU", True)
     for name, arm in engine.ARMS.items():
         assert 1 <= arm.length <= arm.k + 1
-        arguments = engines.dummy_pair(arm, GPT_OSS_20B, GPT_OSS_HEAD, [1, 64], 1024, tmp_path / name)
+        arguments = engines.dummy_pair(arm, [1, 64], tmp_path / name)
         compilation = CompilationConfig(**arguments["compilation_config"])
         assert {1, 64, 64 * (arm.k + 1)} <= set(compilation.cudagraph_capture_sizes)
         assert compilation.max_cudagraph_capture_size == 64 * (2 * arm.k if arm.k else 1)
@@ -45,5 +44,5 @@ def test_cells_are_compared_with_ours_at_the_same_place():
     """What ours takes of each other one's figure; nothing where ours is not measured."""
     figures = ((engine.STOCK_PEAGLE, 1, 300), (engine.OURS, 1, 120), (engine.OURS, 64, 270), (engine.EAGLE3, 64, 540))
     cells = [{"arm": arm, "k": 7, "c": c, "device_us": {"median": us}} for arm, c, us in figures]
-    found = arms.compared([*cells, cells[0] | {"k": 5}], engine.OURS, ("k", "c"), "device_us")
-    assert [cell.get(f"{engine.OURS} / it") for cell in found] == [0.4, 1.0, 1.0, 0.5, None]
+    compared = arms.compared([*cells, cells[0] | {"k": 5}], engine.OURS, ("k", "c"), "device_us")
+    assert [cell.get(f"{engine.OURS} / it") for cell in compared] == [0.4, 1.0, 1.0, 0.5, None]

@@ -36,7 +36,7 @@ def test_a_rehearsal_of_rung_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PEAGLE_COMMIT", "the copied one")
     page, archived = rehearse(1, rung1, tmp_path)
     assert re.search(r"^MISSED: tokens/s over EAGLE-3 K=3, V2 at 1 is ", page, re.M)
-    assert re.search(r"^drafts CPU_ATTN eager pressed: (\d+) of \1 tests passed, [1-9]", page, re.M)
+    assert re.search(r"^drafts CPU_ATTN eager lookup: (\d+) of \1 tests passed, [1-9]", page, re.M)
     result = json.loads((tmp_path / "rung-1.json").read_text())
     assert result["commit"] == "the copied one" and "samples" not in str(result["cells"])
     assert {"page-1.txt", STATE, "kernels.1.json", "kernels.1.log"} <= archived

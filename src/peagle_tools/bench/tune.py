@@ -72,6 +72,7 @@ def tune(
     from peagle_tools.bench.schedule import advice
     from peagle_tools.bench.suite import read_suite, slug
     from peagle_tools.bench.sweep import Sweep
+    from peagle_tools.shared.prompt_files import read_prompts
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import find
     from peagle_vllm.heads.head import read_head
@@ -80,10 +81,11 @@ def tune(
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
     with one_line_errors():
-        lines = _prompt_lines(prompts, target) if prompts else []
-        read = read_head(find(head))
-        exit_if_unfit(check(read, read_target(target)))
-    deepest = read.trained_depth or 7
+        chats = read_prompts(prompts, target) if prompts else []
+        lines = [json.dumps({"messages": messages}) + "\n" for messages in chats]
+        checked = read_head(find(head))
+        exit_if_unfit(check(checked, read_target(target)))
+    deepest = checked.trained_depth or 7
     depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
     config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
     arms: dict[str, Any] = {"none": {}, "P-EAGLE": {"speculative_config": config, "k": depths}}
@@ -133,13 +135,6 @@ def tune(
     for line in warnings(DATASET, measured):
         print(f"Warning: {line}")
     print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
-
-
-def _prompt_lines(prompts: Path, target: str) -> list[str]:
-    """Each prompt as a line of the suite's own file."""
-    from peagle_tools.shared.prompt_files import read_prompts
-
-    return [json.dumps({"messages": messages}) + "\n" for messages in read_prompts(prompts, target)]
 
 
 def _as_in_suite(model: str, folder: Path) -> str:
