@@ -67,7 +67,7 @@ next-wheel: env # read as source, and run without its compiled part, so any plat
 	@ls $(next_wheel) >/dev/null 2>&1 || $(py) -m pip download --quiet --no-deps --dest $(dir $(next_wheel)) \
 		--platform manylinux_2_28_x86_64 --python-version 3.12 --only-binary=:all: vllm==$(strip $(VLLM_NEXT))
 
-# What vLLM $(VLLM_NEXT)'s torch pins (torch 2.14: triton~=3.8.0), beside .venv's: its compiler, and its own launcher.
+# What vLLM $(VLLM_NEXT)'s torch pins (torch 2.14: triton~=3.8.0), apart from .venv's: its compiler and its launcher.
 triton_next := .cache/triton-3.8.0
 .PHONY: compile-next
 compile-next: env ## the kernels compiled and launched by the next vLLM's Triton (two minutes)

@@ -37,7 +37,7 @@ ENVIRONMENT = {
 ON_CPU = {
     "OMP_NUM_THREADS": "1",  # one thread is fastest on models this small
     # What is compiled ahead of time cannot be loaded again on a CPU ("no attribute 'finalize_loading'", vLLM 0.33 too),
-    # so every start would compile anew; Inductor's own cache works.
+    # so every start would compile again; Inductor's own cache works.
     "VLLM_USE_AOT_COMPILE": "0",
 }
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.

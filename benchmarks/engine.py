@@ -19,14 +19,15 @@ from benchmarks.roofline import draft_step_roofline
 from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine
 
-PROMPT, TOKENS, REPEATS = (128, 512, 2) if HAS_GPU else (8, 8, 2)
+PROMPT, TOKENS = (128, 512) if HAS_GPU else (8, 8)
+REPEATS = 2
 START_SECONDS, TIMED_SECONDS = 170 * SLOWER, 100 * SLOWER  # the limits of an arm's two stages
 STEPS, WARM = (30, 5) if HAS_GPU else (3, 1)
 # A dummy router sends every token to the same experts, so that few of them are read: the target would be too fast.
 ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 
-OURS = "P-EAGLE K=7, V2"
-STOCK_PEAGLE, EAGLE3, NONE = "stock P-EAGLE K=7, V1", "EAGLE-3 K=3, V2", "none"
+OURS, NONE = "P-EAGLE K=7, V2", "none"
+STOCK_PEAGLE, EAGLE3 = "stock P-EAGLE K=7, V1", "EAGLE-3 K=3, V2"
 # With the published acceptance length at each K. The first ones make the ratios.
 ARMS = {
     OURS: EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),

@@ -1,7 +1,7 @@
 """A rung of measurements on a GPU, most valuable part first: ``python -m benchmarks.gpu_day RUNG --seconds N``.
 
 A rung is a list of parts, each a process with a limit. Every finished test and cell is written at once and kept,
-whoever is killed. The command ends within N seconds; called again, it goes on with what is not done. At its end one
+whoever is killed. The command ends within N seconds; called again, it continues with what is not done. At its end one
 folder holds one page of text, the results in one file, and one archive of all results and logs. Without a GPU the same
 parts run at tiny shapes, for rehearsal. The exit status is 0 once every part is done.
 """

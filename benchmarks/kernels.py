@@ -18,8 +18,9 @@ from peagle_kernels import DraftBatch, KVGroups, TargetBatch, allocate_buffers, 
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
-# Of hidden states; requests; rows of a chunk of each one's prompt; draft tokens.
-WIDTHS, REQUESTS, CHUNK, K = ((2880, 2048, 4096), 4, 2048, 7) if HAS_GPU else ((64,), 2, 32, 3)
+WIDTHS = (2880, 2048, 4096) if HAS_GPU else (64,)  # of hidden states
+REQUESTS, CHUNK = (4, 2048) if HAS_GPU else (2, 32)  # and the rows of each request's prompt
+K = 7 if HAS_GPU else 3
 MAX_MODEL_LEN, BLOCK_SIZE = 16384, 16
 
 

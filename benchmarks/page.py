@@ -101,7 +101,7 @@ def from_log(part: Part, folder: Path) -> Iterator[str]:
     """Backends that vLLM chose, waits for the GPU and late compilations, of the part's last try."""
     logs = sorted(folder.glob(f"{part.label}.[0-9].log"))
     text = logs[-1].read_text(errors="replace") if logs else ""
-    # Tests start several engines in one process, and vLLM's watch goes on while the later ones warm up.
+    # Tests start several engines in one process, and vLLM keeps watching while the later ones warm up.
     notes = sorted({*BACKEND.findall(text), *(LATE.findall(text) if TESTS not in part.command else ())})
     if waits := text.count(WAIT):
         notes.append(f"{waits} x {WAIT}")

@@ -57,7 +57,8 @@ def is_full_decode(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, k:
 @contextmanager
 def watched(drafter: Any, batch: int, k: int, repeats: int, warm: int) -> Iterator[Steps]:
     """Time the decode steps of full batches: after ``warm`` of them ``repeats`` of each kind, then the traced one."""
-    propose, steps, seen = drafter.propose, Steps(), 0
+    propose, steps = drafter.propose, Steps()
+    seen = 0
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def step(call: Callable[[], Any]) -> Any:

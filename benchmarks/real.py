@@ -3,7 +3,7 @@
 ``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
 the engines of all arms live at once, and answer one prompt after the other in turn, timed. Acceptance is kept, prompt
 by prompt, in benchmarks/results/acceptance.jsonl and not measured again, unless arm, head, settings or device have
-changed (remove it after a change of the drafting): a row names its commit. Tokens/s are measured anew.
+changed (remove it after a change of the drafting): a row names its commit. Tokens/s are measured each time.
 """
 
 import argparse
@@ -40,13 +40,15 @@ from peagle_vllm.heads import convert as converting
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head
 
-TARGET, PROMPTS, HEADS = ROOT / ".cache/real-target", ROOT / ".cache/real-prompts", ROOT / "models/real"
+TARGET, HEADS = ROOT / ".cache/real-target", ROOT / "models/real"
+PROMPTS = ROOT / ".cache/real-prompts"
 WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
 KEPT = RESULT.with_name("acceptance.jsonl")
 SETS = ("humaneval", "mt-bench")
 MAX_TOKENS = {"humaneval": 128, "mt-bench": 256}  # of an answer
 MOST = 16  # requests in flight where acceptance is measured
-TIMED_PROMPTS, TIMED_TOKENS, IN_FLIGHT, REPEATS = 8, 64, (1, 4, 8), 3
+TIMED_PROMPTS, TIMED_TOKENS = 8, 64
+IN_FLIGHT, REPEATS = (1, 4, 8), 3
 RESAMPLES = 2000
 THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 ENGINE = {"dtype": quick_dtype(), "max_num_seqs": MOST, "kv_cache_memory_bytes": 384 << 20}
@@ -298,7 +300,7 @@ def resampled(counts: np.ndarray) -> np.ndarray:
 
 
 def interval(samples: np.ndarray) -> list[float]:
-    """95% of ``samples`` lie in it."""
+    """The central 95% of ``samples``."""
     return [round(float(edge), 4) for edge in np.percentile(samples, (2.5, 97.5))]
 
 

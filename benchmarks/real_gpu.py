@@ -47,7 +47,8 @@ REPEATS = 3 if HAS_GPU else 1
 LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer
 PART_OF_A_SET = None if HAS_GPU else 2  # prompts whose acceptance is measured; None: all
 START_SECONDS, TIMED_SECONDS = 150 * SLOWER, 45 * SLOWER  # the limits of an arm's two stages
-RATE, REQUESTS, ANSWER = (32, 160, 128) if HAS_GPU else (4, 4, 8)  # of the server: requests a second, in all; tokens
+RATE, REQUESTS = (32, 160) if HAS_GPU else (4, 4)  # of the server: requests a second, and in all
+ANSWER = 128 if HAS_GPU else 8  # tokens
 PERCENTILES = ("p50_ttft", "p99_ttft", "p50_tpot")  # of what ``vllm bench serve`` reports
 TEMPERATURES = (0.7, 1.0)
 # More draft tokens for few requests than for many: [first batch size, last, K].
@@ -152,7 +153,8 @@ def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:
     number = max(c, TIMED_PROMPTS if HAS_GPU else c)
     turns_of = read_set(name, number)
     chats = [turns_of[at % len(turns_of)][:1] for at in range(number)]
-    how, tokens, began = {"max_tokens": TIMED_TOKENS, **sampling, **LESS}, 0, time.perf_counter()
+    how = {"max_tokens": TIMED_TOKENS, **sampling, **LESS}
+    tokens, began = 0, time.perf_counter()
     for at in range(0, number, c):
         tokens += sum(len(output.token_ids) for output in engine.answer(chats[at : at + c], **how))
     return tokens / (time.perf_counter() - began)
@@ -199,7 +201,8 @@ def serve(arm: str, log: str) -> Iterator[dict[str, Any]]:
             "concurrency": [MOST],
         }
     )
-    cell, here, out = Cell(arm, drafting.k, "HumanEval", MOST, 1), Path(log).parent, Path(log).name
+    cell = Cell(arm, drafting.k, "HumanEval", MOST, 1)
+    here, out = Path(log).parent, Path(log).name
     turns.share(START_SECONDS)
     env = client.environment(suite, arm)
     with Server(client.serve_arguments(suite, arm, drafting.k), None, cwd=here, env=env, log=here / f"{out}.log") as up:

@@ -22,7 +22,8 @@ def draft_step_roofline(
         parallel: one forward of the P-EAGLE head; False: K forwards of an EAGLE-3 head of the same width.
         context: tokens that each request attends over.
     """
-    model, weights, drafts, forwards = head.target, head.weights(parallel), batch * k, 1 if parallel else k
+    model, weights = head.target, head.weights(parallel)
+    drafts, forwards = batch * k, 1 if parallel else k
     captured, rows = (batch * (k + 1), 2 * drafts) if parallel else (batch, drafts)
     keys = head.layers(parallel) * context * model.head_dim * model.num_key_value_heads  # of a request
     return {

@@ -24,7 +24,7 @@ ON_KERNELS = {"CUDA_LAUNCH_BLOCKING": "1"} if HAS_GPU else {"TRITON_INTERPRET": 
 # vLLM says where a step makes the host wait for the GPU, once it has warmed up. Not in "compiled", whose later engines
 # would be traced through the wrappers.
 SYNC_CHECK = "VLLM_GPU_SYNC_CHECK"
-# In seconds. An engine waits for what runs beside it, which must leave it its time where it hangs.
+# In seconds. An engine waits for the parts that run with it; one that hangs must leave it its time.
 SHARED_LIMIT, ENGINE_LIMIT = 180 * SLOWER, 280 * SLOWER
 
 NOTES = (

@@ -14,7 +14,7 @@ OURS, NONE = "P-EAGLE K=3", "none"
 LOOKUP, EAGLE3 = "P-EAGLE with look-up K=5", ("EAGLE-3 K=2", "EAGLE-3 K=3")
 FOR_FULL_BATCHES = ("P-EAGLE, adaptive verification K=5", "P-EAGLE by batch size K=5")
 LATE = "EAGLE-3, sampled K=3"  # the least valuable engine starts with the servers
-# In seconds: a part waits for the start, and then for the turns, of all that run beside it.
+# In seconds: a part waits for the start, and then for the turns, of all that run with it.
 ENGINE_LIMIT, SERVER_LIMIT = 270 * SLOWER, 110 * SLOWER
 
 NOTES = (

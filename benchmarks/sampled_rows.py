@@ -19,8 +19,8 @@ from peagle_kernels.dispatch import runs_twin
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
-# Requests, draft tokens of each, tokens of the vocabulary, candidates of a row.
-REQUESTS, K, VOCAB, CANDIDATES = ((1, 64), 7, 201_088, (16, 64)) if HAS_GPU else ((1,), 3, 512, (4,))
+REQUESTS, K = ((1, 64), 7) if HAS_GPU else ((1,), 3)
+VOCAB, CANDIDATES = (201_088, (16, 64)) if HAS_GPU else (512, (4,))  # tokens, and candidates of a row
 RANK = 64  # of the committed heads' selectors
 
 

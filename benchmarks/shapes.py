@@ -29,7 +29,7 @@ class Model:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """A drafter and the target it stands beside."""
+    """A drafter and its target."""
 
     target: Model  # hidden size and vocabulary are the head's as well
     intermediate: int  # of the head's MLP

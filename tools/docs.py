@@ -67,7 +67,8 @@ def gpu_kernels() -> str:
     """Kernels on a GPU, at gpt-oss-20b's width and for a selector's candidates."""
     rows = []
     for cell in (cell for cell in read("gpu/rung-1")["cells"] if "kernel" in cell):
-        name, shape, share = cell["kernel"], f"{cell['rows']:,} x {cell['width']:,}", cell.get("of_copy_bandwidth")
+        name, shape = cell["kernel"], f"{cell['rows']:,} x {cell['width']:,}"
+        share = cell.get("of_copy_bandwidth")
         if cell.get("candidates", CANDIDATES) != CANDIDATES or (share and cell["width"] != WIDTH):
             continue
         of_copies = f"{share:.0%}" if share else ""
@@ -105,7 +106,7 @@ def targets() -> str:
     return table(("target", "stock P-EAGLE V1, rows", "plugin V1, rows", "plugin V2, rows"), rows)
 
 
-# Page -> what stands between the markers of these names.
+# Page -> its tables, between markers of their names.
 GENERATED = {
     "README.md": [gpu],
     "docs/features.md": [targets],

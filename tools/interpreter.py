@@ -96,7 +96,8 @@ def _make_dtypes_once() -> None:
     """For speed alone: a table of twenty dtypes is made for each operation."""
     from triton.runtime import interpreter
 
-    tl, get_np_dtype, dtypes = interpreter.tl, interpreter._get_np_dtype, dict[str, Any]()
+    tl, get_np_dtype = interpreter.tl, interpreter._get_np_dtype
+    dtypes = dict[str, Any]()
 
     def _get_np_dtype(dtype: Any) -> Any:
         if isinstance(dtype, tl.block_type):

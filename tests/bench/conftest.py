@@ -33,7 +33,7 @@ warmups: 0
 
 @pytest.fixture
 def suite_file(tmp_path: Path) -> Path:
-    """The suite above, with everything it names beside it."""
+    """The suite above, in a folder with everything that it names."""
     folder = tmp_path / "suite"
     for name in ("target", "eagle", "peagle"):
         (folder / name).mkdir(parents=True)

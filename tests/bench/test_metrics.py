@@ -55,7 +55,7 @@ def test_steps_are_counted_where_their_drafts_were_made() -> None:
 
 
 def test_spread_and_ratio() -> None:
-    a, b = Spread.of([10, 12, 11]), Spread.of([10.5, 9, 10])
+    a, b = Spread.from_samples([10, 12, 11]), Spread.from_samples([10.5, 9, 10])
     assert (a.median, a.low, a.high, a.repeats) == (11, 10, 12, 3)
     r = a.over(b)
     assert (r.median, r.low, r.high) == (1.1, 10 / 10.5, 12 / 9)

@@ -23,7 +23,8 @@ class Trial:
     """One suite, one results folder, and the stand-ins' log."""
 
     def __init__(self, suite: Path):
-        self.suite, self.results, self.log = suite, suite.parent.parent / "results", suite.parent.parent / "log"
+        self.suite, folder = suite, suite.parent.parent
+        self.results, self.log = folder / "results", folder / "log"
         self.log.touch()
 
     def start(self, **environment: str) -> "subprocess.Popen[str]":
@@ -62,7 +63,7 @@ class Trial:
         self.suite.write_text(text.replace(old, new))
 
     def assert_nothing_is_left(self) -> None:
-        """No stand-in runs, and no half-written file lies about."""
+        """No stand-in runs, and there is no half-written file."""
         deadline = time.monotonic() + 10
         pids = [int(pid) for word in ("server", "client") for pid in self.lines(word)]
         while alive := {p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != "zombie"} & {*pids}:

@@ -29,7 +29,7 @@ def prompts(elsewhere: Path) -> Path:
 
 def rates(k: int, concurrency: int) -> Spread:
     cells = (r for r in read_results(Path(SWEEP)) if (r.cell.k, r.cell.concurrency) == (k, concurrency))
-    return Spread.of(r.raw["output_throughput"] for r in cells)
+    return Spread.from_samples(r.raw["output_throughput"] for r in cells)
 
 
 def scale(pattern: str, factor: float) -> None:

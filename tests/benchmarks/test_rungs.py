@@ -146,8 +146,8 @@ def imported(has_gpu: bool, code: str) -> Any:
 def test_what_rung_1_would_run(has_gpu: bool) -> None:
     """Every engine whose drafts are compared checks for waits, none that is timed, and no two parts share a file.
 
-    On a GPU host, which gives a rung 430 seconds, the first engine is still measured where a part beside it hangs, and
-    no three engines start at the same time.
+    On a GPU host, which gives a rung 430 seconds, the first engine is still measured where another part hangs, and no
+    three engines start at the same time.
     """
     code = """
 import json

@@ -5,7 +5,7 @@ Greedy output notices none of them: the target corrects every wrong draft. That 
 The file reads like a diff. Below the path of a product file its mutants, with a blank line between them:
 
     what is broken
-    - the text, without its indentation; it stands exactly once in the file
+    - the text, without its indentation; it is there exactly once in the file
     + what replaces it; nothing deletes it
     ! the test that must fail on plugin-v2        left out: DECODING, on the arm that the places tell
 """
@@ -26,7 +26,7 @@ class Mutation:
 
     name: str
     file: str
-    old: str  # stands exactly once in ``file``
+    old: str  # exactly once in ``file``
     new: str
     killer: str  # pytest node id of the test that must fail
     named_arm: str  # PEAGLE_TEST_ARM for it, where its place does not tell

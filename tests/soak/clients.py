@@ -97,12 +97,11 @@ async def client(url: str, asks: Iterable[Ask], right: Mapping[int, Answer], tal
                 return
             tally.asked[ask.kind] += 1
             try:
-                ended, answers, usage = await send(session, ask)
+                note(tally, ask, *await send(session, ask), right)
             except TimeoutError:
-                ended, answers, usage = "stuck", [], {}
+                note(tally, ask, "stuck", [], {}, right)
             except (aiohttp.ClientError, ValueError) as error:
-                ended, answers, usage = f"failed: {type(error).__name__}: {error}", [], {}
-            note(tally, ask, ended, answers, usage, right)
+                note(tally, ask, f"failed: {type(error).__name__}: {error}", [], {}, right)
 
 
 def note(

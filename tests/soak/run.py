@@ -50,8 +50,7 @@ def serving(runner: str, port: int, speculated: bool = True) -> Iterator[Server]
             yield server
         except BaseException:
             log = server.log()
-            first = max(log.find("Traceback"), 0)
-            print(f"the server wrote:\n{log[first:][:4000]}\n...\n{log[-2000:]}", file=sys.stderr)
+            print(f"the server wrote:\n{log[max(log.find('Traceback'), 0) :][:6000]}", file=sys.stderr)
             raise
 
 
@@ -74,7 +73,8 @@ async def soak(
     server: Server, known: list[Ask], right: dict[int, Answer], seconds: float, clients: int, filtered: bool
 ) -> tuple[Tally, list[dict[str, float]]]:
     """Clients at once, and a sample of the server's memory every so often."""
-    tally, prompts, curve, began = Tally(), heldout(), [], time.monotonic()
+    tally, prompts = Tally(), heldout()
+    curve, began = [], time.monotonic()
     until = asyncio.get_running_loop().time() + seconds
     jobs = [
         asyncio.create_task(client(server.url, traffic(seed, known, prompts, filtered), right, tally, until))

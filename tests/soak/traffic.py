@@ -38,7 +38,8 @@ class Ask:
 
 def greedy_questions(count: int) -> list[Ask]:
     """Questions of which each has one right answer."""
-    prompts, rng, questions = heldout(), random.Random(0), []
+    prompts, rng = heldout(), random.Random(0)
+    questions = []
     for number in range(count):
         kind = rng.choice(KINDS)
         text = " ".join(rng.choices(prompts, k=rng.randint(1, 3)))

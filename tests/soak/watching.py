@@ -46,12 +46,11 @@ def growth(curve: list[dict[str, float]], name: str) -> tuple[float, float]:
 def grown(curve: list[dict[str, float]]) -> list[str]:
     """What did not stay flat, a line each."""
     (before, after), (files, files_after) = growth(curve, "megabytes"), growth(curve, "files")
-    wrong = []
-    if after > before * ROOM[0] + ROOM[1]:
-        wrong.append(f"memory grew from {before} MB to {after} MB")
-    if files_after > files + 64:  # as many as there are clients
-        wrong.append(f"open files grew from {files} to {files_after}")
-    return wrong
+    bounds = {
+        f"memory grew from {before} MB to {after} MB": after <= before * ROOM[0] + ROOM[1],
+        f"open files grew from {files} to {files_after}": files_after <= files + 64,  # as many as there are clients
+    }
+    return [line for line, ok in bounds.items() if not ok]
 
 
 def counters(server: Server) -> dict[str, float]:
@@ -69,9 +68,8 @@ def add_up(now: dict[str, float], before: dict[str, float], tally: Tally) -> lis
     by = {name: value - before.get(name, 0) for name, value in now.items()}
     finished = sum(by.get(f"vllm:request_success_total finished_reason={word}", 0) for word in ("stop", "length"))
     per_position = [by.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total position={i}", 0) for i in range(K)]
-    drafts, drafted, accepted = (
-        by[f"vllm:spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    drafts, drafted, accepted = (by[f"vllm:spec_decode_num_{name}_total"] for name in names)
     output, prompt = by["vllm:generation_tokens_total"], by["vllm:prompt_tokens_total"]
     expected = {
         "requests run": now["vllm:num_requests_running"] == 0,
@@ -87,11 +85,8 @@ def add_up(now: dict[str, float], before: dict[str, float], tally: Tally) -> lis
         "no preemption": by["vllm:num_preemptions_total"] > 0,
         "errors inside": by.get("vllm:request_success_total finished_reason=error", 0) == 0,
     }
-    return [
-        f"counters do not add up: {what}; the clients saw {vars(tally)}"[:900]
-        for what, ok in expected.items()
-        if not ok
-    ]
+    seen = str(vars(tally))[:600]
+    return [f"counters do not add up: {what}; the clients saw {seen}" for what, ok in expected.items() if not ok]
 
 
 def wait_until_idle(server: Server, seconds: float = 60) -> None:

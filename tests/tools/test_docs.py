@@ -37,7 +37,7 @@ def test_what_is_called_tested_has_a_test_on_that_runner() -> None:
 
 
 def test_figures_of_fuzzer_and_soaks() -> None:
-    """They stand in the feature table."""
+    """The feature table has them."""
     page = (ROOT / "docs/features.md").read_text()
     for arm in json.loads((docs.RESULTS / "fuzz.json").read_text()).values():
         assert f"tested: {arm['rows']:,} rows, none different" in page and not arm["differences"]
@@ -74,7 +74,7 @@ def test_named_files_exist(page: Path) -> None:
 
 
 def test_the_architecture_names_every_room() -> None:
-    """Each folder of the three packages and each file beside them, and in the ledger each patch."""
+    """Each folder of the three packages and each file next to them, and in the ledger each patch."""
     rooms = set(re.findall(r"\w+", ARCHITECTURE.split("## A batch")[0]))
     there = {
         Path(file).relative_to(package).parts[0].removesuffix(".py")

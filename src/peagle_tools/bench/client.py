@@ -85,7 +85,7 @@ def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
 
 
 def environment(suite: Suite, arm_name: str | None = None) -> dict[str, str]:
-    """Variables of an arm's server; without an arm those of the client, to which all arms must be alike."""
+    """Variables of an arm's server; without an arm those of the client, which treats all arms alike."""
     return ENVIRONMENT | suite.serve.environment | (suite.arms[arm_name].environment if arm_name else {})
 
 
@@ -170,7 +170,8 @@ def write_prompts(args: Any, file: Path) -> None:
     tokenizer = read_tokenizer(args.model) if in_template else None
     prompts = (as_text(tokenizer, messages, in_template) for messages in read_prompts(Path(args.prompts), args.model))
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
-    args.dataset_name, args.dataset_path, args.skip_chat_template = "custom", str(file), True
+    args.dataset_name, args.dataset_path = "custom", str(file)
+    args.skip_chat_template = True
 
 
 def main() -> None:

@@ -88,10 +88,12 @@ def compare(before: list[CellResult], after: list[CellResult], tolerance: float 
     bases = [without_speculation(points_of.values()) for points_of in (old, new)]
     changes, notes = [], []
     for c in common:
-        a, b, where = old[c], new[c], (c.dataset, c.concurrency)
+        a, b = old[c], new[c]
         if _configured(a, "dataset") != _configured(b, "dataset"):
             raise ToolError(f"{c.label}: other prompts or lengths in the two results: not comparable")
-        texts = [same_texts(point, base.get(where)) for point, base in zip((a, b), bases, strict=True)]
+        texts = [
+            same_texts(point, base.get((c.dataset, c.concurrency))) for point, base in zip((a, b), bases, strict=True)
+        ]
         ratios = {name: b.spread(metric).over(a.spread(metric)) for name, metric in SHOWN.items()}
         speed, worse = ratios["tokens/s"], []
         if speed.falls(tolerance):

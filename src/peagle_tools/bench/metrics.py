@@ -38,7 +38,7 @@ class Spread:
     repeats: int
 
     @classmethod
-    def of(cls, samples: Iterable[float]) -> "Spread":
+    def from_samples(cls, samples: Iterable[float]) -> "Spread":
         known = [value for value in samples if not math.isnan(value)]
         if not known:
             return cls(math.nan, math.nan, math.nan, 0)
@@ -100,7 +100,7 @@ class Point(Condition):
         return "--dtype float32 " in words and "--temperature 0.0 " in words
 
     def spread(self, name: str) -> Spread:
-        return Spread.of(metric(cell, name) for cell in self.cells)
+        return Spread.from_samples(metric(cell, name) for cell in self.cells)
 
     @property
     def tokens_per_second(self) -> Spread:

@@ -16,7 +16,7 @@ from peagle_tools.bench.metrics import Point, Spread, best_points
 
 COLORS = ("#808a96", "#3b82f6", "#ea580c", "#0d9488", "#a855f7", "#ca8a04", "#e11d48", "#65a30d")
 MARKERS = "os^DvPX*"
-INK = "#010203"  # stands for the colour of text and axes, until ``draw`` writes it as currentColor
+INK = "#010203"  # in place of the colour of text and axes, until ``draw`` writes it as currentColor
 SCHEMES = "<style>svg{color:#3d4650}@media(prefers-color-scheme:dark){svg{color:#b4bec9}}</style>"
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and in the page's own font
@@ -50,7 +50,8 @@ def _curve(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[Spread], col
 
     Each further series is thinner and its markers smaller: where two coincide, the one beneath still shows.
     """
-    ink, marker, size = COLORS[color % len(COLORS)], MARKERS[color % len(MARKERS)], max(4.0, 10 - 1.5 * color)
+    ink, marker = COLORS[color % len(COLORS)], MARKERS[color % len(MARKERS)]
+    size = max(4.0, 10 - 1.5 * color)
     style: Any = {"color": ink, "marker": marker, "markerfacecolor": "none", "markersize": size, "linewidth": size / 3}
     axes.plot(xs, [y.median for y in ys], label=name, **style)
     axes.fill_between(xs, [y.low for y in ys], [y.high for y in ys], color=ink, alpha=0.15)

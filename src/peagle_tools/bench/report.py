@@ -113,7 +113,7 @@ def as_csv(results: Iterable[CellResult]) -> str:
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
-    """What should not be: one repeat, lost text, AL that changes with concurrency."""
+    """What should not be: one repeat, other text, AL that changes with concurrency."""
     if all(p.repeats < 2 for p in points):
         yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
     base = without_speculation(points)

@@ -94,7 +94,7 @@ class Arm(Flags):
 
     @property
     def depths(self) -> list[int]:
-        """The depths to serve; 0 stands for no speculation."""
+        """The depths to serve; 0 is no speculation."""
         return self.k or [0]
 
     @property

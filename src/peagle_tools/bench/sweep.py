@@ -30,11 +30,11 @@ from peagle_tools.shared.server import Server, ServerFailed
 
 
 class Sweep:
-    """One sweep of ``cells`` of ``suite``, which lies in ``folder``, into ``results``."""
+    """One sweep of ``cells`` of ``suite``, whose file is in ``folder``, into ``results``."""
 
     def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
-        self.suite, self.folder, self.results = suite, folder.resolve(), results.resolve()
-        self.cells = cells
+        self.suite, self.cells = suite, cells
+        self.folder, self.results = folder.resolve(), results.resolve()
         self.versions, self.hardware = provenance.versions(), provenance.hardware()
 
     def run(self) -> int:
@@ -52,7 +52,8 @@ class Sweep:
             self._open()
             files = {cell: self.results / f"cells/{cell.id}.json" for cell in self.cells}
             missing = [cell for cell, file in files.items() if not (file.exists() and read_cell(file).ok)]
-            self._began, self._left, self._kept, failed = time.monotonic(), len(missing), 0, 0
+            self._began, failed = time.monotonic(), 0
+            self._left, self._kept = len(missing), 0
             for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
                 failed += self._serve(list(group))
         total = len(self.cells)
@@ -90,7 +91,8 @@ class Sweep:
         """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
         failed = starts = 0
         while missing:
-            first, served, starts = missing[0], 0, starts + 1
+            first, starts = missing[0], starts + 1
+            served = 0
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
             log = self.results / f"logs/{first.server_id}-server{f'-{starts}' if starts > 1 else ''}.log"
             try:
