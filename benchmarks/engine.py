@@ -8,23 +8,46 @@ over the roofline, which is the bytes that the step must move at the measured co
 models, few tokens, the wall clock, and whatever acceptance random weights give.
 """
 
+import gc
+import hashlib
+import json
+import os
+import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks import arms, compiled, turns
 from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
-from benchmarks.engines import HEAD, EngineArm, dummy_llm, generate
 from benchmarks.probe import num_steps, watched
 from benchmarks.roofline import draft_step_roofline
+from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY_HEAD, write_config
 from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine
 
+# What engines are measured with: a head, and its target's config.json.
+HEAD, TARGET = (GPT_OSS_HEAD, GPT_OSS_20B) if HAS_GPU else (TINY_HEAD, TINY_HEAD.target.config())
+MOST_K = 7  # of an arm
 PROMPT, TOKENS = (128, 512) if HAS_GPU else (8, 8)
 REPEATS = 2
 START_SECONDS, TIMED_SECONDS = 170 * SLOWER, 100 * SLOWER  # the limits of an arm's two stages
 STEPS, WARM = (30, 5) if HAS_GPU else (3, 1)
 # A dummy router sends every token to the same experts, so that few of them are read: the target would be too fast.
 ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
+
+
+@dataclass(frozen=True)
+class EngineArm:
+    """A drafter on a runner."""
+
+    env: dict[str, str]  # its environment variables
+    drafter: str  # the class that vLLM must build, or the arm measured something else
+    k: int = 0  # draft tokens a step; 0 without speculation
+    parallel: bool = False
+    length: float = 1.0  # the acceptance length that vLLM's synthetic rejection is set to, on a GPU
+
 
 OURS, NONE = "P-EAGLE K=7, V2", "none"
 STOCK_PEAGLE, EAGLE3 = "stock P-EAGLE K=7, V1", "EAGLE-3 K=3, V2"
@@ -75,3 +98,99 @@ def draft_step(engine: Any, drafter: Any, arm: str, batch: int, copied: float) -
         "launches": steps.traced or {},
         "/ roofline": round(device["median"] * 1e-6 * copied / num_bytes, 2),
     }
+
+
+def prepare_process() -> None:
+    """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
+    if os.environ.get("TRITON_INTERPRET"):
+        from tools.interpreter import enable
+
+        enable()
+    if not os.environ.get("PEAGLE_VLLM_DISABLE"):
+        from peagle_vllm import plugin
+
+        plugin.register()  # idempotent: an installed distribution registers through its entry point too
+    if not HAS_GPU:
+        # A start on tiny models is mostly vLLM's garbage collections over its own modules: hide those from them.
+        import vllm.entrypoints.llm  # noqa: F401
+
+        gc.freeze()
+
+
+def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
+    """Capture sizes for every batch size: the target's rows, a P-EAGLE draft's, and those of EAGLE-3's later steps.
+
+    V1 rounds sizes up to whole requests of 1 + K rows and drops what that lifts over the largest.
+    """
+    whole = [-(-n * 2 * k // (k + 1)) * (k + 1) for n in batches]
+    sizes = sorted({*batches, *(n * (k + 1) for n in batches), *whole} - {0})
+    return {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
+
+
+def dummy_pair(arm: EngineArm, batches: list[int], folder: Path) -> dict[str, Any]:
+    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm."""
+    most, k = max(batches), arm.k
+    arguments: dict[str, Any] = {
+        "model": write_config(folder / "target", TARGET),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # its counters say what was accepted
+        "enable_prefix_caching": False,
+        "max_num_seqs": most,
+        # The same in every arm, so that a target that one has compiled serves others.
+        "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * MOST_K * most) + (MOST_K - 1) * most,
+    }
+    if HAS_GPU:
+        arguments |= {"dtype": "bfloat16", "max_model_len": 4096}
+        # A size that profiling would find forbids other processes to allocate meanwhile.
+        arguments |= {"kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
+        arguments["compilation_config"] = graph_sizes(batches, k)
+    else:
+        arguments |= {"dtype": "float32", "max_model_len": 128}
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
+    if k:
+        model = write_config(folder / "head", HEAD.config(arm.parallel))
+        speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
+        # Without look-up, so that the drafts are the head's own. Stock vLLM has none, and refuses 0 in this field.
+        speculative |= {"parallel_drafting": True} if arm.parallel else {}
+        speculative |= {"prompt_lookup_min": 0} if arm.parallel and "PEAGLE_VLLM_DISABLE" not in arm.env else {}
+        if HAS_GPU:
+            speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
+        arguments["speculative_config"] = speculative
+    return arguments
+
+
+def dummy_llm(arm: EngineArm, batches: list[int]) -> tuple[Any, Any]:
+    """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
+
+    Raises:
+        RuntimeError: vLLM built another drafter than the arm's.
+    """
+    prepare_process()
+    from vllm import LLM
+
+    # The folder's path is part of the key by which vLLM keeps what it compiled.
+    digest = hashlib.sha256(json.dumps([TARGET, HEAD.config(arm.parallel)]).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir(), f"peagle-dummy-{digest}")
+    llm = LLM(**dummy_pair(arm, batches, folder))
+    drafter = drafter_of(llm)
+    if (built := type(drafter).__name__) != arm.drafter:
+        raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")
+    return llm, drafter
+
+
+def drafter_of(llm: Any) -> Any:
+    """The drafter of a live in-process ``LLM``: V1's proposer, V2's speculator, or None."""
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+
+
+def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
+    """Serve ``batch`` requests at once to ``num_tokens`` each; returns seconds."""
+    from vllm import SamplingParams, TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=[2 + (7 * i + j) % 200 for j in range(prompt_len)]) for i in range(batch)]
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    began = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - began

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks.arms import ROOT
-from benchmarks.engines import drafter_of, prepare_process
+from benchmarks.engine import drafter_of, prepare_process
 from peagle_tools.shared.acceptance import read_engine
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import new_folder, write_whole

@@ -20,30 +20,19 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
     """What the client writes; ``noise`` multiplies the time that everything takes."""
     drafts = 1000
     accepted = [round(drafts * ACCEPTANCE[kind] ** (i + 1)) for i in range(k)] if k else []
-    length = 1 + sum(accepted) / drafts
-    tpot = round_ms(kind, k, concurrency) * noise / length / 1000  # seconds a token of one request
-    tokens = prompts * OUTPUT_TOKENS
+    tpot = round_ms(kind, k, concurrency) * noise / (1 + sum(accepted) / drafts) / 1000  # seconds a token of a request
     times = {"ttft": 0.02 * noise, "tpot": tpot}
-    result: dict[str, Any] = {
+    counts = {
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_per_position_acceptance_rates": [count / drafts for count in accepted],
+    }
+    return {
         "completed": prompts,
         "failed": 0,
-        "duration": tokens * tpot / concurrency,
-        "total_output_tokens": tokens,
         "output_throughput": concurrency / tpot,
         "output_lens": [OUTPUT_TOKENS] * prompts,
-        "ttfts": [times["ttft"]] * prompts,
-        "latencies": [times["ttft"] + tpot * (OUTPUT_TOKENS - 1)] * prompts,
-        "itls": [[tpot * length] * 20] * prompts,
         **{f"p{p}_{name}_ms": 1000 * seconds for name, seconds in times.items() for p in (50, 90, 99)},
-        "start_times": [float(i) for i in range(prompts)],
         "errors": [""] * prompts,
         "generated_texts": [f"answer {i}" for i in range(prompts)],
+        **(counts if k else {}),
     }
-    if k:
-        result |= {
-            "spec_decode_num_drafts": drafts,
-            "spec_decode_draft_tokens": drafts * k,
-            "spec_decode_accepted_tokens": sum(accepted),
-            "spec_decode_per_position_acceptance_rates": [count / drafts for count in accepted],
-        }
-    return result

@@ -52,9 +52,8 @@ def accepted(share: float):
     """Fewer accepted tokens at every position, and nothing else: the counters alone say so."""
 
     def edit(data) -> None:
-        counts = [round(share * 1000 * rate) for rate in data["spec_decode_per_position_acceptance_rates"]]
-        data["spec_decode_per_position_acceptance_rates"] = [count / 1000 for count in counts]
-        data["spec_decode_accepted_tokens"] = sum(counts)
+        key = "spec_decode_per_position_acceptance_rates"
+        data[key] = [round(share * 1000 * rate) / 1000 for rate in data[key]]
 
     return edit
 

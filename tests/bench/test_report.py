@@ -88,7 +88,7 @@ WARNED = {
         "91.67% of the answers are those without speculation; float32 promises all.",
     ),
     "AL": (
-        lambda data: data.update(spec_decode_accepted_tokens=700, spec_decode_per_position_acceptance_rates=[0.1] * 7),
+        lambda data: data.update(spec_decode_per_position_acceptance_rates=[0.1] * 7),
         "AL 1.70, but 3.60 at the smallest concurrency.",
     ),
 }

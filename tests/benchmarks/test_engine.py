@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import arms, engine, engines
+from benchmarks import arms, engine
 
 
 @pytest.mark.parametrize("k", [3, 5, 7, 10])
 def test_every_arm_has_a_graph_for_its_rows(k):
     """V1 drops what rounding to whole requests lifts over the largest size: that must be none of these."""
     batches = [1, 4, 16, 64, 256]
-    sizes = engines.graph_sizes(batches, k)
+    sizes = engine.graph_sizes(batches, k)
     rounded = {-(-size // (k + 1)) * (k + 1) for size in sizes["cudagraph_capture_sizes"]}
     assert max(rounded) == sizes["max_cudagraph_capture_size"]
     for n in batches:
@@ -23,10 +23,10 @@ def test_arguments_for_a_gpu(monkeypatch, tmp_path):
     """Graphs for every batch size, which vLLM accepts, and synthetic acceptance."""
     from vllm.config import CompilationConfig
 
-    monkeypatch.setattr(engines, "HAS_GPU", True)
+    monkeypatch.setattr(engine, "HAS_GPU", True)
     for name, arm in engine.ARMS.items():
         assert 1 <= arm.length <= arm.k + 1
-        arguments = engines.dummy_pair(arm, [1, 64], tmp_path / name)
+        arguments = engine.dummy_pair(arm, [1, 64], tmp_path / name)
         compilation = CompilationConfig(**arguments["compilation_config"])
         assert {1, 64, 64 * (arm.k + 1)} <= set(compilation.cudagraph_capture_sizes)
         assert compilation.max_cudagraph_capture_size == 64 * (2 * arm.k if arm.k else 1)
