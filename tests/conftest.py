@@ -88,10 +88,10 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     from vllm.logger import _print_warning_once
 
     _print_warning_once.cache_clear()  # what another test of this process has caused is said again
-    said: list[str] = []
+    lines: list[str] = []
     logger = logging.getLogger("vllm.peagle")
-    monkeypatch.setattr(logger, "warning", lambda line, *args, **_: said.append(line % args if args else line))
-    return lambda text: [line for line in said if text in line]
+    monkeypatch.setattr(logger, "warning", lambda line, *args, **_: lines.append(line % args if args else line))
+    return lambda text: [line for line in lines if text in line]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

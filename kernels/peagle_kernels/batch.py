@@ -81,10 +81,10 @@ def allocate_buffers(
         "top_k": ((max_num_reqs,), torch.int32),
         "top_p": ((max_num_reqs,), torch.float32),
     }
-    made = {
+    buffers = {
         name: torch.zeros(shape, dtype=dtype, device=staging.device)
         for name, (shape, dtype) in shapes.items()
         if name not in inherited
     }
-    made["sample_idx_mapping"].fill_(-1)
-    return DraftBuffers(staging=staging, **inherited, **made)
+    buffers["sample_idx_mapping"].fill_(-1)
+    return DraftBuffers(staging=staging, **inherited, **buffers)

@@ -74,19 +74,19 @@ def lookup_drafts_torch(
         agrees = agrees & (end >= i) & (tokens.roll(i, 1) == tokens.gather(1, (last - i).clamp(min=0)[:, None]))
         matched += agrees
     best = (matched * length + end).amax(1)
-    found, end = best // length >= min_match, best % length
+    has_match, end = best // length >= min_match, best % length
     period = (last - end).clamp(min=1)[:, None]
     followed = tokens.gather(1, (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1)).clamp(
         0, vocab_size - 1
     )
-    drafts[found] = followed[found]
+    drafts[has_match] = followed[has_match]
     if one_hot:
-        at = one_hot.rows[found]
+        at = one_hot.rows[has_match]
         one_hot.q[at, :num_k] = torch.full_like(one_hot.q[at, :num_k], one_hot.off).scatter_(
-            2, drafts[found][..., None], one_hot.on
+            2, drafts[has_match][..., None], one_hot.on
         )
         if one_hot.cached_ids is not None:
-            one_hot.cached_ids[at, :num_k] = drafts[found][..., None]
+            one_hot.cached_ids[at, :num_k] = drafts[has_match][..., None]
 
 
 def lookup_drafts_triton(

@@ -115,13 +115,15 @@ def prepare_inputs_torch(
 
 def _fill_samples(win: geometry.Window, idx: Tensor, start: Tensor, batch: DraftBatch, out: DraftBuffers) -> None:
     """Which rows to sample. Unused samples, padding requests' among them, get row 0 and request -1."""
-    num_reqs, num_k, room = batch.num_reqs, batch.num_speculative_tokens, batch.samples_per_req
+    num_reqs, num_k = batch.num_reqs, batch.num_speculative_tokens
+    room = batch.samples_per_req
     indices, positions, req = (
         buffer[: batch.num_reqs_padded * room].reshape(batch.num_reqs_padded, room)
         for buffer in (out.sample_indices, out.sample_pos, out.sample_idx_mapping)
     )
     if room > num_k or batch.num_reqs_padded > num_reqs:
-        indices[...], positions[...], req[...] = 0, 0, -1
+        indices[...], positions[...] = 0, 0
+        req[...] = -1
     if num_k:
         indices[:num_reqs, :num_k] = geometry.sample_rows(win, start, num_k)
         # The row at position P yields the token at P + 2; a draw is keyed by the position before it.

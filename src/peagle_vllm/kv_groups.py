@@ -5,6 +5,7 @@ block table. A few layers of a new kind, a head's, can split a target's 32 layer
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,12 +56,9 @@ def warn_of_split(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_conf
     Args:
         model: the loaded head.
     """
-    layers, ours = _layers(vllm_config), set(model.modules())
     kinds: dict[KVCacheSpec, Counter[bool]] = defaultdict(Counter)  # layers, by whether they are the head's
-    for group in kv_cache_config.kv_cache_groups:
-        for name in group.layer_names:
-            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
-            kinds[spec][layers.get(name) in ours] += 1
+    for spec, is_ours in _layer_specs(model, vllm_config, kv_cache_config):
+        kinds[spec][is_ours] += 1
     smallest = min((count[False] for count in kinds.values() if count[False]), default=0)
     few = [spec for spec, count in kinds.items() if not count[False] and count[True] < smallest]
     if few and len(kv_cache_config.kv_cache_groups) > len(kinds):
@@ -71,6 +69,27 @@ def warn_of_split(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_conf
             *(len(kv_cache_config.kv_cache_groups), sum(kinds[spec][True] for spec in few)),
             *(", ".join(map(_kind, specs)) for specs in (few, [spec for spec, count in kinds.items() if count[False]])),
         )
+
+
+def kv_bytes_a_token(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
+    """What the head's layers keep of a token.
+
+    Args:
+        model: the loaded head.
+    """
+    specs = _layer_specs(model, vllm_config, kv_cache_config)
+    return sum(spec.page_size_bytes // spec.block_size for spec, is_ours in specs if is_ours)
+
+
+def _layer_specs(
+    model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+) -> Iterator[tuple[KVCacheSpec, bool]]:
+    """Of each layer in a KV cache group, and whether the layer is the head's."""
+    layers, ours = _layers(vllm_config), set(model.modules())
+    for group in kv_cache_config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+            yield spec, layers.get(name) in ours
 
 
 def _layers(vllm_config: VllmConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def settle_lookup(vllm_config: "VllmConfig") -> None:
     """Put the default where the config names no number, or 0 and a line in the log where look-up would do harm.
 
     Raises:
-        RefusedError: the config asks for look-up beside adaptive verification.
+        RefusedError: the config asks for look-up and for adaptive verification.
     """
     spec = vllm_config.speculative_config
     hf_config = spec.draft_model_config.hf_config

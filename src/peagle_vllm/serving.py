@@ -86,8 +86,8 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     mask_hidden = getattr(model, "mask_hidden", None)
     if mask_hidden is None:
         what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
-        mend = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
-        raise RefusedError(f"{what}; {mend}")
+        remedy = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
+        raise RefusedError(f"{what}; {remedy}")
     if has_dummy_weights(vllm_config):
         return
     with torch.inference_mode():
@@ -105,8 +105,8 @@ def refuse_broken(weights: "Iterable[tuple[str, torch.Tensor]]") -> "Iterator[tu
     """
     for name, weight in weights:
         if not _is_finite(weight):
-            mend = "take them from their source again"
-            raise RefusedError(f"{name} holds NaN or Inf: the head's weights; {mend}")
+            what = f"{name} holds NaN or Inf: the head's weights"
+            raise RefusedError(f"{what}; take them from their source again")
         yield name, weight
 
 

@@ -28,7 +28,7 @@ class UpdateState(Enum):
     """Drafts pause in all but READY."""
 
     READY = "the weights are whole"
-    UPDATING = "an update has begun, and the head's layers lie in parts"
+    UPDATING = "an update has begun, and the head's layers are in parts"
     STOPPED = "the last update failed, and not every tensor has come since"
     RECOVERING = "an update has begun after one that failed"
 
@@ -45,23 +45,27 @@ class HeadUpdates:
 
     Attributes:
         state: where it stands.
-        mask_is_stale: a projected ``mask_hidden`` is to be computed anew; whoever does it sets this back.
+        own_modules: of the head, those that are not the target's.
+        mask_is_stale: a projected ``mask_hidden`` must be computed again; whoever does it sets this back.
     """
 
     def __init__(
         self, model: Any, target: torch.nn.Module, selector: CandidateSelector | None, vllm_config: VllmConfig
     ):
         """``model`` is the loaded head; its ``load_weights`` goes through here from now on (patch ``head-weights``)."""
-        self._model, self._selector, self._config = model, selector, vllm_config.speculative_config.draft_model_config
+        self._model, self._selector = model, selector
+        self._config = vllm_config.speculative_config.draft_model_config
         targets = set(target.modules())
         targets.update(copy for copy, source in _quantized_copies() if source in targets)
         _share_alike(model, targets)
-        own = [module for module in model.modules() if module not in targets]
-        self._shared = [(each, *child) for each in own for child in each.named_children() if child[1] in targets]
+        self.own_modules = [module for module in model.modules() if module not in targets]
+        self._shared = [
+            (parent, *child) for parent in self.own_modules for child in parent.named_children() if child[1] in targets
+        ]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
         self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})
         state = head_state(model)
-        self._needed = {name for name in state.loaded_names if not any(each in name for each in OPTIONAL)}
+        self._needed = {name for name in state.loaded_names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
         self.state = UpdateState.READY
@@ -187,10 +191,10 @@ def _share_alike(model: Any, targets: set[torch.nn.Module]) -> None:
     Each tensor parallel rank compares its own shard (vLLM issue 50158).
     """
     own_modules = head_state(model).own_modules
-    for parent, name, own in own_modules:  # none of dummy weights
+    for parent, name, own_module in own_modules:  # none of dummy weights
         is_shared = getattr(parent, name) in targets
         if not on_all_ranks(is_shared) and is_shared:
-            setattr(parent, name, own)
+            setattr(parent, name, own_module)
     own_modules.clear()
 
 

@@ -29,7 +29,7 @@ LENGTHS = (5, 24, 90)
 ANSWER = 12 if ARM == "plugin-v2" else 24  # the interpreter takes a tenth of a second for a row
 
 # What happens instead of exact drafts, as a pattern of the error's words.
-SPLIT = r"splits the head's over KV cache groups.* on a GPU use Model Runner V2"
+SPLIT = r"splits the head's layers over KV cache groups.* on a GPU use Model Runner V2"
 STOCK_SPLIT = r"All drafting layers should belong to the same kv cache group"
 # The second where the CPU has AMX tiles: vLLM then takes another MLA.
 BLOCKS = r"No common block size for 16|expect weight to be bfloat16"

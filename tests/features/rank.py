@@ -5,7 +5,7 @@
     # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
 
 This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Under data parallelism the
-ranks exchange before a step who has requests left; one that has none runs a dummy batch beside the others. The target
+ranks exchange before a step who has requests left; one that has none runs a dummy batch with the others. The target
 must then be a mixture of experts, whose layers exchange rows between ranks: dense models run apart. Tensor parallel
 ranks have the same requests.
 """
@@ -30,7 +30,8 @@ from tests.support.reference import Reference
 from tests.support.updates import TRANSFER, files, updatable, update
 from tools.interpreter import torch_twins
 
-K, MAX_MODEL_LEN, RANKS = 4, 96, 2
+K, MAX_MODEL_LEN = 4, 96
+RANKS = 2
 # The first rank decodes while the second is still at the prefill of its long prompt; then the second has nothing left.
 REQUESTS = (
     [Request("decodes", prompt(9), 40)],
@@ -60,7 +61,7 @@ def let_ranks_differ_in_rows() -> None:
 
     def all_gatherv(self: Any, rows: Any, dim: int, sizes: list[int]) -> Any:
         if not isinstance(rows, torch.Tensor):
-            return [all_gatherv(self, each, dim, sizes) for each in rows]
+            return [all_gatherv(self, tensor, dim, sizes) for tensor in rows]
         padded = [rows.new_zeros(max(sizes), *rows.shape[1:]) for _ in range(1 + len(sizes))]
         padded[0][: len(rows)] = rows
         torch.distributed.all_gather(padded[1:], padded[0], group=self.device_group)
@@ -103,12 +104,14 @@ def serve(live: Engine, requests: Sequence[Request], reference: Reference, seen:
 
 
 def main() -> None:
-    folder, kind, rank = Path(sys.argv[1]), sys.argv[2], int(os.environ["RANK"])
+    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    rank = int(os.environ["RANK"])
     target, head = folder / "target", folder / "head"
     external = ("distributed_executor_backend", "external_launcher"), (f"{kind}_parallel_size", RANKS)
     settings = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=external)
     if kind == "data":
-        live, reference, asked = engine(settings), Reference(target, head), REQUESTS[rank]
+        live, reference = engine(settings), Reference(target, head)
+        asked = REQUESTS[rank]
         let_ranks_differ_in_rows()
         result = {"eager": serve(live, asked, reference, None)}
         with emulate(live, [1, 2]) as seen:

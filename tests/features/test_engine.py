@@ -63,7 +63,7 @@ def test_target_weights_reloaded_in_place():
 
 def test_kv_connector(tmp_path: Path):
     """Each engine stores its KV, the drafter's too, and takes it back for the same prompts."""
-    found = []
+    answers = []
     for name, settings in (("plain", replace(SETTINGS, head=None)), ("speculated", SETTINGS)):
         connector = {
             "kv_connector": "ExampleConnector",
@@ -71,8 +71,8 @@ def test_kv_connector(tmp_path: Path):
             "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / name)},
         }
         settings = replace(settings, llm=(*settings.llm, ("kv_transfer_config", connector)))
-        found += [[tokens(output) for output in outputs(settings, CASES)] for _ in range(2)]
-    assert all(each == found[0] for each in found)
+        answers += [[tokens(output) for output in outputs(settings, CASES)] for _ in range(2)]
+    assert all(answer == answers[0] for answer in answers)
     stored = [len(list((tmp_path / name).glob("*/*.safetensors"))) for name in ("plain", "speculated")]
     assert stored[1] > stored[0] > 0, "the drafter's layers are stored too"
 
@@ -84,11 +84,11 @@ def test_the_last_shared_block_may_be_kept():
     requests = [
         Request(str(i), (*shared, 100 + i, *prompts[i]), CASES[0].max_tokens, arrives=2 * (i > 0)) for i in range(3)
     ]
-    found = {}
+    finished = {}
     for keep in (False, True):
         options = (("disable_eagle_block_drop", keep),)
-        found[keep] = engine(replace(SETTINGS, prefix_caching=True, speculative=options)).run(requests)
-        cached = [found[keep][request.id].num_cached_tokens for request in requests]
+        finished[keep] = engine(replace(SETTINGS, prefix_caching=True, speculative=options)).run(requests)
+        cached = [finished[keep][request.id].num_cached_tokens for request in requests]
         assert cached == [0, *[num_shared if keep else num_shared - BLOCK_SIZE] * 2]
     plain = without_speculation(SETTINGS, requests)
-    assert all(found[keep][name].output == plain[name].output for keep in found for name in plain)
+    assert all(finished[keep][name].output == plain[name].output for keep in finished for name in plain)

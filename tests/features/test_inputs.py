@@ -87,7 +87,10 @@ def options(settings: Settings) -> list[Any]:
     params = [SamplingParams(**greedy | options) for _, options in OPTIONS]
     outputs = live.llm.generate([prompt for prompt, _ in OPTIONS], params, use_tqdm=False)
     return [
-        ([list(each.token_ids) for each in out.outputs], [at and set(at) for at in out.prompt_logprobs or ()])
+        (
+            [list(completion.token_ids) for completion in out.outputs],
+            [at and set(at) for at in out.prompt_logprobs or ()],
+        )
         for out in outputs
     ]
 
@@ -98,7 +101,8 @@ def session(settings: Settings) -> list[dict[str, list[int]]]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    llm, name, turns = live.llm.llm_engine, "session", []
+    llm, name = live.llm.llm_engine, "session"
+    turns = []
     delta = {"temperature": 0.0, "ignore_eos": True, "output_kind": RequestOutputKind.DELTA}
     params = SamplingParams(max_tokens=7, **delta)
     for turn in (PROMPTS[1], PROMPTS[2][:9]):
@@ -132,8 +136,8 @@ class Alone:
 
 
 def answers(requests: list[Request]) -> dict[str, list[int]]:
-    done = engine(ALONE).run([replace(each, aborted=None) for each in requests])
-    return {req: each.tokens for req, each in done.items()}
+    done = engine(ALONE).run([replace(request, aborted=None) for request in requests])
+    return {req: finished.tokens for req, finished in done.items()}
 
 
 @pytest.fixture(scope="module")

@@ -56,19 +56,23 @@ def test_two_ranks_give_the_output_of_one(kind: str):
     assert drafted > 0
 
 
-def run_together(folder: Path, module: str, arguments: list[str], each: list[dict[str, str]]) -> None:
+def run_together(folder: Path, module: str, arguments: list[str], environments: list[dict[str, str]]) -> None:
     """Run a module of this folder on Model Runner V2 to its end: a process for each environment in ``each``."""
     command = [sys.executable, "-m", f"tests.features.{module}", str(folder), *arguments]
     common = environment() | {"PEAGLE_TEST_ARM": "plugin-v2"}
     started: list[psutil.Popen] = []
-    logs = [folder / f"{module}{i}.log" for i in range(len(each))]
+    logs = [folder / f"{module}{i}.log" for i in range(len(environments))]
     deadline = time.monotonic() + START_SECONDS
     try:
-        for path, own in zip(logs, each, strict=True):
+        for path, own_environment in zip(logs, environments, strict=True):
             with path.open("w") as log:
-                started.append(start(command, common | own, log))
+                started.append(start(command, common | own_environment, log))
         # One that failed is the end of all: the others would wait for it.
-        while None in (ended := [one.poll() for one in started]) and not any(ended) and time.monotonic() < deadline:
+        while (
+            None in (ended := [process.poll() for process in started])
+            and not any(ended)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
     finally:
         for process in started:
@@ -85,23 +89,25 @@ def reports_of_ranks(folder: Path, kind: str, arm: str = "plugin-v2") -> list[di
 
 
 def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
-    """V2: no collective in a draft step, and no graph lost to another rank's prefill.
+    """V2: no collective in a draft step, and no graph dropped because of another rank's prefill.
 
     Each rank compares its own drafts and output with the simulation, which is what one rank alone drafts.
     """
     write_pair(tmp_path, family="qwen3_moe")
     ranks = reports_of_ranks(tmp_path, "data")
     for how in ("eager", "graphs"):
-        each = [rank[how]["steps"] for rank in ranks]
-        in_propose = [sum(step["collectives"] for step in steps) for steps in each]
+        steps_of_ranks = [rank[how]["steps"] for rank in ranks]
+        in_propose = [sum(step["collectives"] for step in steps) for steps in steps_of_ranks]
         everywhere = [rank[how]["collectives"] for rank in ranks]
         print(f"{how}: collectives of the ranks in propose {in_propose}, in all {everywhere}")
-        together = {tuple(step["batch"] for step in steps) for steps in zip(*each, strict=True)}
+        together = {tuple(step["batch"] for step in steps) for steps in zip(*steps_of_ranks, strict=True)}
         assert {("decode", "prefill"), ("decode", "dummy")} <= together
         assert all(rank[how]["rows"] > 3 for rank in ranks)
         assert all(everywhere), "the target's layers exchange rows, so the counter sees nothing"
         assert in_propose == [0, 0]
-    eager = [step["batch"] for steps in each for step in steps if step["batch"] != "prefill" and not step["graph"]]
+    eager = [
+        step["batch"] for steps in steps_of_ranks for step in steps if step["batch"] != "prefill" and not step["graph"]
+    ]
     assert not eager, f"these drafted without their graph: {eager}"
 
 

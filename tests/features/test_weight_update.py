@@ -60,13 +60,16 @@ def test_drafts_follow_an_update(live: Engine, heads: list[Path], new: Reference
     places = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     update(live, *files(heads[1]))
     serve_exactly(live, REQUESTS, new)
-    assert {each.data_ptr() for each in (*model.parameters(), *model.buffers())} == places, "graphs read the old ones"
+    assert {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())} == places, (
+        "graphs read the old ones"
+    )
 
 
 def test_requests_in_flight(live: Engine, target: Path, heads: list[Path], new: Reference):
-    """Their KV is computed anew where the caller resets vLLM's cache, as after an update of the target."""
+    """Their KV is computed again where the caller resets vLLM's cache, as after an update of the target."""
     right = {request.id: new.greedy(request.prompt, request.max_tokens) for request in REQUESTS}
-    step, steps, before = live.llm.llm_engine.step, [], Recording()
+    step, steps = live.llm.llm_engine.step, []
+    before = Recording()
 
     def step_or_update() -> Any:
         steps.append(None)
@@ -115,10 +118,10 @@ def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Refer
 def test_what_sharpen_wrote_for_the_served_head(live: Engine, target: Path, heads: list[Path], tmp_path: Path):
     """Its selector, fitted further, and nothing else."""
     head = read_head(heads[0])
-    own = read_selector(head)
-    assert own is not None
-    successors = torch.randn(own.successor_codebook.shape, generator=torch.Generator().manual_seed(0))
-    fitted = own._replace(successor_codebook=successors.bfloat16())
+    selector = read_selector(head)
+    assert selector is not None
+    successors = torch.randn(selector.successor_codebook.shape, generator=torch.Generator().manual_seed(0))
+    fitted = selector._replace(successor_codebook=successors.bfloat16())
     for number, way in enumerate((update, lambda _, file: live.drafter.model.load_weights(load_file(file).items()))):
         out = tmp_path / str(number)
         out.mkdir()
@@ -141,7 +144,7 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
     save_file({"candidate_selector.predecessor_codebook": codebook.T.contiguous()}, tmp_path / "transposed")
 
     def draft_nothing() -> None:
-        """Text goes on, and the sampler takes each zero as drawn from a distribution that has only this one.
+        """Text continues, and the sampler takes each zero as drawn from a distribution that has only this one.
 
         Those of requests outside the batch stay: their drafts may still be verified.
         """
@@ -153,9 +156,9 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
         if ARM == "plugin-v1":
             assert live.drafter.take_last_draft_probs() is None
         else:
-            found = live.drafter.draft_logits
-            is_nothing = ((found.exp().sum(-1) == 1) & (found[..., 0] == 0)).all(1)
-            changed = (found != before).flatten(1).any(1)
+            draft_logits = live.drafter.draft_logits
+            is_nothing = ((draft_logits.exp().sum(-1) == 1) & (draft_logits[..., 0] == 0)).all(1)
+            changed = (draft_logits != before).flatten(1).any(1)
             assert is_nothing.any() and changed.sum() <= 1 and not (changed & ~is_nothing).any()
 
     for broken in ("too small", "transposed"):

@@ -34,7 +34,8 @@ BACKENDS = ("FLASH_ATTN", "TRITON_ATTN") if HAS_GPU else ("CPU_ATTN",)
 NUM_REQUESTS, NUM_OUTPUT = (9, 40) if HAS_GPU else (4, 12)
 NUM_DRAWN = 40  # tokens of a request whose drafts are drawn: fewer do not tell two temperatures apart
 TEMPERATURE = 0.7
-HOT, TOP_K, TOP_P = 2.0, 6, 0.8  # so hot that the limits drop most of what would be drawn
+HOT, TOP_K = 2.0, 6
+TOP_P = 0.8  # so hot that the limits drop most of what would be drawn
 REQUEST_COUNTS = (1, 2, 4)  # that graphs are captured for: three requests are padded to four
 
 

@@ -75,9 +75,9 @@ def compile_for(arch: int, launch: Callable[..., None], *args: Any, **kwargs: An
         launch(*args, **kwargs)
     assembled = [assemble(*kernel.compiled, arch) for kernel in kernels]
     return Assembled(
-        sum(one.spill_bytes for one in assembled),
-        sum((one.loads for one in assembled), Counter()),
-        sum((one.stores for one in assembled), Counter()),
+        sum(kernel.spill_bytes for kernel in assembled),
+        sum((kernel.loads for kernel in assembled), Counter()),
+        sum((kernel.stores for kernel in assembled), Counter()),
     )
 
 

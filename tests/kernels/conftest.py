@@ -75,7 +75,8 @@ def accesses_are_checked() -> Iterator[None]:
         yield
         return
     builder, launch = interpreter.interpreter_builder, interpreter.GridExecutor.__call__
-    load, store, begin = builder.create_masked_load, builder.create_masked_store, builder.set_grid_idx
+    load, store = builder.create_masked_load, builder.create_masked_store
+    begin = builder.set_grid_idx
 
     def checked(executor: Any, *args: Any, **kwargs: Any) -> None:
         accesses = Accesses((*args, *kwargs.values()))

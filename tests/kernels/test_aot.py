@@ -54,7 +54,8 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=s
 )
 def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, width):
     shape = {"k": 3, "max_k": 3, "static": static, "max_model_len": 64, "dtype": dtype}
-    requests, blocks, widths = [Request(10, 4, 2), Request(5, 4, 0)], [16] * num_groups, [width] * num_aux
+    requests, blocks = [Request(10, 4, 2), Request(5, 4, 0)], [16] * num_groups
+    widths = [width] * num_aux
     case = build(requests, block_sizes=blocks, widths=widths, **shape)
     out = case.buffers(extra=5)
     out = out._replace(staging=out.staging.to(dtype))
@@ -68,7 +69,7 @@ def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, wid
 
 
 @on_each
-@pytest.mark.parametrize("width", [2880, 2056, 129], ids=["real", "multiple of 8", "odd"])
+@pytest.mark.parametrize("width", [2880, 2056, 129], ids=["real", "multiple of 8", "no multiple of 8"])
 @dtypes
 def test_gather_hidden(arch, dtype, width):
     rows, row_map = torch.empty(4, width, dtype=dtype), torch.zeros(4, dtype=torch.int32)
@@ -123,7 +124,9 @@ def test_lookup_drafts(arch, q, cached):
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
-MAX_NUM_REQS, WIDTH, RANK, VOCAB, NUM_CANDIDATES = 32, 64, 16, 100, 8
+MAX_NUM_REQS, WIDTH = 32, 64
+RANK, VOCAB = 16, 100
+NUM_CANDIDATES = 8
 REQUEST_COUNTS = (1, 2, 15, 16, 32)
 
 

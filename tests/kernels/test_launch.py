@@ -132,7 +132,8 @@ def test_gather_hidden(launched: Callable[..., list[Launched]]):
 def test_select_candidates(launched: Callable[..., list[Launched]], drawn: bool):
     """Greedily without gates and offsets, which are None then; drawn with both."""
     candidates, selector, offsets = cases.case(3, 2, 5, 16, 4, gated=drawn, reduced=drawn)
-    out, scores, numbers = cases.strided(2, 3), torch.empty_like(candidates.logits), torch.zeros(6, dtype=torch.int64)
+    out, scores = cases.strided(2, 3), torch.empty_like(candidates.logits)
+    numbers = torch.zeros(6, dtype=torch.int64)
     drawing = Drawing(cases.draw_by_its_arguments, numbers, numbers + 1, *cases.state(5, 4, 5, 97), use_fp64=False)
     ((grid, arguments),) = launched(
         select_candidates_triton, out, candidates, selector, offsets, scores, drawing if drawn else None

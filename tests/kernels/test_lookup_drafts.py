@@ -13,7 +13,8 @@ from tests.kernels.batches import KERNEL_DEVICE
 from tests.support.batches import moved
 from tests.support.reference import looked_up
 
-LENGTH, VOCAB, MAX_K = 40, 4, 7
+LENGTH, VOCAB = 40, 4
+MAX_K = 7
 
 
 @pytest.mark.parametrize("fn", [lookup_drafts_torch, lookup_drafts_triton])
@@ -41,11 +42,12 @@ def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle, max_sp
         if cached is not None:
             dense = torch.full_like(dense, off).scatter_(2, cached, dense)
         one_hot = OneHot(dense, rows, off, on, cached)
-    last, expected, expected_q = torch.tensor(lasts), drafts.clone(), None if dense is None else dense.clone()
+    last, expected = torch.tensor(lasts), drafts.clone()
+    expected_q = None if dense is None else dense.clone()
     for req, (row, end) in enumerate(zip(rows.tolist(), lasts, strict=True)):
-        found = looked_up(token_ids[row, : end + 1].tolist(), k, min_match) if row >= 0 else None
-        if found:
-            expected[req, :k] = torch.tensor(found).clamp(max=VOCAB - 1)
+        copied = looked_up(token_ids[row, : end + 1].tolist(), k, min_match) if row >= 0 else None
+        if copied:
+            expected[req, :k] = torch.tensor(copied).clamp(max=VOCAB - 1)
             if expected_q is not None:
                 expected_q[row, :k] = torch.full((k, VOCAB), off).scatter_(1, expected[req, :k, None], on)
     device = KERNEL_DEVICE if fn is lookup_drafts_triton else "cpu"

@@ -33,14 +33,16 @@ def test_twin_equals_a_loop_over_requests(case: Case):
         for r in range(length):
             position, row = seq_len - length + r, row0 + r
             row_of[position] = row
-            token, source, writes = 0, PAD_ROW, False
+            token, source = 0, PAD_ROW
+            writes = False
             if req.p0 <= position <= p_last:
                 j = position - req.p0
                 source = j + (b * case.batch.staging_length if case.batch.static_length else first)
                 token = int(case.target.input_ids[first + j + 1]) if position < p_last else next_token(case, b)
                 writes = True
             elif p_last < position < p_last + drafted:
-                token, source, writes = MASK_TOKEN, MASK_ROW, True
+                token, source = MASK_TOKEN, MASK_ROW
+                writes = True
             assert (out.input_ids[row], out.row_map[row], out.positions[row]) == (token, source, position)
             if source >= 0 and captured is not None:
                 assert torch.equal(out.staging[source], captured[first + position - req.p0])

@@ -14,7 +14,8 @@ from tests.kernels.batches import KERNEL_DEVICE, POISON
 from tests.sampling.statistics import limited
 from tests.support.batches import moved
 
-VOCAB, DRAFT_VOCAB, HIDDEN = 97, 61, 24
+VOCAB, DRAFT_VOCAB = 97, 61
+HIDDEN = 24
 SHAPES = {
     "k": st.sampled_from([1, 2, 3, 5, 7, 11, 18]),
     "num_reqs": st.integers(1, 4),

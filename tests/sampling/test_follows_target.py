@@ -155,9 +155,9 @@ def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch:
         ]
         return [live.run([request])[request.id].output for request in requests]
 
-    said = told("greedy")
+    greedy = told("greedy")
     hot = ("temperature", 1.5)
-    assert told("top-k", hot, ("top_k", 1)) == told("top-p", hot, ("top_p", 1e-6)) == said
+    assert told("top-k", hot, ("top_k", 1)) == told("top-p", hot, ("top_p", 1e-6)) == greedy
     assert len(set(steps.values())) == 1
 
 
@@ -192,10 +192,10 @@ class PassesOverLogits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        tensors = [each for each in pytree.tree_leaves((args, kwargs, out)) if isinstance(each, torch.Tensor)]
+        tensors = [tensor for tensor in pytree.tree_leaves((args, kwargs, out)) if isinstance(tensor, torch.Tensor)]
         is_view = func._schema.returns and func._schema.returns[0].alias_info is not None
-        is_wide = any(each.dim() == 2 and each.shape[-1] == self.width for each in tensors)
-        if is_wide and not is_view and not any(self.width in each.shape[:1] for each in tensors):
+        is_wide = any(tensor.dim() == 2 and tensor.shape[-1] == self.width for tensor in tensors)
+        if is_wide and not is_view and not any(self.width in tensor.shape[:1] for tensor in tensors):
             self.names.append(func.name())
         return out
 

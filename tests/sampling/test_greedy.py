@@ -17,7 +17,8 @@ class Processor:
     """vLLM's LogitsProcessor as far as it is used; counts how many rows it is given at a time."""
 
     def __init__(self, scale: float = 1.0):
-        self.scale, self.rows, self.asked_for_best = scale, [], 0
+        self.scale, self.rows = scale, []
+        self.asked_for_best = 0
         self.org_vocab_size = VOCAB
         self.head_dtype: torch.dtype | None = None
 
@@ -53,10 +54,10 @@ def model(draft_vocab: int, tp_size: int = 1, scale: float = 1.0) -> SimpleNames
     )
 
 
-def scattered(made: SimpleNamespace, hidden_states: torch.Tensor) -> torch.Tensor:
+def scattered(head: SimpleNamespace, hidden_states: torch.Tensor) -> torch.Tensor:
     """As vLLM's compute_logits and argmax choose."""
-    logits = hidden_states @ made.lm_head.weight.T * made.logits_processor.scale
-    offsets = 0 if made.draft_id_to_target_id is None else made.draft_id_to_target_id
+    logits = hidden_states @ head.lm_head.weight.T * head.logits_processor.scale
+    offsets = 0 if head.draft_id_to_target_id is None else head.draft_id_to_target_id
     whole = torch.full((len(logits), VOCAB), float("-inf"))
     whole[:, torch.arange(logits.shape[1]) + offsets] = logits
     return whole.argmax(-1)
@@ -69,32 +70,32 @@ def scattered(made: SimpleNamespace, hidden_states: torch.Tensor) -> torch.Tenso
 def test_the_same_tokens(
     draft_vocab: int, tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch
 ):
-    made, hidden_states = model(draft_vocab, tp_size, scale), torch.randn(12, HIDDEN)
+    head, hidden_states = model(draft_vocab, tp_size, scale), torch.randn(12, HIDDEN)
     monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * draft_vocab * 4 + 3)
-    assert torch.equal(greedy.top_tokens(made, hidden_states), scattered(made, hidden_states))
-    rows = made.logits_processor.rows
+    assert torch.equal(greedy.top_tokens(head, hidden_states), scattered(head, hidden_states))
+    rows = head.logits_processor.rows
     assert (max(rows), sum(rows)) == (limit_rows, 12)
     # A sharded head gathers its shards' best, except where vLLM refuses to.
-    assert bool(made.logits_processor.asked_for_best) == (tp_size > 1 and scale > 0)
+    assert bool(head.logits_processor.asked_for_best) == (tp_size > 1 and scale > 0)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
 @pytest.mark.parametrize("scale", [0.5, -1.0])
 @pytest.mark.parametrize("limit_rows", [5, 12])
 def test_the_same_candidates(tp_size: int, scale: float, limit_rows: int, monkeypatch: pytest.MonkeyPatch):
-    made, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
+    head, hidden_states = model(7, tp_size, scale), torch.randn(12, HIDDEN)
     monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", limit_rows * 7 * 4)
-    ids, logits = greedy.top_candidates(made, hidden_states, 3)
-    best = (hidden_states @ made.lm_head.weight.T * scale).topk(3)
+    ids, logits = greedy.top_candidates(head, hidden_states, 3)
+    best = (hidden_states @ head.lm_head.weight.T * scale).topk(3)
     assert torch.equal(ids, best.indices)
     torch.testing.assert_close(logits, best.values)
-    ids, log_probs = greedy.top_candidates(made, hidden_states, 3, log_probs=True)
+    ids, log_probs = greedy.top_candidates(head, hidden_states, 3, log_probs=True)
     assert torch.equal(ids, best.indices)
-    whole = hidden_states @ made.lm_head.weight.T * scale
+    whole = hidden_states @ head.lm_head.weight.T * scale
     torch.testing.assert_close(log_probs, whole.log_softmax(-1).topk(3).values)
-    assert max(made.logits_processor.rows) == limit_rows
+    assert max(head.logits_processor.rows) == limit_rows
     # On a CPU, vLLM's gathering of shards has no whole numbers.
-    assert bool(made.logits_processor.asked_for_best) == (tp_size == 1 and scale > 0)
+    assert bool(head.logits_processor.asked_for_best) == (tp_size == 1 and scale > 0)
 
 
 def does_not_compile(*args: object) -> None:
@@ -103,44 +104,44 @@ def does_not_compile(*args: object) -> None:
 
 def test_the_same_candidates_where_flashinfer_does_not_compile(warned, monkeypatch: pytest.MonkeyPatch):
     """vLLM's top-k fails in the first call then, and is never asked again."""
-    made, hidden_states = model(7), torch.randn(12, HIDDEN).bfloat16()
-    made.lm_head.weight = made.lm_head.weight.bfloat16()
+    head, hidden_states = model(7), torch.randn(12, HIDDEN).bfloat16()
+    head.lm_head.weight = head.lm_head.weight.bfloat16()
     monkeypatch.setattr(TOP_K, does_not_compile)
     for _ in range(2):
-        ids, logits = greedy.top_candidates(made, hidden_states, 3)
+        ids, logits = greedy.top_candidates(head, hidden_states, 3)
     (line,) = warned("")
     assert "(RuntimeError: Could not find nvcc)" in line and "\n" not in line
-    best = (hidden_states @ made.lm_head.weight.T).float().topk(3)
-    assert not made.logits_processor.asked_for_best
+    best = (hidden_states @ head.lm_head.weight.T).float().topk(3)
+    assert not head.logits_processor.asked_for_best
     assert logits.dtype == torch.float32 and torch.equal(logits, best.values)
-    assert torch.equal((hidden_states @ made.lm_head.weight.T).float().gather(1, ids), best.values)
+    assert torch.equal((hidden_states @ head.lm_head.weight.T).float().gather(1, ids), best.values)
 
 
 @pytest.mark.parametrize("here", [True, False])
 def test_ranks_find_the_candidates_alike(here: bool, monkeypatch: pytest.MonkeyPatch):
     """Where it does not compile for one rank, the others must not wait for it in a collective."""
-    made, agreed = model(7, tp_size=2), []
+    head, agreed = model(7, tp_size=2), []
     row = SimpleNamespace(is_cpu=False, dtype=torch.float32, new_zeros=torch.zeros)
     monkeypatch.setattr(greedy, "on_all_ranks", lambda succeeded: agreed.append(succeeded) or False)
     if not here:
         monkeypatch.setattr(TOP_K, does_not_compile)
-    assert not greedy._has_vllm_top_k(made, row, 3)
-    assert agreed == [here] and not made.logits_processor.asked_for_best
+    assert not greedy._has_vllm_top_k(head, row, 3)
+    assert agreed == [here] and not head.logits_processor.asked_for_best
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 7])
 def test_written_into_some_columns_of_a_buffer(draft_vocab: int):
-    made, hidden_states = model(draft_vocab), torch.randn(12, HIDDEN)
+    head, hidden_states = model(draft_vocab), torch.randn(12, HIDDEN)
     buffer = torch.full((6, 5), -7)
-    out = greedy.top_tokens(made, hidden_states, out=buffer[:4, :3])
-    assert torch.equal(buffer[:4, :3].flatten(), scattered(made, hidden_states))
+    out = greedy.top_tokens(head, hidden_states, out=buffer[:4, :3])
+    assert torch.equal(buffer[:4, :3].flatten(), scattered(head, hidden_states))
     assert out.data_ptr() == buffer.data_ptr()
     assert (buffer[4:] == -7).all() and (buffer[:, 3:] == -7).all()
 
 
 def test_a_wider_head_dtype_counts(monkeypatch: pytest.MonkeyPatch):
-    made, hidden_states = model(VOCAB), torch.randn(12, HIDDEN)
-    made.logits_processor.head_dtype = torch.float64
+    head, hidden_states = model(VOCAB), torch.randn(12, HIDDEN)
+    head.logits_processor.head_dtype = torch.float64
     monkeypatch.setattr(greedy, "MAX_LOGITS_BYTES", 4 * VOCAB * 8)
-    greedy.top_tokens(made, hidden_states)
-    assert made.logits_processor.rows == [4, 4, 4]
+    greedy.top_tokens(head, hidden_states)
+    assert head.logits_processor.rows == [4, 4, 4]

@@ -167,7 +167,8 @@ class Engine:
         """Run requests to their end, each from the engine step at which it arrives. Greedy unless told."""
         from vllm import SamplingParams
 
-        engine, finished, step = self.llm.llm_engine, {}, 0
+        engine, finished = self.llm.llm_engine, {}
+        step = 0
         came: dict[str, Any] = {}  # the last output of each request
         waiting = sorted(requests, key=lambda r: r.arrives)
         while waiting or engine.has_unfinished_requests():
@@ -179,7 +180,7 @@ class Engine:
             for request in requests:
                 if request.aborted == step and request.id not in finished and request not in waiting:
                     engine.abort_request([request.id])
-                    left = [each for each in self.scheduler.requests if each.startswith(f"{request.id}-")]
+                    left = [req for req in self.scheduler.requests if req.startswith(f"{request.id}-")]
                     assert not left, f"{left} was aborted and is still scheduled"
                     finished[request.id] = _finished(request, came.get(request.id))
             for out in engine.step():

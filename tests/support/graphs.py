@@ -70,7 +70,8 @@ def emulate(
     """
     from vllm.config.compilation import CUDAGraphMode
 
-    drafter, seen, stock = engine.drafter, Seen(), engine.drafter.vllm_config
+    drafter, seen = engine.drafter, Seen()
+    stock = engine.drafter.vllm_config
     num_query = 1 + stock.num_speculative_tokens
     config = copy.copy(stock)
     config.compilation_config = copy.copy(stock.compilation_config)
@@ -177,12 +178,12 @@ def _graphs_without_a_gpu(patches: ExitStack, seen: Seen) -> None:
         rows = get_forward_context().batch_descriptor.num_tokens
         seen.pieces[rows] += 1
         stands = [(x.data_ptr(), x.shape) for x in inputs.values() if x is not None]
-        made = model(**inputs)
+        outputs = model(**inputs)
         if rows not in captured:
-            captured[rows] = stands, made
-            return made
+            captured[rows] = stands, outputs
+            return outputs
         assert captured[rows][0] == stands, "a graph reads its inputs where they stood when it was captured"
-        for kept, new in zip(captured[rows][1], made, strict=True):
+        for kept, new in zip(captured[rows][1], outputs, strict=True):
             kept.copy_(new)
         return captured[rows][1]
 

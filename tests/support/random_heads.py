@@ -22,7 +22,8 @@ from tests.support.dialects import Tensors, Written, as_aws, as_speculators
 VOCAB = 512
 HIDDEN = 64
 # 32 is the smallest head that vLLM's CPU attention takes. FlashAttention 3 runs it through its kernel for 64.
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 1, 64 if torch.cuda.is_available() else 32
+NUM_HEADS, NUM_KV_HEADS = 2, 1
+HEAD_DIM = 64 if torch.cuda.is_available() else 32
 INTERMEDIATE = 96
 EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 TARGET_LAYERS = 8
@@ -40,7 +41,8 @@ SIZES = {  # of every tiny model, as its config names them
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SELECTOR_RANK, SELECTOR_CANDIDATES, SELECTOR_POSITIONS = 8, 6, 5
+SELECTOR_RANK, SELECTOR_CANDIDATES = 8, 6
+SELECTOR_POSITIONS = 5
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 # A plain random head hardly looks at its context, and all its mask rows draft the same token. So a head's attention is
 # made to pick single rows (ATTENTION) and to outweigh the residual (CONTEXT): a wrong row then changes four in ten.

@@ -209,7 +209,8 @@ def compare(noted: Recording, finished: Mapping[str, Finished], reference: Refer
     states depend on how many rows a kernel takes at once, and there one rounding in fifty moves a draft.
     """
     assert noted.rows, "the drafter was never asked"
-    report, wrong, k, max_model_len = Report(), [], settings.k, settings.max_model_len
+    report, wrong = Report(), []
+    k, max_model_len = settings.k, settings.max_model_len
     by_request: dict[str, list[Row]] = {}
     for row in noted.rows:
         if row.num_verified == k + 1:
@@ -232,10 +233,10 @@ def compare(noted: Recording, finished: Mapping[str, Finished], reference: Refer
             report.rows += 1
             columns = min(len(row.draft), max_model_len - row.p_last)
             report.tokens += columns
-            if settings.lookup and (found := looked_up(tokens[: row.p_last + 2], columns, settings.lookup)):
+            if settings.lookup and (copied := looked_up(tokens[: row.p_last + 2], columns, settings.lookup)):
                 report.looked_up += 1
-                if row.draft[:columns] != tuple(found):
-                    wrong.append(f"wrong: {row.req} p_last={row.p_last} drafted {row.draft}, looked up {found}")
+                if row.draft[:columns] != tuple(copied):
+                    wrong.append(f"wrong: {row.req} p_last={row.p_last} drafted {row.draft}, looked up {copied}")
                 continue
             near = tolerance(expected[row.p_last], reference.dtype)
             draft = expected[row.p_last].after(row.bonus, row.draft, near)

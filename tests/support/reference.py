@@ -160,8 +160,8 @@ class Stack:
         """A mixture of experts: the chosen ones' outputs, their router probabilities scaled to a sum of 1."""
         probs, chosen = self.linear(x, f"{name}.gate").softmax(-1).topk(self.experts_per_token)
         weights = torch.zeros(len(x), self.num_experts).scatter_(1, chosen, probs / probs.sum(-1, keepdim=True))
-        each = torch.stack([self.mlp(x, f"{name}.experts.{e}") for e in range(self.num_experts)], dim=1)
-        return self.cut((weights[..., None] * each).sum(1))
+        outputs = torch.stack([self.mlp(x, f"{name}.experts.{e}") for e in range(self.num_experts)], dim=1)
+        return self.cut((weights[..., None] * outputs).sum(1))
 
     def layer(self, h: torch.Tensor, name: str, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         normed = self.norm(h, f"{name}.input_layernorm")
@@ -200,7 +200,8 @@ class Head:
         config = raw.get("transformer_layer_config", {}) | {k: v for k, v in raw.items() if v is not None}
         stored = load_weights(folder, cut).items()
         names = {name.removeprefix("model.").replace("midlayer.", "layers.0."): w for name, w in stored}
-        self.weights, self.cut, self.stack = names, cut, Stack(config, names, cut)
+        self.weights, self.cut = names, cut
+        self.stack = Stack(config, names, cut)
         self.num_layers = config["num_hidden_layers"]
         self.mask_token = config.get("mask_token_id", config.get("ptd_token_id"))
         self.norm_before_residual = config.get("norm_before_residual", False)
@@ -259,7 +260,8 @@ class Head:
             aux: [>= max(p_lasts) + 1, n_aux * target hidden] captured hidden states.
             p_lasts: positions whose next token is known, p_last + 1 < len(tokens).
         """
-        x, last, depth = torch.tensor(tokens), torch.tensor(p_lasts), k - 1
+        x, last = torch.tensor(tokens), torch.tensor(p_lasts)
+        depth = k - 1
         num_valid = max(p_lasts) + 1
         valid = torch.arange(num_valid)
         step = torch.arange(1, k).repeat(len(last))  # mask rows, group by group
@@ -326,7 +328,7 @@ class Reference:
 def looked_up(tokens: list[int], k: int, min_match: int, max_match: int = 5) -> list[int] | None:
     """What followed the earlier occurrence that agrees with most last tokens, the latest of those; None: there is none.
 
-    Where the text ends before ``k`` tokens, it goes on as if it repeated itself.
+    Where the text ends before ``k`` tokens, it continues as if it repeated itself.
     """
     last = len(tokens) - 1
 

@@ -12,7 +12,8 @@ from tests.support.engines import Engine, Settings, engine
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
-K, SEQS, BUDGET = 5, 8, 124
+K, SEQS = 5, 8
+BUDGET = 124
 
 
 def start(pair: tuple[Path, Path]) -> Engine:
@@ -71,5 +72,5 @@ def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(live.runner, "execute_model", target)
     live.runner.profile_run()
     live.runner._dummy_run(BUDGET)  # with attention, as vLLM's warm-up of kernels has it
-    assert [each.args[0].total_num_scheduled_tokens for each in target.call_args_list] == [BUDGET] * 2
-    assert [each.kwargs["num_tokens"] for each in drafter.call_args_list] == [BUDGET] * 2
+    assert [call.args[0].total_num_scheduled_tokens for call in target.call_args_list] == [BUDGET] * 2
+    assert [call.kwargs["num_tokens"] for call in drafter.call_args_list] == [BUDGET] * 2

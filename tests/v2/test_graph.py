@@ -174,14 +174,14 @@ class HostReads(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if any(x.untyped_storage().data_ptr() in self.watched for x in given):
             to_host = func.__name__ == "to" and "cpu" in map(str, (*args[1:], *kwargs.values()))
             if to_host or func.__name__ in self.NAMES:
                 self.seen.append(func.__name__)
-            elif isinstance(made, torch.Tensor):
-                self.watched[made.untyped_storage().data_ptr()] = made
-        return made
+            elif isinstance(result, torch.Tensor):
+                self.watched[result.untyped_storage().data_ptr()] = result
+        return result
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in_place", "rebuilt"])
@@ -192,16 +192,18 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
     line says that it is so. A backend that refreshes its metadata inside the graph has nothing built.
     """
     pair = write_pair(tmp_path)
-    live, said, built = start(*pair, 3), [], []
+    live, lines = start(*pair, 3), []
+    built = []
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
 
     from peagle_vllm.v2 import attention
 
-    monkeypatch.setattr(attention.logger, "warning_once", lambda line, *args: said.append(line % args))
+    monkeypatch.setattr(attention.logger, "warning_once", lambda line, *args: lines.append(line % args))
     with emulate(live, COUNTS, in_place=in_place) as seen:
-        own, build, metadata = live.drafter.attention, Builder.build, live.drafter.attention.metadata
-        builders = [group.get_metadata_builder() for groups in own.attn_groups for group in groups]
-        watch = HostReads([*own.buffers, *own.block_tables.input_block_tables])
+        own_attention, build = live.drafter.attention, Builder.build
+        metadata = live.drafter.attention.metadata
+        builders = [group.get_metadata_builder() for groups in own_attention.attn_groups for group in groups]
+        watch = HostReads([*own_attention.buffers, *own_attention.block_tables.input_block_tables])
 
         def flashinfers(self: Any, common_prefix_len: int, common: Any, **kwargs: Any) -> Any:
             if self in builders:
@@ -214,14 +216,14 @@ def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
                 return metadata(*args, **kwargs)
 
         # Undone before emulate restores its own.
-        with patch.object(Builder, "build", flashinfers), patch.object(own, "metadata", watched):
+        with patch.object(Builder, "build", flashinfers), patch.object(own_attention, "metadata", watched):
             live.run([Request("reads", prompt(9, 5), 12)])
     replays = seen.replayed.total()
     assert replays > 2
     assert watch.seen == ["cpu"] * len(built)
     assert len(built) == seen.steps - (replays if in_place else 0)
-    assert len(said) == (0 if in_place else 1)
-    assert all("CPUAttentionMetadataBuilder cannot refresh it" in line for line in said)
+    assert len(lines) == (0 if in_place else 1)
+    assert all("CPUAttentionMetadataBuilder cannot refresh it" in line for line in lines)
 
 
 @pytest.mark.parametrize("backend", ["rebuilt", "kernel_blocks"])

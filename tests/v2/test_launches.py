@@ -58,7 +58,8 @@ def test_a_decode_step_is_one_launch_and_one_replay(case: str, tmp_path: Path) -
 
     from peagle_vllm.v2 import speculator
 
-    counting, steps, propose, execute = Counting(), [], live.drafter.propose, GridExecutor.__call__
+    counting, steps = Counting(), []
+    propose, execute = live.drafter.propose, GridExecutor.__call__
 
     def counted_propose(*args: Any, **kwargs: Any) -> Any:
         counting.calls.clear()

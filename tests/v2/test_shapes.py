@@ -11,7 +11,7 @@ SIZES = {
     "none": [],
     "few": [1, 2, 4, 8],
     "vLLM's": [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)],
-    "odd": [3, 17, 100],
+    "irregular": [3, 17, 100],
 }
 GRID = list(itertools.product([1, 8, 64, 1024], [1, 7, 18], [64, 8192], SIZES))
 
@@ -59,17 +59,17 @@ def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: i
     What is asked of the shapes, batch by batch: a graph of its own where the target has one, little padding where it
     has none, up to the last request that max_num_batched_tokens holds, and not one graph that no batch would use.
     """
-    made = graphs(config(max_num_seqs, k, budget, SIZES[sizes]))
-    counts, limit = [n for n, _ in made.decode], min(max_num_seqs, budget // (2 * k))
+    shapes = graphs(config(max_num_seqs, k, budget, SIZES[sizes]))
+    counts, limit = [n for n, _ in shapes.decode], min(max_num_seqs, budget // (2 * k))
     if not (SIZES[sizes] and limit):
         assert not counts
         return
-    assert made.max_num_reqs == limit
-    assert made.decode_graph(limit + 1, 2 * k) is None
-    assert made.decode_graph(1, 2 * k + 1) is None
+    assert shapes.max_num_reqs == limit
+    assert shapes.decode_graph(limit + 1, 2 * k) is None
+    assert shapes.decode_graph(1, 2 * k + 1) is None
     named = {min(-(-size // (1 + k)), limit) for size in SIZES[sizes]}  # the target's own
     for n in range(1, limit + 1):
-        got, length = made.decode_graph(n, 2 * k)
+        got, length = shapes.decode_graph(n, 2 * k)
         assert (got, length) == (min(count for count in counts if count >= n), 2 * k)
         if n <= max(named):
             assert got == min(count for count in named if count >= n)
@@ -80,19 +80,19 @@ def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: i
 @pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
 def test_mixed_graphs_reach_k_rows_a_request_further(graphs, max_num_seqs: int, k: int, budget: int, sizes: str):
     """A prefill step of the target's largest graph drafts in a graph, whatever its requests are."""
-    made, own = graphs(config(max_num_seqs, k, budget, SIZES[sizes])), SIZES[sizes]
-    if not own:
-        assert made.mixed == ()
+    shapes, target_sizes = graphs(config(max_num_seqs, k, budget, SIZES[sizes])), SIZES[sizes]
+    if not target_sizes:
+        assert shapes.mixed == ()
         return
-    assert set(made.mixed) >= {size for size in own if size <= budget}
+    assert set(shapes.mixed) >= {size for size in target_sizes if size <= budget}
     for requests in {1, max_num_seqs // 2 or 1, max_num_seqs}:
-        rows = max(own) + (k - 1) * requests
+        rows = max(target_sizes) + (k - 1) * requests
         if rows <= budget:
-            got = made.mixed_graph(rows)
+            got = shapes.mixed_graph(rows)
             assert got is not None
             assert got - rows < max(16, rows / 8)
-    assert made.mixed[-1] <= budget
-    assert made.mixed_graph(made.mixed[-1] + 1) is None
+    assert shapes.mixed[-1] <= budget
+    assert shapes.mixed_graph(shapes.mixed[-1] + 1) is None
 
 
 @pytest.mark.parametrize(
@@ -107,27 +107,27 @@ def test_mixed_graphs_reach_k_rows_a_request_further(graphs, max_num_seqs: int, 
 )
 def test_mixed_graphs_have_room_for_prefills_beside_a_full_batch(graphs, max_num_seqs, budget, largest, reach):
     sizes = [*SIZES["vLLM's"], *range(528, largest + 1, 16)]
-    made = graphs(config(max_num_seqs, 7, budget, sizes))
-    assert made.mixed[-1] == made.max_rows == reach
+    shapes = graphs(config(max_num_seqs, 7, budget, sizes))
+    assert shapes.mixed[-1] == shapes.max_rows == reach
 
 
 def test_adaptive_verification_has_graphs_as_far_as_the_target(graphs):
     """Its target graphs hold requests of one row and more, so 256 requests fit below 512 rows: drafts must follow."""
-    made = graphs(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
-    assert {n for n, _ in made.decode} == {n for n in SIZES["vLLM's"] if n <= 256}
+    shapes = graphs(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
+    assert {n for n, _ in shapes.decode} == {n for n in SIZES["vLLM's"] if n <= 256}
     assert graphs(config(256, 7, 2048, SIZES["vLLM's"], adaptive=True)).max_num_reqs == 2048 // 14
 
 
 def test_a_schedule_captures_what_its_batches_ask_for(graphs):
     """K = 5 for up to 4 requests, 2 for up to 8, none beyond: no graph of 16 requests at K = 5."""
-    made = graphs(config(16, 5, 2048, SIZES["vLLM's"], [(1, 4, 5), (5, 8, 2), (9, 16, 0)]))
-    assert {length for _, length in made.decode} == {10, 7, 6}
-    widest = {length: max(n for n, own in made.decode if own == length) for length in (10, 7, 6)}
+    shapes = graphs(config(16, 5, 2048, SIZES["vLLM's"], [(1, 4, 5), (5, 8, 2), (9, 16, 0)]))
+    assert {length for _, length in shapes.decode} == {10, 7, 6}
+    widest = {length: max(n for n, rows in shapes.decode if rows == length) for length in (10, 7, 6)}
     assert widest == {10: 4, 7: 8, 6: 16}
-    assert made.decode_graph(3, 10) == (3, 10)
-    assert made.decode_graph(3, 6) == (3, 10)  # fewer rows than eight requests of seven
-    assert made.decode_graph(6, 7) == (6, 7)
-    assert made.decode_graph(16, 7) is None
+    assert shapes.decode_graph(3, 10) == (3, 10)
+    assert shapes.decode_graph(3, 6) == (3, 10)  # fewer rows than eight requests of seven
+    assert shapes.decode_graph(6, 7) == (6, 7)
+    assert shapes.decode_graph(16, 7) is None
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_schedule_captures_what_its_batches_ask_for(graphs):
     ],
 )
 def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs, mode: str, decode: bool, mixed: bool):
-    made = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
-    assert (bool(made.decode), bool(made.mixed)) == (decode, mixed)
-    assert made.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
+    shapes = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
+    assert (bool(shapes.decode), bool(shapes.mixed)) == (decode, mixed)
+    assert shapes.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
 
 
 @pytest.mark.parametrize(
@@ -165,19 +165,19 @@ def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs, mode: st
 def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length: int, rows: int, graph: Any):
     """A step of these verified rows, which drafts 7 tokens a request, or ``num_k`` of them."""
     step = {"num_k": 7, "max_k": 7, "max_num_tokens": 8192, "max_model_len": 4096} | changes
-    made, verified = graphs(config(256, 7, 8192, SIZES["vLLM's"])), np.array(scheduled, dtype=np.int32)
-    batch, starts, graph_found = made.dispatch(verified, sum(scheduled), **step)
+    shapes, verified = graphs(config(256, 7, 8192, SIZES["vLLM's"])), np.array(scheduled, dtype=np.int32)
+    batch, starts, chosen = shapes.dispatch(verified, sum(scheduled), **step)
     assert (batch.static_length, starts[-1]) == (length, rows)
     assert batch.staging_length == (8 if length else 0)
     assert len(starts) == len(scheduled) + 1
     if graph is None:
-        assert graph_found is None
+        assert chosen is None
         assert (batch.num_rows, batch.num_reqs_padded) == (rows, len(scheduled))
     elif isinstance(graph, tuple):
-        assert (graph_found.num_reqs, graph_found.uniform_token_count) == graph
+        assert (chosen.num_reqs, chosen.uniform_token_count) == graph
         assert (batch.num_rows, batch.num_reqs_padded) == (graph[0] * graph[1], graph[0])
     else:
-        assert (graph_found.num_tokens, graph_found.num_reqs) == (graph, None)
+        assert (chosen.num_tokens, chosen.num_reqs) == (graph, None)
         assert (batch.num_rows, batch.num_reqs_padded) == (graph, len(scheduled))
 
 

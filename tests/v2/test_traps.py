@@ -17,7 +17,8 @@ from tests.support.recorder import planter, record
 
 pytestmark = pytest.mark.arm("plugin-v2")
 
-K, MAX_MODEL_LEN, BUDGET, SEQS = 3, 96, 64, 4
+K, MAX_MODEL_LEN = 3, 96
+BUDGET, SEQS = 64, 4
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,8 @@ def flash_attention(pair) -> SimpleNamespace:
     start(pair)  # the interpreter must be there before vLLM is imported
     layers = {"first": SimpleNamespace(sliding_window=None), "second": SimpleNamespace(sliding_window=None)}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
-    own = {"vllm_config": config, "layer_names": list(layers)}
-    return SimpleNamespace(aot_schedule=True, max_cudagraph_size=4096, max_num_splits=32, **own)
+    sizes = {"max_cudagraph_size": 4096, "max_num_splits": 32}
+    return SimpleNamespace(aot_schedule=True, vllm_config=config, layer_names=list(layers), **sizes)
 
 
 def test_trap_12_windowed_drafters_have_no_ahead_of_time_schedule(flash_attention):
@@ -99,17 +100,18 @@ def test_the_drafter_uses_the_targets_scratch_buffer(pair):
     from peagle_vllm.v2 import attention
 
     def builder(size: int) -> Any:
-        made = SimpleNamespace(scratch=torch.empty(size), _get_workspace_buffer=lambda: made.scratch)
-        made.set_workspace_buffer = lambda scratch: setattr(made, "scratch", scratch)
-        return made
+        stub = SimpleNamespace(scratch=torch.empty(size), _get_workspace_buffer=lambda: stub.scratch)
+        stub.set_workspace_buffer = lambda scratch: setattr(stub, "scratch", scratch)
+        return stub
 
     def groups(*builders: Any) -> list[list[Any]]:
-        return [[], [SimpleNamespace(metadata_builders=[each]) for each in builders]]
+        return [[], [SimpleNamespace(metadata_builders=[builder]) for builder in builders]]
 
-    target, small, large = builder(8), builder(4), builder(16)
-    own = large.scratch
+    target, small = builder(8), builder(4)
+    large = builder(16)
+    workspace = large.scratch
     attention.share_workspace(groups(small, large, object()), groups(object(), target))
-    assert small.scratch is target.scratch and large.scratch is own
+    assert small.scratch is target.scratch and large.scratch is workspace
     attention.share_workspace(groups(small), groups(object()))
     assert small.scratch is target.scratch
 
@@ -193,7 +195,8 @@ def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_draf
     live = start(pair, speculative=(("num_speculative_tokens_per_batch_size", [(1, 1, K), (2, SEQS, K - 1)]),))
     from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
-    drafter, original, checked, rows = live.drafter, live.drafter.propose, [], list[Any]()
+    drafter, original = live.drafter, live.drafter.propose
+    checked, rows = [], list[Any]()
     head, sampler = drafter.model, drafter.candidate_sampler
     drafter.draft_token_confidence_probs = torch.zeros(drafter.max_num_reqs, K)
 

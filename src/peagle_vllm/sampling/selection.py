@@ -105,7 +105,7 @@ def plain_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torc
 
 
 def turn_off(selector: CandidateSelector) -> None:
-    """Let the head's logits alone choose. In place: a CUDA graph goes on reading these scales."""
+    """Let the head's logits alone choose. In place: a CUDA graph continues to read these scales."""
     selector.edge_scale.zero_()
     selector.unary_scale.fill_(1)
 

@@ -90,7 +90,6 @@ class ParallelEagleProposer(EagleProposer):
         self.selector = load_selector(self.model, self.vllm_config, self.device)
         self.drawn_by = self.selector or plain_selector(self.model, self.vllm_config, self.device)
         self.updates = HeadUpdates(self.model, target_model, self.selector, self.vllm_config)
-        log_start(self.vllm_config)
 
     def validate_same_kv_cache_group(self, kv_cache_config: KVCacheConfig) -> None:
         """As inherited, in one line: the V1 runner keeps one attention metadata for all layers of a head."""
@@ -98,10 +97,11 @@ class ParallelEagleProposer(EagleProposer):
             super().validate_same_kv_cache_group(kv_cache_config)
         except AssertionError:
             raise RefusedError(
-                "beside this target's layers vLLM splits the head's over KV cache groups, and the V1 "
+                "with this target vLLM splits the head's layers over KV cache groups, and the V1 "
                 "model runner drafts from one only; on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
             ) from None
         warn_of_split(self.model, self.vllm_config, kv_cache_config)
+        log_start(self, kv_cache_config, [self.history] if self.history else [])
 
     def _projected_mask(self) -> torch.Tensor:
         """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""
@@ -353,7 +353,8 @@ def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> 
     Returns:
         [num_reqs, M] float32, or ``logits`` where no request has limits.
     """
-    top_k, top_p, temperature = sampling_metadata.top_k, sampling_metadata.top_p, sampling_metadata.temperature
+    top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
+    temperature = sampling_metadata.temperature
     if top_k is None and top_p is None:
         return logits
     scale = torch.where(temperature < _SAMPLING_EPS, 1.0, temperature)[:, None]

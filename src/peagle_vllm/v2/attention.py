@@ -185,13 +185,13 @@ def share_workspace(attn_groups: list[list[AttentionGroup]], target_attn_groups:
     FlashInfer's takes gigabytes at large ``max_num_batched_tokens``, and no profile run counts it.
     """
     ours, theirs = (
-        [each for groups in both for group in groups for each in group.metadata_builders]
+        [builder for groups in both for group in groups for builder in group.metadata_builders]
         for both in (attn_groups, target_attn_groups)
     )
-    found = [each._get_workspace_buffer() for each in theirs if hasattr(each, "_get_workspace_buffer")]
+    workspaces = [builder._get_workspace_buffer() for builder in theirs if hasattr(builder, "_get_workspace_buffer")]
     for builder in ours:
-        if found and hasattr(builder, "set_workspace_buffer"):
-            builder.set_workspace_buffer(max(*found, builder._get_workspace_buffer(), key=torch.Tensor.numel))
+        if workspaces and hasattr(builder, "set_workspace_buffer"):
+            builder.set_workspace_buffer(max(*workspaces, builder._get_workspace_buffer(), key=torch.Tensor.numel))
 
 
 def _adapt_flash_attention(builder: Any) -> None:
@@ -210,6 +210,6 @@ def _adapt_flash_attention(builder: Any) -> None:
 def _fix_num_splits(groups: Iterable[AttentionGroup], metadata: dict[str, Any]) -> None:
     """One split where FlashAttention 3 leaves the number to a heuristic: its value would be frozen at capture."""
     for group in groups:
-        own = metadata[group.layer_names[0]]
-        if getattr(group.get_metadata_builder(), "max_num_splits", 0) and not own.max_num_splits:
-            own.max_num_splits = 1
+        group_metadata = metadata[group.layer_names[0]]
+        if getattr(group.get_metadata_builder(), "max_num_splits", 0) and not group_metadata.max_num_splits:
+            group_metadata.max_num_splits = 1

@@ -30,7 +30,7 @@ class CandidateSampler:
         self.selector: CandidateSelector | None = None  # None: drafts are the best tokens; set when the head is loaded
         shape = max_num_reqs, max_k, num_candidates
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)  # what the last tokens were chosen by
-        # Which entries of ``draft_logits`` may be finite: made with it, lost with it.
+        # Which entries of ``draft_logits`` may be finite; discarded with it.
         self.cached_ids = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def __call__(

@@ -11,7 +11,7 @@ rows, as vLLM's own speculators run it. The rule:
   the requests that draft. A schedule captures the counts that its K can meet.
 * The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs, because a draft batch has
   up to K-1 rows a request more than the target's, or as far as the FULL graphs if that is more; then by half of that,
-  room for prefills beside as many decodes; never beyond max_num_batched_tokens.
+  room for prefills in a batch of as many decodes; never beyond max_num_batched_tokens.
 * A batch gets the graph with the fewest rows that holds it.
 """
 
@@ -185,10 +185,10 @@ def depth_by_batch_size(vllm_config: VllmConfig) -> list[int]:
 
 def continued(sizes: Iterable[int], limit: int, step: int) -> list[int]:
     """``sizes`` cut at ``limit``, then on in steps of a sixteenth, at least ``step``, to ``limit`` itself."""
-    made = sorted({min(size, limit) for size in sizes})
-    while made and made[-1] < limit:
-        made.append(min(limit, made[-1] + max(step, made[-1] // 16 // step * step)))
-    return made
+    extended = sorted({min(size, limit) for size in sizes})
+    while extended and extended[-1] < limit:
+        extended.append(min(limit, extended[-1] + max(step, extended[-1] // 16 // step * step)))
+    return extended
 
 
 def _decode_shapes(vllm_config: VllmConfig) -> set[Shape]:

@@ -17,7 +17,7 @@ from peagle_vllm.v2.attention import DraftAttention
 
 @dataclass(frozen=True)
 class DraftRun:
-    """What one run of the drafter works on, beside the buffers."""
+    """What one run of the drafter works on, in addition to the buffers."""
 
     batch: DraftBatch
     fc_inputs: torch.Tensor  # [1 + num_staging_rows, num_aux x target hidden]: room for mask_hidden, then staging

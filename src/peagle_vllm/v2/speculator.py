@@ -86,7 +86,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
             shape = req_states.max_num_reqs, req_states.max_model_len
             req_states.all_token_ids = StagedWriteTensor(shape, torch.int32, device)
-        self.token_ids = req_states.all_token_ids.gpu
+            self.token_ids = req_states.all_token_ids.gpu
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
@@ -183,7 +183,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if shapes.decode and not self.supports_decode_metadata_update:
             self.attention.warn_of_rebuilt_metadata()
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
-        log_start(self.vllm_config, len(shapes.decode) + len(shapes.mixed))
+        num_graphs = len(shapes.decode) + len(shapes.mixed)
+        log_start(self, self.kv_cache_config, [self.candidate_sampler], num_graphs)
 
     def capture(self) -> None:
         manager = self.cudagraph_manager
@@ -209,7 +210,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return record
 
     def _refresh_and_draft(self, run: DraftRun) -> None:
-        """What a FULL graph holds. Where a backend cannot refresh its metadata here, ``propose`` builds it anew."""
+        """What a FULL graph holds. Where a backend cannot refresh its metadata here, ``propose`` builds it."""
         assert run.attn_metadata is not None
         num_reqs = run.batch.num_reqs_padded
         if self.supports_decode_metadata_update:
