@@ -359,7 +359,6 @@ def acceptance(arm: RealArm, live_call: Callable[..., Any] | None, first: dict[s
 def measure_all() -> dict[str, Any]:
     """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
     cells: dict[RealArm, dict[str, Any]] = {}
-    samples: dict[RealArm, list[dict[tuple[str, int], float]]] = {arm: [] for arm in ARMS}
     with ExitStack() as stack:
         calls = {arm: stack.enter_context(live(arm)) for arm in ARMS if arm.is_timed}
         for arm in ARMS:
@@ -368,32 +367,39 @@ def measure_all() -> dict[str, Any]:
             print(arm.label, *(summarize(cells[arm]["sets"][name])["al"] for name in SETS), flush=True)
         for call in calls.values():
             call("prompt", ["Hello"])  # returns when the engine has started
-        for _ in range(REPEATS):
-            sums = {arm: {(name, n): np.zeros(2) for name in SETS for n in IN_FLIGHT} for arm in calls}
-            for name, n in product(SETS, IN_FLIGHT):
-                for at, (arm, call) in product(range(0, TIMED_PROMPTS, n), calls.items()):  # arms side by side in time
-                    sums[arm][name, n] += call("timed", name, slice(at, at + n))
-            for arm, measured in sums.items():
-                samples[arm].append({place: tokens / seconds for place, (tokens, seconds) in measured.items()})
-    rows = []
-    for arm in ARMS:
-        bases = [base for base in compared_with(arm) if base in cells]
-        row: dict[str, Any] = {"arm": asdict(arm), "sets": {}} | {key: cells[arm][key] for key in ("drafter", "commit")}
-        for name in SETS:
-            counts = {a: np.asarray(cells[a]["sets"][name]["counts"]) for a in (arm, *bases)}
-            figures = summarize(cells[arm]["sets"][name])
-            figures["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
-            if arm.is_timed:
-                pairs = list(zip(samples[arm], samples[NONE], strict=True))
-                figures["tokens_per_second"] = {n: spread(mine[name, n] for mine, _ in pairs) for n in IN_FLIGHT}
-                ratios = {n: spread(mine[name, n] / none[name, n] for mine, none in pairs) for n in IN_FLIGHT}
-                figures["times_no_speculation"] = ratios
-            row["sets"][name] = figures
-        rows.append(row)
+        speeds = [measure_speeds(calls) for _ in range(REPEATS)]
     timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}
     timed["threads"] = THREADS
     settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0, "timed": timed}
-    return {"settings": settings, "arms": rows}
+    return {"settings": settings, "arms": [row_of(arm, cells, speeds) for arm in ARMS]}
+
+
+Speeds = dict[RealArm, dict[tuple[str, int], float]]  # tokens/s by set and requests in flight
+
+
+def measure_speeds(calls: dict[RealArm, Callable[..., Any]]) -> Speeds:
+    """One repeat, of the arms' live engines: a prompt after the other, each answered by all arms in turn."""
+    sums = {arm: {(name, n): np.zeros(2) for name in SETS for n in IN_FLIGHT} for arm in calls}
+    for name, n in product(SETS, IN_FLIGHT):
+        for at, (arm, call) in product(range(0, TIMED_PROMPTS, n), calls.items()):
+            sums[arm][name, n] += call("timed", name, slice(at, at + n))
+    return {arm: {key: tokens / seconds for key, (tokens, seconds) in sums[arm].items()} for arm in sums}
+
+
+def row_of(arm: RealArm, cells: dict[RealArm, dict[str, Any]], speeds: list[Speeds]) -> dict[str, Any]:
+    """What the result has of an arm."""
+    bases = [base for base in compared_with(arm) if base in cells]
+    sets = {}
+    for name in SETS:
+        counts = {a: np.asarray(cells[a]["sets"][name]["counts"]) for a in (arm, *bases)}
+        sets[name] = summarize(cells[arm]["sets"][name])
+        sets[name]["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
+        if arm.is_timed:
+            times = {n: [speed[arm][name, n] for speed in speeds] for n in IN_FLIGHT}
+            ratios = {n: [speed[arm][name, n] / speed[NONE][name, n] for speed in speeds] for n in IN_FLIGHT}
+            sets[name]["tokens_per_second"] = {n: spread(samples) for n, samples in times.items()}
+            sets[name]["times_no_speculation"] = {n: spread(samples) for n, samples in ratios.items()}
+    return {"arm": asdict(arm), "sets": sets, "drafter": cells[arm]["drafter"], "commit": cells[arm]["commit"]}
 
 
 def spread(samples: Iterable[float]) -> dict[str, float]:
