@@ -31,19 +31,18 @@ import sys
 from pathlib import Path
 import benchmarks.parts
 from tests.benchmarks.test_parts import parts
-folder, alone = Path(sys.argv[1]), sys.argv[2] == "True"
-benchmarks.parts.SIDE_BY_SIDE = 2
-benchmarks.parts.run_parts(parts(folder, alone), folder / "results")
+folder = Path(sys.argv[1])
+benchmarks.parts.run_parts(parts(folder), folder / "results")
 """
 
 
-def killed_once_finished(folder: Path, running: list[Part], alone: bool) -> dict:
-    """The state that a driver leaves which is killed once each of these parts has finished something."""
-    command, results = [sys.executable, "-c", DRIVER, str(folder), str(alone)], folder / "results"
+def killed_once_finished(folder: Path, part: Part) -> dict:
+    """The state that a driver leaves which is killed once this part has finished something."""
+    command, results = [sys.executable, "-c", DRIVER, str(folder)], folder / "results"
     driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
-    while not all(best(part, results) for part in running):
-        assert time.monotonic() < deadline and driver.poll() is None, "a part never finished anything"
+    while not best(part, results):
+        assert time.monotonic() < deadline and driver.poll() is None, "the part never finished anything"
         time.sleep(0.05)
     driver.kill()
     driver.wait()
@@ -58,11 +57,11 @@ def cells(go: str):
     yield {"cell": 2}
 
 
-def parts(folder: Path, alone: bool = True) -> list[Part]:
+def parts(folder: Path) -> list[Part]:
     (folder / "test_it.py").write_text(TESTS.format(go=str(folder / "go-tests")))
     return [
-        Part("engine", call(cells, CELLS, go=str(folder / "go-cells")), 60, alone=alone),
-        Part("drafts", (*PYTEST, str(folder / "test_it.py")), 60, alone=alone),
+        Part("engine", call(cells, CELLS, go=str(folder / "go-cells")), 60),
+        Part("drafts", (*PYTEST, str(folder / "test_it.py")), 60),
     ]
 
 
@@ -70,7 +69,7 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
     engine, drafts = parts(tmp_path)
     results = tmp_path / "results"
     for part, go in ((engine, "go-cells"), (drafts, "go-tests")):
-        state = killed_once_finished(tmp_path, [part], alone=True)
+        state = killed_once_finished(tmp_path, part)
         assert (state[part.name]["state"], len(best(part, results))) == ("running", 1)
         (tmp_path / go).touch()
     state = run_parts([engine, drafts], results)
@@ -79,13 +78,6 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
     assert (state["drafts"]["state"], len(best(drafts, results))) == ("failed", 2)
     text = page(SimpleNamespace(NOTES="", goals=lambda cells: (), tables=lambda cells: ()), [drafts], results, state)
     assert "drafts: 1 of 2 tests passed, 12 draft rows" in text and "test_two: AssertionError: rows differ" in text
-
-
-def test_killed_while_parts_run_side_by_side_each_keeps_what_was_finished(tmp_path: Path):
-    both = parts(tmp_path, alone=False)
-    state = killed_once_finished(tmp_path, both, alone=False)
-    for part in both:
-        assert (state[part.name]["state"], len(best(part, tmp_path / "results"))) == ("running", 1)
 
 
 def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
