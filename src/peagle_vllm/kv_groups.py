@@ -1,4 +1,4 @@
-"""The head's layers in vLLM's KV cache groups.
+"""The windows of the head's layers, and these layers in vLLM's KV cache groups.
 
 vLLM gives each kind of layer groups of its own, all as large as the smallest kind, and each group costs every request a
 block table. A few layers of a new kind, a head's, can split a target's 32 layers into nine groups (vLLM 49730).
@@ -6,6 +6,7 @@ block table. A few layers of a new kind, a head's, can split a target's 32 layer
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,21 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 logger = init_logger("vllm.peagle")
+
+
+@contextmanager
+def own_windows(vllm_config: VllmConfig) -> Iterator[None]:
+    """Load a head under this: its layers see what its own config says.
+
+    Where every layer of the target slides, vLLM gives its window to each layer that names none, the head's too, until
+    a draft model has a cache config of its own.
+    """
+    cache_config = vllm_config.cache_config
+    window, cache_config.sliding_window = cache_config.sliding_window, None
+    try:
+        yield
+    finally:
+        cache_config.sliding_window = window
 
 
 def keep_windows_whole(model: torch.nn.Module, vllm_config: VllmConfig) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,21 +42,6 @@ def on_vllm_platform() -> bool:
     from vllm.platforms import current_platform
 
     return type(current_platform).__module__.partition(".")[0] == "vllm"
-
-
-@contextmanager
-def own_windows(vllm_config: "VllmConfig") -> Iterator[None]:
-    """Load a head under this: its layers see what its own config says.
-
-    Where every layer of the target slides, vLLM gives its window to each layer that names none, the head's too, until
-    a draft model has a cache config of its own.
-    """
-    cache_config = vllm_config.cache_config
-    window, cache_config.sliding_window = cache_config.sliding_window, None
-    try:
-        yield
-    finally:
-        cache_config.sliding_window = window
 
 
 def has_dummy_weights(vllm_config: "VllmConfig") -> bool:
@@ -117,14 +101,3 @@ def _is_finite(weight: "torch.Tensor") -> bool:
     if not weight.is_floating_point() or weight.element_size() < 2 or not weight.numel():
         return True
     return bool(torch.stack(torch.aminmax(weight)).isfinite().all())
-
-
-def on_all_ranks(succeeded: bool) -> bool:
-    """Whether it did on every tensor parallel rank: these draft together or not at all."""
-    import torch
-    from vllm.distributed import get_tp_group
-
-    group, least = get_tp_group(), torch.tensor(int(succeeded))
-    if group.world_size > 1:
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return bool(least)

@@ -14,8 +14,9 @@ from peagle_kernels import CandidateSelector
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
+from peagle_vllm.ranks import on_all_ranks
 from peagle_vllm.sampling.selection import turn_off
-from peagle_vllm.serving import RefusedError, on_all_ranks
+from peagle_vllm.serving import RefusedError
 
 logger = init_logger("vllm.peagle")
 

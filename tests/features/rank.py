@@ -1,7 +1,7 @@
 """One rank of an engine, and, on Model Runner V2, the collectives of each of its draft steps.
 
     PEAGLE_TEST_ARM=plugin-v2 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... \\
-        python -m tests.features.rank FOLDER data   # or tensor, which updates to the weights in FOLDER/new, if any
+        python -m tests.features.rank FOLDER data   # or tensor, which updates to the weights in FOLDER/new
     # reads FOLDER/target and FOLDER/head, writes FOLDER/rank0.json
 
 This is vLLM's external launcher: each rank is an engine of its own, in a process of its own. Under data parallelism the
@@ -119,9 +119,8 @@ def main() -> None:
     else:
         live, asked = updatable(replace(settings, llm=(*external, TRANSFER))), [*REQUESTS[0], *REQUESTS[1]]
         result = {"rows": serve_exactly(live, asked, Reference(target, head))[0].rows}
-        if (new := folder / "new").exists():
-            update(live, *files(new))
-            result["updated"] = serve_exactly(live, asked, Reference(target, new))[0].rows
+        update(live, *files(folder / "new"))
+        result["updated"] = serve_exactly(live, asked, Reference(target, folder / "new"))[0].rows
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
     shut_down()
 

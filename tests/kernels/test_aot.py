@@ -43,11 +43,8 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=s
     [
         (1, 0, torch.bfloat16, torch.int32, 2880),
         (1, 3, torch.bfloat16, torch.int32, 2880),
-        (1, 5, torch.float32, torch.int64, 2880),
-        (2, 1, torch.bfloat16, torch.int64, 2880),
-        (2, 3, torch.float32, torch.int32, 2880),
-        (2, 5, torch.bfloat16, torch.int32, 2880),
-        (0, 3, torch.bfloat16, torch.int64, 2880),  # while memory is profiled
+        (2, 5, torch.float32, torch.int64, 2880),
+        (0, 1, torch.bfloat16, torch.int64, 2880),  # while memory is profiled
         (1, 3, torch.bfloat16, torch.int32, 2056),  # a multiple of 8 only
     ],
     ids=str,
@@ -85,7 +82,6 @@ def test_gather_hidden(arch, dtype, width):
 @pytest.mark.parametrize(
     ("rank", "num_candidates", "gated", "reduced", "drawn"),
     [
-        (64, 16, True, False, False),
         (64, 16, True, True, True),
         (64, 16, False, True, False),
         (256, 32, True, False, True),

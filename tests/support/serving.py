@@ -51,16 +51,12 @@ class Server:
         return sum(map(float, values))
 
 
-def start(command: list[str], env: dict[str, str], log: TextIO) -> psutil.Popen:
-    """In a process group of its own, which ``processes.end`` ends."""
-    return psutil.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-
-
 @contextmanager
 def running(command: list[str], port: int, env: dict[str, str], ready: str = "/health") -> Iterator[Server]:
     """Run ``command`` until the block ends; it must answer ``ready`` on ``port`` in time."""
     with tempfile.TemporaryFile("w+") as log:
-        process = start(command, env, log)
+        # In a process group of its own, which ``processes.end`` ends.
+        process = psutil.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         server = Server(f"http://127.0.0.1:{port}", log, process)
         try:
             _wait(server, ready, process)

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from peagle_vllm.head_state import head_state
-from peagle_vllm.serving import logger, on_all_ranks
+from peagle_vllm.ranks import on_all_ranks
+from peagle_vllm.serving import logger
 
 MAX_LOGITS_BYTES = 512 << 20  # 1,024 requests at K = 7 and 201,088 tokens would make 2.9 GB at once
 

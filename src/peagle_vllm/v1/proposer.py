@@ -31,12 +31,12 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.kv_groups import keep_windows_whole, warn_of_split
+from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
 from peagle_vllm.sampling.selection import load_selector, plain_selector, select
-from peagle_vllm.serving import RefusedError, check_loaded_head, own_windows
+from peagle_vllm.serving import RefusedError, check_loaded_head
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v1.history import TokenHistory, token_indices
 

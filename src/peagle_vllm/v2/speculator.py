@@ -43,12 +43,12 @@ from peagle_kernels import (
 )
 from peagle_kernels.layout import seq_lens_bound
 from peagle_vllm.draft_log import StepCounts, log_start
-from peagle_vllm.kv_groups import keep_windows_whole, warn_of_split
+from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, selector_config_of
-from peagle_vllm.serving import check_loaded_head, own_windows
+from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v2.attention import (
     DraftAttention,
