@@ -57,8 +57,7 @@ def test_steps_are_counted_where_their_drafts_were_made() -> None:
 def test_spread_and_ratio() -> None:
     a, b = Spread.from_samples([10, 12, 11]), Spread.from_samples([10.5, 9, 10])
     assert (a.median, a.low, a.high, a.repeats) == (11, 10, 12, 3)
-    r = a.over(b)
-    assert (r.median, r.low, r.high) == (1.1, 10 / 10.5, 12 / 9)
-    assert r.overlaps_one and r.in_doubt
+    ratio = a.over(b)
+    assert (ratio.median, ratio.low, ratio.high) == (1.1, 10 / 10.5, 12 / 9) and ratio.in_doubt
     assert not Ratio(1.2, 1.1, 1.3, 2).in_doubt
     assert Ratio(1.2, 1.2, 1.2, 1).in_doubt  # one repeat shows no spread
