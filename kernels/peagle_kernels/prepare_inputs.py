@@ -167,12 +167,9 @@ class _Sizes(NamedTuple):
     num_reqs: int
     num_reqs_padded: int
     num_rows: int
-    row_programs: int
-    req_programs: int
     static_length: int
     staging_length: int
     num_speculative_tokens: int
-    samples_per_req: int
     max_model_len: int
     parallel_drafting_token_id: int
     search_steps: int
@@ -196,21 +193,18 @@ def prepare_inputs_triton(
         num_reqs=batch.num_reqs,
         num_reqs_padded=batch.num_reqs_padded,
         num_rows=batch.num_rows,
-        row_programs=triton.cdiv(batch.num_rows, ROWS_PER_PROGRAM.value),
-        # One request more than there are: the last start of a static layout.
-        req_programs=triton.cdiv(batch.num_reqs_padded + 1, REQS_PER_PROGRAM.value),
         static_length=batch.static_length,
         staging_length=batch.staging_length,
         num_speculative_tokens=batch.num_speculative_tokens,
-        samples_per_req=batch.samples_per_req,
         max_model_len=max_model_len,
         parallel_drafting_token_id=parallel_drafting_token_id,
         search_steps=max(batch.num_reqs_padded - 1, 0).bit_length(),
         slots_stride=out.slot_mappings.stride(0),
         staging_stride=out.staging.stride(0),
     )
-    num_programs = sizes.row_programs + sizes.req_programs + batch.num_staging_rows * len(aux)
-    _prepare_inputs_kernel[(num_programs,)](
+    row_programs = triton.cdiv(batch.num_rows, ROWS_PER_PROGRAM.value)
+    req_programs = triton.cdiv(batch.num_reqs_padded + 1, REQS_PER_PROGRAM.value)
+    _prepare_inputs_kernel[(row_programs + req_programs + batch.num_staging_rows * len(aux),)](
         target,
         out,
         groups,
@@ -238,12 +232,9 @@ def _prepare_inputs_kernel(
     num_reqs,
     num_reqs_padded,
     num_rows,
-    row_programs,
-    req_programs,
     static_length,
     staging_length,
     num_speculative_tokens,
-    samples_per_req,
     max_model_len,
     parallel_drafting_token_id,
     search_steps,
@@ -258,12 +249,9 @@ def _prepare_inputs_kernel(
         num_reqs,
         num_reqs_padded,
         num_rows,
-        row_programs,
-        req_programs,
         static_length,
         staging_length,
         num_speculative_tokens,
-        samples_per_req,
         max_model_len,
         parallel_drafting_token_id,
         search_steps,
@@ -271,13 +259,16 @@ def _prepare_inputs_kernel(
         staging_stride,
     )
     pid = tl.program_id(0)
-    if pid < sizes.row_programs:
+    row_programs = tl.cdiv(num_rows, ROWS_PER_PROGRAM)
+    # One request more than there are: the last start of a static layout.
+    req_programs = tl.cdiv(num_reqs_padded + 1, REQS_PER_PROGRAM)
+    if pid < row_programs:
         _fill_rows(pid, target, out, groups, block_table_strides, sizes, IS_STATIC, NUM_GROUPS)
-    elif pid < sizes.row_programs + sizes.req_programs:
-        _fill_requests(pid - sizes.row_programs, target, out, sizes, IS_STATIC)
+    elif pid < row_programs + req_programs:
+        _fill_requests(pid - row_programs, target, out, sizes, IS_STATIC)
     else:
         if len(AUX_WIDTHS) > 0:
-            program = pid - sizes.row_programs - sizes.req_programs
+            program = pid - row_programs - req_programs
             _stage_row(program, target, out, aux, aux_strides, sizes, IS_STATIC, AUX_WIDTHS, VECTOR)
 
 
@@ -366,9 +357,12 @@ def _fill_requests(block, target, out, sizes, IS_STATIC: tl.constexpr):
             tl.minimum(req, sizes.num_reqs) * sizes.static_length,
             mask=req <= sizes.num_reqs_padded,
         )
+    samples_per_req = sizes.num_speculative_tokens
+    if IS_STATIC:
+        samples_per_req = sizes.static_length - sizes.staging_length + 1
     idx = tl.load(target.idx_mapping + req, mask=live, other=-1).to(tl.int64)
-    for i in range(sizes.samples_per_req):
-        sample = req * sizes.samples_per_req + i
+    for i in range(samples_per_req):
+        sample = req * samples_per_req + i
         drafts = live & (i < sizes.num_speculative_tokens)
         index = draft_start + tl.minimum(p_last + i - base, length - 1)
         tl.store(out.sample_indices + sample, tl.where(drafts, index, 0).to(tl.int64), mask=in_range)

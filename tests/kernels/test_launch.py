@@ -116,7 +116,7 @@ def test_prepare_inputs(launched: Callable[..., list[Launched]], num_groups: int
     assert arguments == [
         *addresses(case.target), *addresses(out), *addresses(tables), *case.groups.block_sizes,
         *(table.stride(0) for table in tables), *addresses(case.aux), 8, 24,
-        1, 1, rows, 1, 1, *((6, 4) if static else (0, 0)), 3, 3, 64, MASK_TOKEN, 0, out.slot_mappings.stride(0), 32,
+        1, 1, rows, *((6, 4) if static else (0, 0)), 3, 64, MASK_TOKEN, 0, out.slot_mappings.stride(0), 32,
     ]  # fmt: skip
 
 
