@@ -1,9 +1,9 @@
 """A rung of measurements on a GPU, most valuable part first: ``python -m benchmarks.gpu_day RUNG --seconds N``.
 
-A rung is a list of parts, each a process with a limit. Every finished test and cell is written at once and kept,
-whoever is killed. The command ends within N seconds; called again, it continues with what is not done. At its end one
-folder holds one page of text, the results in one file, and one archive of all results and logs. Without a GPU the same
-parts run at tiny shapes, for rehearsal. The exit status is 0 once every part is done.
+A rung is a list of parts, each a process with a limit. Every finished test and cell is written at once and kept, even
+if its process or this one is killed. The command ends within N seconds; called again, it continues with the parts that
+are not done. In the end one folder holds a page of text, the results in one file, and an archive of all results and
+logs. Without a GPU the same parts are rehearsed at tiny shapes. The exit status is 0 once every part is done.
 """
 
 import argparse

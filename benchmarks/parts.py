@@ -1,4 +1,4 @@
-"""Parts of a day on a GPU: processes with limits, whose finished tests and cells are kept whoever is killed."""
+"""Parts of a day on a GPU: processes with limits, whose finished tests and cells are kept if one is killed."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ class Part:
     command: tuple[str, ...]
     limit: float = 240
     env: dict[str, str] = field(default_factory=dict)
-    alone: bool = True  # False: others like it run at the same time; what they time is by turns
+    alone: bool = True  # False: others like it run at the same time, and take turns at what they time
     wave: int = 0  # those begin at the same time that have the same one
 
     @property

@@ -179,7 +179,7 @@ def test_what_rung_2_would_run_on_a_gpu() -> None:
 import json
 from benchmarks import parts, real_gpu, rung2
 listed = [(part.name, part.label, part.limit, part.env, part.wave) for part in rung2.parts()]
-assert all(parts.CELLS in part.command for part in rung2.parts())  # what it finishes is kept, whoever is killed
+assert all(parts.CELLS in part.command for part in rung2.parts())  # what it finishes is kept if it is killed
 configs = {name: arm.speculative_config() for name, arm in real_gpu.ARMS.items()}
 stages = real_gpu.START_SECONDS + real_gpu.TIMED_SECONDS
 print(json.dumps([listed, configs, parts.SIDE_BY_SIDE, stages]))
