@@ -16,8 +16,8 @@ KINDS = "completion", "completion", "chat", "chat", "stop", "schema", "long", "s
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"enum": ["alpha", "beta"]}, "found": {"type": "boolean"}},
-    "required": ["name", "found"],
+    "properties": {"name": {"enum": ["alpha", "beta"]}, "ready": {"type": "boolean"}},
+    "required": ["name", "ready"],
     "additionalProperties": False,
 }
 
