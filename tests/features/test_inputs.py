@@ -5,8 +5,9 @@ hidden states that the target computed from them. So the reference drafts from t
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,44 +126,35 @@ def session(settings: Settings) -> list[dict[str, list[int]]]:
     return turns
 
 
-@dataclass(frozen=True)
-class Alone:
-    """What one engine answers without speculation."""
-
-    kinds: dict[str, dict[str, list[int]]]  # tokens of each request, by its kind
-    in_turn: dict[str, list[int]]
-    options: list[Any]
-    session: list[dict[str, list[int]]]
-
-
 def answers(requests: list[Request]) -> dict[str, list[int]]:
     done = engine(ALONE).run([replace(request, aborted=None) for request in requests])
     return {req: finished.tokens for req, finished in done.items()}
 
 
 @pytest.fixture(scope="module")
-def alone() -> Alone:
+def alone() -> SimpleNamespace:
+    """What one engine answers without speculation."""
     kinds = {kind: answers([PLAIN, *requests]) for kind, requests in KINDS.items()}
-    return Alone(kinds, answers([IN_TURN]), options(ALONE), session(ALONE))
+    return SimpleNamespace(kinds=kinds, in_turn=answers([IN_TURN]), options=options(ALONE), session=session(ALONE))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_exact_and_answers_those_without_speculation(kind: str, alone: Alone):
+def test_drafts_are_exact_and_answers_those_without_speculation(kind: str, alone: SimpleNamespace):
     live, requests = engine(SETTINGS), [PLAIN, *KINDS[kind]]
     live.llm.reset_prefix_cache()  # the hidden states that an earlier run computed are not recorded in this one
     report, _ = serve_exactly(live, requests, Reference(None, PEAGLE), alone.kinds[kind], keep_hidden=True)
     assert report.rows - report.looked_up > 2
 
 
-def test_options_of_one_batch(alone: Alone):
+def test_options_of_one_batch(alone: SimpleNamespace):
     assert options(SETTINGS) == alone.options
 
 
-def test_a_session_that_goes_on(alone: Alone):
+def test_a_session_that_goes_on(alone: SimpleNamespace):
     assert session(SETTINGS) == alone.session
 
 
-def test_two_requests_in_turn_with_one_id(alone: Alone):
+def test_two_requests_in_turn_with_one_id(alone: SimpleNamespace):
     """Deployments that divide prefill and decode give ids of their own. The first one's text is not looked up after."""
     answer = alone.in_turn["same"][len(IN_TURN.prompt) :]
     misleading = [token for pair in pairwise(answer) for token in (*pair, 9)]
@@ -173,7 +165,7 @@ def test_two_requests_in_turn_with_one_id(alone: Alone):
         serve_exactly(live, [IN_TURN], Reference(TARGET, PEAGLE), alone.in_turn)
 
 
-def test_refused_inputs_leave_the_engine_running(alone: Alone):
+def test_refused_inputs_leave_the_engine_running(alone: SimpleNamespace):
     live, too_long = engine(SETTINGS), (PROMPTS[1] * 9)[: MAX_MODEL_LEN + 1]
     from vllm.exceptions import VLLMValidationError
 

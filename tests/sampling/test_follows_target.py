@@ -24,7 +24,6 @@ TEMPERATURES = (0.7, 1.2)
 K = 5
 # Sampled tokens over all cases, as the two runners' speeds allow: V2 runs under Triton's interpreter.
 NUM_TOKENS = {"plugin-v1": 5_000, "plugin-v2": 400}
-NUM_TOKENS_SHARPENED = {"plugin-v1": 10_000, "plugin-v2": 160}
 NUM_TOKENS_LOOKED_UP = {"plugin-v1": 2_000, "plugin-v2": 160}
 NUM_TOKENS_FULL = {"plugin-v1": 50_000, "plugin-v2": 5_000}
 MAX_TOKENS = 40
@@ -34,8 +33,9 @@ LIMITS: tuple[dict[str, float], ...] = ({}, {"top_k": 5}, {"top_p": 0.7}, {"top_
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 
-# Drafts of the shipped head, and of the same with a weak random selector. It chooses between two candidates, so that
-# most drafts are accepted, and a q that is not the selector's own shows. Last, with drafts that are looked up.
+# Drafts of the shipped head, and of the same with a random selector that outweighs the head's logits: a q that is not
+# the selector's own then shows. Last, with drafts that are looked up. There the selector is weak, so that most drafts
+# are accepted: a q that is the head's shows.
 DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 LOOKED_UP = ("probabilistic, looked up", "probabilistic, sharpened, looked up")
 
@@ -47,17 +47,18 @@ def full_on_v2(drafts: str) -> Any:
 
 @pytest.fixture(scope="module")
 def sharpened(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sharpened") / "head"
-    shutil.copytree(PEAGLE, folder)
-    return tiny_heads.write_selector(folder, torch.Generator().manual_seed(0), scale=0.05, candidates=2)
+    """A folder of two heads, by the strength of their selectors."""
+    folder = tmp_path_factory.mktemp("sharpened")
+    for name, selector in {"strong": {"candidates": 8}, "weak": {"scale": 0.05, "candidates": 2}}.items():
+        shutil.copytree(PEAGLE, folder / name)
+        tiny_heads.write_selector(folder / name, torch.Generator().manual_seed(0), **selector)
+    return folder
 
 
 def settings(drafts: str, sharpened: Path | None = None) -> Settings:
-    draft_sample_method, _, selector = drafts.partition(", ")
-    head, lookup = (
-        sharpened if "sharpened" in selector and sharpened else PEAGLE,
-        DEFAULT_LOOKUP * ("looked up" in selector),
-    )
+    draft_sample_method, *more = drafts.split(", ")
+    lookup = DEFAULT_LOOKUP if "looked up" in more else 0
+    head = sharpened / ("weak" if lookup else "strong") if sharpened and "sharpened" in more else PEAGLE
     speculative = (("draft_sample_method", draft_sample_method),)
     return Settings(TARGET, head, k=K, max_num_seqs=8, lookup=lookup, speculative=speculative)
 
@@ -109,8 +110,7 @@ def run_all(drafts: str, sharpened: Path, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("drafts", [full_on_v2(DRAFTS[0]), DRAFTS[1], full_on_v2(DRAFTS[2]), LOOKED_UP[1]])
 def test_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
-    others = {DRAFTS[2]: NUM_TOKENS_SHARPENED, LOOKED_UP[1]: NUM_TOKENS_LOOKED_UP}
-    run_all(drafts, sharpened, others.get(drafts, NUM_TOKENS)[ARM])
+    run_all(drafts, sharpened, (NUM_TOKENS_LOOKED_UP if drafts in LOOKED_UP else NUM_TOKENS)[ARM])
 
 
 @pytest.mark.full
@@ -152,7 +152,7 @@ def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch:
 
         monkeypatch.setattr(live.llm.llm_engine, "step", step)
         requests = [
-            Request(f"{drafts}-{name}-{i}", tuple(prompt_token_ids()[i]), MAX_TOKENS, sampling=sampling) for i in (0, 1)
+            Request(f"{drafts}-{name}-{i}", tuple(prompt_token_ids()[i]), 20, sampling=sampling) for i in (0, 1)
         ]
         return [live.run([request])[request.id].output for request in requests]
 

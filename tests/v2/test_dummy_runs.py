@@ -21,10 +21,6 @@ def start(pair: tuple[Path, Path]) -> Engine:
     return engine(Settings(*pair, k=K, max_num_seqs=SEQS, token_budget=budget))
 
 
-class ScheduledError(Exception):
-    """Ends a dummy run where its batch is scheduled."""
-
-
 @pytest.mark.parametrize(
     ("seqs", "budget", "k"), list(itertools.product([1, 8, 256, 1024], [64, 8192, 16_384], [1, 7, 8, 10]))
 )
@@ -44,8 +40,8 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
     runner = copy.copy(live.runner)
     runner.speculator, runner.decode_query_len = drafter, k + 1
     runner.max_num_reqs, runner.max_num_tokens = seqs, budget
-    runner.execute_model = Mock(side_effect=ScheduledError)
-    with pytest.raises(ScheduledError):
+    runner.execute_model = Mock(side_effect=InterruptedError)  # the batch is scheduled
+    with pytest.raises(InterruptedError):
         runner._dummy_run(budget, skip_attn=True, is_profile=True)
     rows = list(runner.execute_model.call_args.args[0].num_scheduled_tokens.values())
     assert sum(rows) >= budget - (k - 1)
