@@ -34,8 +34,8 @@ from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.processes import end_with_parent
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance
-from peagle_tools.train.config import ends_in_loop
 from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.peagle_yaml import ends_in_loop
 from peagle_vllm.heads import convert as converting
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import read_head

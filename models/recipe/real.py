@@ -25,8 +25,8 @@ from benchmarks.real import TARGET, greedy_drafts
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
-from peagle_tools.train.config import Config, read_config
 from peagle_tools.train.lines import read_lines
+from peagle_tools.train.peagle_yaml import Config, read_config
 from peagle_tools.train.pipeline import do, settings
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
@@ -78,7 +78,7 @@ def train_eagle3(config: Any) -> Path:
     from speculators.train.config import TrainConfig
 
     from peagle_tools.train import cpu
-    from peagle_tools.train.run import to_options
+    from peagle_tools.train.training import to_options
     from peagle_tools.train.warm_start import begin_as_target
 
     class OnCpu(cli.Trainer):

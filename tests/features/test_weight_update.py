@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared.selector_file import read_selector
-from peagle_tools.sharpen.run import write_sharpened
+from peagle_tools.sharpen.sharpening import write_sharpened
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM

@@ -10,7 +10,7 @@ from speculators.models import peagle
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.draft_model import PEagleDraftModel
 
 HIDDEN, VOCAB, DRAFT_VOCAB, NUM_AUX, LAYERS = 16, 24, 20, 3, 2
 WINDOW = 4

@@ -15,8 +15,8 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from peagle_tools.train import run
-from peagle_tools.train.config import STAMP, Config, read_config
+from peagle_tools.train import training
+from peagle_tools.train.peagle_yaml import STAMP, Config, read_config
 from peagle_tools.train.trainer import Trainer
 
 HIDDEN, VOCAB, LAYERS, MASK = 16, 32, 8, 31
@@ -88,7 +88,7 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
 
 
 def train(file: Path) -> Any:
-    return run.train(read_config(file))
+    return training.train(read_config(file))
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object], rank: int = 0) -> None:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train import steps
-from peagle_tools.train.config import Config, Data, read_config
 from peagle_tools.train.lines import write_lines
+from peagle_tools.train.peagle_yaml import Config, Data, read_config
 from peagle_tools.train.pipeline import WRITES, _run, pipeline
 from tests.support.models import TARGET
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.train.config import read_config
-from peagle_tools.train.run import make_trainer, to_options
+from peagle_tools.train.peagle_yaml import read_config
+from peagle_tools.train.training import make_trainer, to_options
 from tests.support.serving import free_port
 from tests.train.runs import at_step, exit_code, in_child, stop, toy_run, train
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from peagle_tools.shared.selector_file import write_selector
-from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.replay import REPLAY, UNSELECTED, replay
-from peagle_tools.train.selector import new_selector, served
+from peagle_tools.train.selector_training import new_selector, served
 from peagle_vllm.heads.head import read_head
 from tests.support.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
 from tests.support.reference import Reference

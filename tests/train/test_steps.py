@@ -21,9 +21,9 @@ from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.server import Server, ServerFailed
 from peagle_tools.train import serve, steps
-from peagle_tools.train.config import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.run import train
+from peagle_tools.train.peagle_yaml import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
+from peagle_tools.train.training import train
 from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
 from tests.train.runs import ENGINE, toy_run

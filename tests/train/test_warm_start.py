@@ -11,8 +11,8 @@ from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from transformers import LlamaForCausalLM
 
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.config import read_config
-from peagle_tools.train.run import make_trainer, to_options
+from peagle_tools.train.peagle_yaml import read_config
+from peagle_tools.train.training import make_trainer, to_options
 from tests.train.runs import VOCAB, toy_run
 
 

@@ -45,8 +45,8 @@ def sharpen(
     from rich.progress import Progress
 
     from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.sharpen import run
-    from peagle_tools.sharpen.prompts import Prompts, divided, read_tokens
+    from peagle_tools.sharpen import sharpening
+    from peagle_tools.sharpen.split_prompts import Prompts, divided, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -63,16 +63,16 @@ def sharpen(
         depth = num_speculative_tokens or found.trained_depth or 5
         own = read_selector_config(found.config, found.config_file)
         sizes = (rank or (own.selector_rank if own else 64), candidates or (own.selector_top_k if own else 16))
-        plan = run.Plan(depth, *sizes, max_tokens, arguments)
+        plan = sharpening.Plan(depth, *sizes, max_tokens, arguments)
         bar = bars.add_task("")
 
         def progress(what: str, done: int, of: int) -> None:
             bars.update(bar, description=what, completed=done, total=of)
 
         asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts, aside)))
-        report = run.sharpen(found, run.Job(model, asked_of, plan, progress), out)
+        report = sharpening.sharpen(found, sharpening.Job(model, asked_of, plan, progress), out)
     if as_json:
-        print(json.dumps(run.as_dict(report, plan), indent=2))
+        print(json.dumps(sharpening.as_dict(report, plan), indent=2))
     else:
         Console().print(*report.tables())
         if report.is_better:

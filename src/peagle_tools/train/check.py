@@ -3,9 +3,9 @@
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.config import LOOP, Config
 from peagle_tools.train.documents import read_rows
 from peagle_tools.train.lines import read_lines
+from peagle_tools.train.peagle_yaml import LOOP, Config
 from peagle_tools.train.replay import note_al
 from peagle_vllm.heads.checks import check as problems_of
 from peagle_vllm.heads.head import read_head

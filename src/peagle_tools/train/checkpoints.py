@@ -20,7 +20,7 @@ from speculators.train.distributed import get_rank
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import sync
 from peagle_tools.shared.selector_file import write_selector
-from peagle_tools.train.selector import TENSORS, served
+from peagle_tools.train.selector_training import TENSORS, served
 from peagle_vllm.heads.files import INDEX, one_line
 from peagle_vllm.heads.head import read_head
 

@@ -32,7 +32,7 @@ def add_step(name: str, what: str) -> None:
     @app.command(name, help=f"{what}\n\nExit status: 0 done; 2 it cannot go on; 75 the same command goes on.")
     def step(file: ConfigArgument) -> None:
         with one_line_errors("train"):
-            from peagle_tools.train.config import read_config
+            from peagle_tools.train.peagle_yaml import read_config
             from peagle_tools.train.pipeline import do
 
             do(name, read_config(file))
@@ -55,7 +55,7 @@ def pipeline(
     Exit status: 0 done; 2 it cannot go on; 75 it stopped, and the same command goes on.
     """
     with one_line_errors("train"):
-        from peagle_tools.train.config import read_config
+        from peagle_tools.train.peagle_yaml import read_config
         from peagle_tools.train.pipeline import pipeline
 
         status = pipeline(file, read_config(file), begin)
@@ -78,7 +78,7 @@ def serve_target(
         from urllib.parse import urlsplit
 
         from peagle_tools.shared.server import COMMAND
-        from peagle_tools.train.config import read_config
+        from peagle_tools.train.peagle_yaml import read_config
         from peagle_tools.train.serve import arguments, environment
 
         config = read_config(file)

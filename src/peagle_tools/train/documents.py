@@ -16,7 +16,7 @@ from speculators.train.recovery import SampleUnavailable
 from torch.utils.data import DataLoader
 
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.config import STAMP, Config
+from peagle_tools.train.peagle_yaml import STAMP, Config
 from peagle_vllm.heads.target import read_target
 
 UNSUPERVISED = 2  # first tokens of a piece: the head has no state before the first, which drafts the second

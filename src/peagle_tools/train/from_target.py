@@ -15,8 +15,8 @@ from tqdm import tqdm
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.prompts import read_tokenizer
 from peagle_tools.train import serve
-from peagle_tools.train.config import Config
 from peagle_tools.train.lines import add_line, read_lines, write_lines
+from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.files import one_line
 
 SENTINEL = "whattheusersays"

@@ -17,7 +17,7 @@ from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.train import serve
-from peagle_tools.train.config import LOOP, STAMP, Config
+from peagle_tools.train.peagle_yaml import LOOP, STAMP, Config
 
 WRITES = {  # what each step writes, and --from removes
     "prompts": ("prompts.jsonl", "prompts.sampled.jsonl", "prompts.dropped.jsonl", "prompts.report.json"),
@@ -27,13 +27,20 @@ WRITES = {  # what each step writes, and --from removes
     "run": ("checkpoints", "log.jsonl", "al.jsonl"),
     "check": (),
 }
+MODULES = {  # where each step's function is, imported when it runs
+    "prompts": "collect_prompts",
+    "answers": "steps",
+    "data": "steps",
+    "states": "steps",
+    "run": "training",
+    "check": "check",
+}
 
 
 def do(step: str, config: Config) -> None:
     """Do a step in this process, and print what it did."""
-    module = "steps" if step in ("answers", "data", "states") else step
-    if said := getattr(import_module(f"peagle_tools.train.{module}"), step)(config):
-        print(f"{step}: {said}", flush=True)
+    if report := getattr(import_module(f"peagle_tools.train.{MODULES[step]}"), step)(config):
+        print(f"{step}: {report}", flush=True)
 
 
 def do_in_turn(step: str, file: Path, config: Config) -> int:

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from peagle_tools.shared.acceptance import Acceptance
-from peagle_tools.train.config import Config, ends_in_loop
-from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.partition import Documents, StepRows
-from peagle_tools.train.selector import SelectedDrafts
+from peagle_tools.train.peagle_yaml import Config, ends_in_loop
+from peagle_tools.train.selector_training import SelectedDrafts
 
 REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
 

@@ -16,7 +16,7 @@ import psutil
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.server import Server, ServerFailed
-from peagle_tools.train.config import Config
+from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.target import read_target
 
 START_SECONDS = 3600.0

@@ -15,8 +15,8 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.server import Server
 from peagle_tools.train import serve
-from peagle_tools.train.config import LOOP, STAMP, Config
 from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.peagle_yaml import LOOP, STAMP, Config
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import read_target
 

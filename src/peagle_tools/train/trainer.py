@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train.checkpoints import Checkpoints
-from peagle_tools.train.config import Config
 from peagle_tools.train.documents import listed
-from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import add_line, read_lines, write_lines
+from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.replay import measure
-from peagle_tools.train.selector import build_optimizers
+from peagle_tools.train.selector_training import build_optimizers
 from peagle_vllm.heads.files import one_line
 
 

@@ -9,8 +9,8 @@ from speculators.train import cli
 from speculators.utils.loading import load_model_layers
 
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.config import Config
-from peagle_tools.train.head import PEagleDraftModel
+from peagle_tools.train.draft_model import PEagleDraftModel
+from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.files import download
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import read_target

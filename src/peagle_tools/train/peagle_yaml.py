@@ -1,6 +1,6 @@
 """peagle.yaml: what ``peagle-vllm train`` reads. Importing this takes neither torch nor speculators.
 
-``run.to_options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
+``training.to_options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
 """
 
 from collections.abc import Iterable

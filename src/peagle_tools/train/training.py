@@ -23,10 +23,10 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import versions
 from peagle_tools.train import cpu, warm_start
-from peagle_tools.train.config import Config
 from peagle_tools.train.documents import loaders
-from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.selector import new_selector
+from peagle_tools.train.draft_model import PEagleDraftModel
+from peagle_tools.train.peagle_yaml import Config
+from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 

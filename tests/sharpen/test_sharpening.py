@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from peagle_tools.shared import engines, prompt_files
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.sharpen import fit, record, run
-from peagle_tools.sharpen.prompts import HELD_OUT, Prompts, divided
+from peagle_tools.sharpen import fit, record, sharpening
+from peagle_tools.sharpen.split_prompts import HELD_OUT, Prompts, divided
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
@@ -154,11 +154,13 @@ def test_it_goes_on_where_it_was_stopped(at: str, after: int, tmp_path: Path, fa
     assert left(tmp_path) == ["out"]
 
 
-def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> run.Sharpened:
+def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> sharpening.Sharpened:
     asked = [[seed, i] for i in range(NUM_PROMPTS)]
     prompts = Prompts(asked, asked[:16])
-    plan = replace(run.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
-    return run.sharpen(read_head(PEAGLE), run.Job(read_target(str(TARGET)), prompts, plan, lambda *_: None), out)
+    plan = replace(sharpening.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
+    return sharpening.sharpen(
+        read_head(PEAGLE), sharpening.Job(read_target(str(TARGET)), prompts, plan, lambda *_: None), out
+    )
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"rank": 16}, {"arguments": {"seed": 1}}])

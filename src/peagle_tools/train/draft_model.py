@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, StepRows, anchor_chunks, chunked_sum
-from peagle_tools.train.selector import selector_loss
+from peagle_tools.train.selector_training import selector_loss
 
 
 class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.json, where vLLM reads it

@@ -18,12 +18,12 @@ from peagle_tools.cli import app
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import replay as replaying
-from peagle_tools.train import selector as module
+from peagle_tools.train import selector_training as module
 from peagle_tools.train.checkpoints import Checkpoints
-from peagle_tools.train.config import read_config
-from peagle_tools.train.head import PEagleDraftModel
-from peagle_tools.train.run import make_trainer, to_options
-from peagle_tools.train.selector import new_selector
+from peagle_tools.train.draft_model import PEagleDraftModel
+from peagle_tools.train.peagle_yaml import read_config
+from peagle_tools.train.selector_training import new_selector
+from peagle_tools.train.training import make_trainer, to_options
 from tests.conftest import ARM
 from tests.support import random_heads
 from tests.support.engines import Request, Settings, engine

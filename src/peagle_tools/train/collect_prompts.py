@@ -20,9 +20,9 @@ from peagle_tools.shared.conversations import UnusableRow, conversation
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.prompt_files import Row, read_rows
-from peagle_tools.train.config import Config
 from peagle_tools.train.from_target import sampled
 from peagle_tools.train.lines import write_lines
+from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import control_tokens
 

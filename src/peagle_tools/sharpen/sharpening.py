@@ -21,7 +21,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.selector_file import read_selector, write_selector
 from peagle_tools.sharpen import fit, record
-from peagle_tools.sharpen.prompts import Prompts
+from peagle_tools.sharpen.split_prompts import Prompts
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 from peagle_vllm.heads.convert import write_json
 from peagle_vllm.heads.files import SELECTOR_FOLDER, one_line, read_json

@@ -19,8 +19,8 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu
 from peagle_tools.train import trainer as trainer_module
-from peagle_tools.train.config import STAMP, read_config
-from peagle_tools.train.run import make_trainer, to_options
+from peagle_tools.train.peagle_yaml import STAMP, read_config
+from peagle_tools.train.training import make_trainer, to_options
 from tests.train.runs import MASK, at_step, exit_code, in_child, result, stop, toy_run, train
 
 

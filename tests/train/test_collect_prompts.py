@@ -11,10 +11,10 @@ from presidio_analyzer.predefined_recognizers.ner import huggingface_ner_recogni
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import PROMPTS
-from peagle_tools.train import prompts
-from peagle_tools.train.config import Config, Data
+from peagle_tools.train import collect_prompts
 from peagle_tools.train.from_target import openings
 from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.peagle_yaml import Config, Data
 from tests.support.models import TARGET, heldout
 
 PLANTED = {
@@ -32,7 +32,7 @@ def written(tmp_path: Path, rows: list[Any], **data: Any) -> tuple[list[dict[str
     source = tmp_path / "source.jsonl"
     write_lines(source, rows)
     config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(prompts=[str(source)] if rows else [], **data))
-    report = json.loads(prompts.prompts(config))
+    report = json.loads(collect_prompts.prompts(config))
     return list(read_lines(tmp_path / "prompts.jsonl")), report
 
 
@@ -68,7 +68,7 @@ def test_a_model_for_token_classification_finds_names(tmp_path: Path, monkeypatc
 
 def test_a_clean_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python source, and questions of many kinds: 98 of 100 at least, searched by several processes."""
-    monkeypatch.setattr(prompts, "FEW", 0)
+    monkeypatch.setattr(collect_prompts, "FEW", 0)
     texts = [*heldout(), *PROMPTS]
     lines, report = written(tmp_path, [{"prompt": text} for text in texts])
     assert len(lines) >= 0.98 * len(texts), report
@@ -95,7 +95,7 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
 
 def test_a_transcript_in_the_targets_template_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another model's answer would be learned as what a user says."""
-    monkeypatch.setattr(prompts, "control_tokens", {str(TARGET): re.compile("<user>")}.get)
+    monkeypatch.setattr(collect_prompts, "control_tokens", {str(TARGET): re.compile("<user>")}.get)
     text = "<user>Why?<end><assistant>So.<end>"
     lines, report = written(tmp_path, [{"text": text}, {"text": "Why?"}, {"text": text}], pii="none")
     assert [line["messages"][0]["content"] for line in lines] == ["Why?"]
@@ -110,7 +110,7 @@ def wrote(monkeypatch: pytest.MonkeyPatch, *texts: str, more: tuple = ()) -> Non
     """Let these be prompts of a target's own, and ``more`` of (text, how it ended)."""
     ended = [*((text, "stop") for text in texts), *more]
     own = [{"messages": [{"role": "user", "content": text}], "end": end} for text, end in ended]
-    monkeypatch.setattr(prompts, "sampled", lambda *_: own)
+    monkeypatch.setattr(collect_prompts, "sampled", lambda *_: own)
 
 
 def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_the_opening_of_a_users_turn_is_what_the_chat_template_says() -> None:
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     data = Data(prompts=[str(tmp_path / "none.jsonl")])
     with pytest.raises(ToolError, match=r"none.jsonl cannot be read"):
-        prompts.prompts(Config(target=str(TARGET), folder=str(tmp_path), data=data))
+        collect_prompts.prompts(Config(target=str(TARGET), folder=str(tmp_path), data=data))
     with pytest.raises(ToolError, match="no prompt is left"):
         written(tmp_path, [{"answer": "x"}])
 
