@@ -1,7 +1,7 @@
 """Train the heads of the real target from the committed text, by the commands that users run: ``make real-heads``.
 
-In two sittings: all heads learn from the first answers, and then go on, with a new schedule, with others. What is there
-is kept, so a killed run continues. The heads go to models/real, each with its training log.
+In two rounds: all heads learn from the first answers, and then continue, with a new schedule, with others. What is
+there is kept, so a killed run continues. The heads go to models/real, each with its training log.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def train(head: str, config: Config) -> Path:
 def train_eagle3(config: Any) -> Path:
     """speculators' own command in this process, without a GPU; the folder of its head.
 
-    It goes on from its last checkpoint, whose weights and moments speculators rounds to bfloat16.
+    It continues from its last checkpoint, whose weights and moments speculators rounds to bfloat16.
     """
     from datasets import load_from_disk
     from speculators.train import cli
@@ -158,7 +158,7 @@ def publish(head: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def sit(heads: list[str], config: Config, text: bytes, begin: Path | None, out: Path) -> None:
+def train_round(heads: list[str], config: Config, text: bytes, begin: Path | None, out: Path) -> None:
     """Train ``heads`` on the answers ``text`` and publish them in ``out``; without ``begin``, from their target."""
     config.run.mkdir(parents=True, exist_ok=True)
     if not (config.run / "answers.jsonl").exists():
@@ -202,9 +202,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
     parser.add_argument("--only", choices=HEADS, nargs="+", default=list(HEADS), help="these heads (default: all)")
-    parser.add_argument("--first", type=Path, help="heads of the first sitting (default: they are trained)")
-    parser.add_argument("--answers", type=int, help="of each sitting, an eighth of them held out (default: all)")
-    parser.add_argument("--steps", type=int, help="of each sitting (default: all)")
+    parser.add_argument("--first", type=Path, help="heads of the first round (default: they are trained)")
+    parser.add_argument("--answers", type=int, help="of each round, an eighth of them held out (default: all)")
+    parser.add_argument("--steps", type=int, help="of each round (default: all)")
     parser.add_argument("--seed", type=int, help="default: as peagle.yaml says")
     args = parser.parse_args()
     config = settings_here()
@@ -219,9 +219,9 @@ def main() -> None:
     for name, (answers, steps) in SITTINGS.items():
         steps, out = args.steps or steps, args.out if name == "second" else config.run / "first/heads"
         every = {part: min(steps, often) for part, often in config.every.model_dump().items()}
-        sitting = changed(config, folder=str(config.run / name), optimizer={"steps": steps}, every=every)
+        round_config = changed(config, folder=str(config.run / name), optimizer={"steps": steps}, every=every)
         if name == "second" or not args.first:
-            sit(args.only, sitting, b"".join(lines[: args.answers or answers]), begin, out)
+            train_round(args.only, round_config, b"".join(lines[: args.answers or answers]), begin, out)
         begin, lines = (args.first or out).absolute(), lines[answers:]
 
 

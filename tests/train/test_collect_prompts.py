@@ -191,5 +191,5 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     file.write_text('{"a": 1}\n{"a": ')
     assert list(read_lines(file)) == [{"a": 1}]
     file.write_text('{"a": 1}\n{a: 1}\n')
-    with pytest.raises(ToolError, match=f"^{file}:2: is no JSON .*; mend or remove that line$"):
+    with pytest.raises(ToolError, match=f"^{file}:2: is no JSON .*; correct or remove that line$"):
         list(read_lines(file))

@@ -103,7 +103,7 @@ def test_answers_are_the_targets_own(config: Config, target: Any) -> None:
 
 
 def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> None:
-    """By the command, which goes on where it was killed."""
+    """By the command, which continues where it was killed."""
     file, run = tmp_path / "peagle.yaml", tmp_path / "run"
     out, sampled = run / "prompts.jsonl", run / "prompts.sampled.jsonl"
 

@@ -117,7 +117,7 @@ def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkey
     file, (soft, hard) = toy_run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
     at_step(monkeypatch, 5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard)))
     try:
-        with pytest.raises(ToolError, match=r"step-6 cannot be written \(.*make room, .* goes on; step-3 is there$"):
+        with pytest.raises(ToolError, match=r"step-6 cannot be written \(.*make room, .* continues; step-3 is there$"):
             train(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -164,7 +164,7 @@ def test_a_server_that_is_gone_stops_the_run(tmp_path: Path) -> None:
     shutil.rmtree(read_config(file).data_folder / "hidden_states")
     stopped = CliRunner().invoke(app, ["train", "run", str(file)])
     assert stopped.exit_code == 75, stopped.output
-    assert "circuit breaker tripped" in stopped.output and "goes on from the beginning" in stopped.output
+    assert "circuit breaker tripped" in stopped.output and "continues from the beginning" in stopped.output
 
 
 def test_hidden_states_that_change_while_it_trains_are_refused(tmp_path: Path) -> None:

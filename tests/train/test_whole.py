@@ -57,7 +57,7 @@ def written(file: Path) -> dict[str, Any]:
 
 @pytest.mark.full
 def test_killed_at_random_points_it_ends_with_the_same_files(tmp_path: Path) -> None:
-    """kill -9 of the pipeline alone: its steps and servers end with it, and the same command goes on."""
+    """kill -9 of the pipeline alone: its steps and servers end with it, and the same command continues."""
     smooth, killed = settings(tmp_path / "smooth"), settings(tmp_path / "killed")
     began = time.monotonic()
     assert begin(smooth).wait() == 0, (smooth.parent / "log").read_text()

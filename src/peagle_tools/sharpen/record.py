@@ -16,7 +16,7 @@ from peagle_vllm.observer import SampledRows, drafter_of
 from peagle_vllm.sampling.greedy import top_candidates
 
 SHARD = 128  # prompts
-GO_ON = "make room and start again, which goes on from there"
+RETRY = "make room and start again, which continues from there"
 
 
 class RecordedStep(NamedTuple):
@@ -127,4 +127,4 @@ def record_all(
             try:
                 trace._replace(hidden=trace.hidden.to(torch.bfloat16)).save(file)
             except OSError as error:
-                raise ToolError(f"{file} cannot be written ({error.strerror}); {GO_ON}") from None
+                raise ToolError(f"{file} cannot be written ({error.strerror}); {RETRY}") from None

@@ -103,7 +103,7 @@ def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
     """Fit a selector to ``head`` and write the sharpened head to ``out`` when it drafts better.
 
     Raises:
-        ToolError: one line; what was recorded stays in a folder beside ``out``, and the next call goes on from there.
+        ToolError: one line; what was recorded stays in a folder beside ``out``, and the next call continues from there.
     """
     refuse_too_few(job.prompts)
     plan = job.plan
@@ -159,7 +159,7 @@ def work_folder(head: Head, job: Job, out: Path) -> Iterator[Path]:
             raise ToolError(f"{work} was begun with another head, prompts or options; remove it, or name another OUT")
         yield work
     except OSError as error:
-        raise ToolError(f"{work} cannot be written ({one_line(error.strerror or error)}); {record.GO_ON}") from None
+        raise ToolError(f"{work} cannot be written ({one_line(error.strerror or error)}); {record.RETRY}") from None
     shutil.rmtree(work, ignore_errors=True)
 
 

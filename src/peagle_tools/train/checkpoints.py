@@ -1,4 +1,4 @@
-"""Checkpoints of a run: ``checkpoints/step-N``, whole or not there, and enough to go on bit for bit.
+"""Checkpoints of a run: ``checkpoints/step-N``, whole or not there, and enough to continue bit for bit.
 
 speculators' checkpointers write and read weights and optimizer; here they do it in float32, into ``step-N.tmp``, which
 gets its name only when everything in it is on the disk. A checkpoint holds ``model.safetensors`` and ``config.json``
@@ -92,7 +92,7 @@ class Checkpoints(SingleGPUCheckpointer):
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(begun, ignore_errors=True)
             kept = f"; step-{self.steps()[-1]} is there" if self.steps() else ""
-            why = f"cannot be written ({one_line(error)}): make room, and the same command goes on{kept}"
+            why = f"cannot be written ({one_line(error)}): make room, and the same command continues{kept}"
             raise ToolError(f"{self.folder(state['step'])} {why}") from None
 
     def _finish(self, begun: Path, state: dict[str, Any]) -> None:

@@ -22,14 +22,14 @@ STEPS = {
     "answers": "Let the target answer the prompts.",
     "data": "Make token data of the answers.",
     "states": "Store the hidden states of all documents.",
-    "run": "Train a head, or go on where a run was stopped or killed. Several GPUs: "
+    "run": "Train a head, or continue where a run was stopped or killed. Several GPUs: "
     "`torchrun --nproc-per-node 8 -m peagle_tools.cli train run peagle.yaml`; each has its own batches.",
     "check": "Inspect the best head, and compare its AL in vLLM with replay's.",
 }
 
 
 def add_step(name: str, what: str) -> None:
-    @app.command(name, help=f"{what}\n\nExit status: 0 done; 2 it cannot go on; 75 the same command goes on.")
+    @app.command(name, help=f"{what}\n\nExit status: 0 done; 2 it cannot continue; 75 the same command continues.")
     def step(file: ConfigArgument) -> None:
         with one_line_errors("train"):
             from peagle_tools.train.peagle_yaml import read_config
@@ -50,9 +50,9 @@ def pipeline(
         typer.Option("--from", help="Do this step and the later ones again: what they wrote is removed."),
     ] = None,
 ) -> None:
-    """All of it: prompts, answers, data, states, run, check. Finished steps are skipped; stopped ones go on.
+    """All of it: prompts, answers, data, states, run, check. Finished steps are skipped; stopped ones continue.
 
-    Exit status: 0 done; 2 it cannot go on; 75 it stopped, and the same command goes on.
+    Exit status: 0 done; 2 it cannot continue; 75 it stopped, and the same command continues.
     """
     with one_line_errors("train"):
         from peagle_tools.train.peagle_yaml import read_config

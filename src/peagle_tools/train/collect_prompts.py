@@ -59,8 +59,8 @@ def prompts(config: Config) -> str:
     if not data.prompts and not data.from_target:
         raise ToolError("data.prompts: is empty; name files, or data sets of the hub, or set from_target")
     if data.pii == "presidio" and not find_spec("presidio_analyzer"):
-        mend = 'pip install "peagle-vllm[pii]", or set `pii: none` in data'
-        raise ToolError(f"presidio_analyzer is not installed: {mend}")
+        remedy = 'pip install "peagle-vllm[pii]", or set `pii: none` in data'
+        raise ToolError(f"presidio_analyzer is not installed: {remedy}")
     counts: Counter[str] = Counter(dict.fromkeys(("rows", "duplicates"), 0))
     unusable: dict[str, list[str]] = {}
     rows: dict[str, dict[str, Any]] = {}
@@ -184,8 +184,8 @@ def _rows(source: str) -> Iterator[Row]:
             rows = load_dataset(name, split=split or "train", streaming=True)
         yield from ((f"{source}:{number}", row) for number, row in enumerate(rows, start=1))
     except Exception as error:  # the library has many kinds
-        mend = "name a file of prompts, or a data set of the hub, ORG/NAME[:SPLIT]"
-        raise ToolError(f"{source} cannot be read ({one_line(error)}); {mend}") from None
+        remedy = "name a file of prompts, or a data set of the hub, ORG/NAME[:SPLIT]"
+        raise ToolError(f"{source} cannot be read ({one_line(error)}); {remedy}") from None
 
 
 @cache

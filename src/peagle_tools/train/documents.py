@@ -57,7 +57,7 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
     """Batches of packed documents, and those of the held-out ones.
 
     Raises:
-        ToolError: the data or its hidden states do not fit the config; one line that says how to mend it.
+        ToolError: the data or its hidden states do not fit the config; one line that says how to correct it.
     """
     rows = read_rows(config)
     transfer = HiddenStatesBackend.registry[config.data.backend].from_train_args(args, args.data_path)
@@ -127,8 +127,8 @@ def check_states(config: Config, transfer: HiddenStatesTransfer, rows: Dataset) 
     check_stamp(config)
     if missing := missing_states(config, rows):
         which = f"{listed(missing)} of the data have no file there, or one that is cut off, of other tokens or layers"
-        mend = "`peagle-vllm train states` makes these files again"
-        raise ToolError(f"{config.data_folder}/hidden_states: {which}; {mend}")
+        remedy = "`peagle-vllm train states` makes these files again"
+        raise ToolError(f"{config.data_folder}/hidden_states: {which}; {remedy}")
     first = transfer.get_cached(0)
     assert first is not None
     dtype = str(first["hidden_states"].dtype).removeprefix("torch.")

@@ -25,7 +25,7 @@ def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise ToolError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
     except ValueError as error:
-        raise ToolError(f"{file}:{number}: is no JSON ({error}); mend or remove that line") from None
+        raise ToolError(f"{file}:{number}: is no JSON ({error}); correct or remove that line") from None
 
 
 def add_line(file: Path, row: dict[str, Any]) -> None:

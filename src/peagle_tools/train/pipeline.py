@@ -53,7 +53,7 @@ def do_in_turn(step: str, file: Path, config: Config) -> int:
         command = processes.bound([sys.executable, "-m", "peagle_tools.cli", "train", "run", str(file)])
         status = _run(command)
     if status < 0:
-        raise TryAgain(f"{step} was {processes.how_it_ended(status)}; the same command goes on")
+        raise TryAgain(f"{step} was {processes.how_it_ended(status)}; the same command continues")
     return status
 
 

@@ -107,7 +107,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     except ServerFailed as error:
         if not is_ready:
             raise ToolError(f"{error}; its log: {log}") from None
-        raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command goes on") from None
+        raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command continues") from None
     shutil.rmtree(partial, ignore_errors=True)
     left.unlink(missing_ok=True)
 

@@ -91,7 +91,7 @@ def answers(config: Config) -> str:
         if missing := [key for key in order if key not in answered and key not in refused]:
             reason = one_line(failures.get(missing[0], "no reason given"), 200)
             which = f"{len(missing)} of {len(order)} prompts have no answer yet"
-            raise TryAgain(f"{which} ({reason}); the same command goes on")
+            raise TryAgain(f"{which} ({reason}); the same command continues")
     if not answered:
         raise ToolError(f"none of {len(order)} prompts has an answer ({one_line(next(iter(refused.values())), 300)})")
 
@@ -133,7 +133,7 @@ def data(config: Config) -> str:
         return f"{config.data_folder} is there and kept; remove it to make it again, or `train pipeline --from data`"
     file, num_held = config.run / "answers.jsonl", config.data.held_out
     if any("temperature" not in row for row in read_lines(file)):
-        raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` goes on with it")
+        raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` continues it")
     # Of each answer, none of which is empty: its conversation, tokens, temperature.
     facts = [(row["primary_id"], len(row["input_ids"]), row["temperature"]) for row in read_lines(file)]
     greedy = [number for number, (_, _, temperature) in enumerate(facts) if temperature == 0]
@@ -208,6 +208,6 @@ def states(config: Config) -> str:
                 which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
                 why = f"{one_line(reasons[-1] or 'no answer in time', 200)}; its log: {log}"
                 if len(left) == before:
-                    raise TryAgain(f"{which} ({why}); the same command goes on")
+                    raise TryAgain(f"{which} ({why}); the same command continues")
                 print(f"states: {which} ({why}); they are asked for again", flush=True)
     return f"hidden states of {len(rows)} documents; those of {len(rows) - len(missing)} were there"

@@ -1,4 +1,4 @@
-"""speculators' trainer, whose run can be killed at any point and goes on bit for bit."""
+"""speculators' trainer, whose run can be killed at any point and continues bit for bit."""
 
 import resource
 import signal
@@ -79,8 +79,8 @@ class Trainer(library.Trainer):
         changed = next((name for name in now if then.get(name) != now[name]), None)
         if changed is not None:
             what = f"{changed} was {then.get(changed)!r} and is {now[changed]!r}"
-            mend = "put it back, or begin another run with another `folder`"
-            raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {mend}")
+            remedy = "put it back, or begin another run with another `folder`"
+            raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {remedy}")
 
     def run(self) -> None:
         """Train to the end.
@@ -100,7 +100,7 @@ class Trainer(library.Trainer):
                         raise
                     saved = self.checkpointer.steps()
                     begin = f"from step {saved[-1]}" if saved else "from the beginning"
-                    raise TryAgain(f"{one_line(error, 300)}; the same command goes on {begin}") from None
+                    raise TryAgain(f"{one_line(error, 300)}; the same command continues {begin}") from None
                 self.local_step = 0
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
@@ -136,7 +136,7 @@ class Trainer(library.Trainer):
         if measured or stopping or self.global_step % every.checkpoint == 0:
             self._save(self._measure() if measured else None)
         if stopping and not last:
-            raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command goes on")
+            raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command continues")
 
     def _any_stopping(self) -> bool:
         """Whether a signal came to one of the processes: they reach the same step before they save it."""

@@ -49,11 +49,11 @@ def run(config: Config) -> str:
 
 
 def train(config: Config) -> Trainer:
-    """Train a head as peagle.yaml says, or go on with one; all of torchrun's processes call this.
+    """Train a head as peagle.yaml says, or continue one; all of torchrun's processes call this.
 
     Raises:
         ToolError, HeadError: one line.
-        TryAgain: a signal, or a server that gives no hidden states; the same command goes on.
+        TryAgain: a signal, or a server that gives no hidden states; the same command continues.
     """
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens

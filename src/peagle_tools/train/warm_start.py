@@ -35,8 +35,8 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     folder = download(init)
     head = read_head(folder)
     if head.kind == "target" or not head.is_speculators:
-        mend = "" if head.kind == "target" else "; `peagle-vllm convert --to speculators` writes one so"
-        raise ToolError(f"head.init: {init} is no head as speculators writes it{mend}")
+        remedy = "" if head.kind == "target" else "; `peagle-vllm convert --to speculators` writes one so"
+        raise ToolError(f"head.init: {init} is no head as speculators writes it{remedy}")
     vocab_size, draft_vocab = read_target(config.target).vocab_size, wanted.draft_vocab or head.draft_vocab_size
     given: dict[str, tuple[Any, Any]] = {"aux_layers": (config.aux_layers, list(head.aux_layer_ids or ()))}
     if head.kind != "eagle3" and wanted.mask_token is not None:
