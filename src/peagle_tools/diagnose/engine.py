@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from peagle_tools.diagnose.interventions import Setup
@@ -26,7 +27,7 @@ class VllmMeasure:
     def __call__(self, setup: Setup) -> Measured:
         from vllm import SamplingParams
 
-        self.llm.collective_rpc(apply, args=(setup,))
+        self.llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict
         before, prompts = read_engine(self.llm), self.prompts[setup.chat_template]
         greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
