@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.atomic_files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()

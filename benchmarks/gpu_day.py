@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import arms, rung1, rung2
 from benchmarks.page import page, result
 from benchmarks.parts import Part, run_parts
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.atomic_files import write_whole
 
 RUNGS = {1: rung1, 2: rung2}
 RESERVE = 30  # of the seconds: to end what still runs (15 at most), and for page and archive

@@ -18,7 +18,7 @@ import psutil
 from benchmarks import arms, compiled, turns
 from benchmarks.arms import HAS_GPU
 from peagle_tools.shared import processes
-from peagle_tools.shared.files import write_whole
+from peagle_tools.shared.atomic_files import write_whole
 
 CELLS, TESTS = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
 # The seed makes the examples those whose kernels a rehearsal has compiled.

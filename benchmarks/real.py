@@ -29,8 +29,8 @@ from benchmarks import arms
 from benchmarks.arms import ROOT
 from benchmarks.engine import drafter_of, prepare_process
 from peagle_tools.shared.acceptance import read_engine
+from peagle_tools.shared.atomic_files import new_folder, write_whole
 from peagle_tools.shared.engines import quick_dtype
-from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.processes import end_with_parent
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.provenance import output_of
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.real import HEADS as REAL
 from benchmarks.real import TARGET, greedy_drafts
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.engines import quick_dtype
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.peagle_yaml import Config, read_config

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from peagle_tools.diagnose.diagnosis_report import show
 from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
-from peagle_tools.diagnose.report import show
 from peagle_tools.diagnose.search import Measured, diagnose, falling, oddities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from peagle_tools.inspect.report import report
+from peagle_tools.inspect.head_report import report
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER, NotFoundError, RemoteHead, download, find, path_fault
 from peagle_vllm.heads.head import read_head

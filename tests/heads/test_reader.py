@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_tools.inspect import report
+from peagle_tools.inspect import head_report
 from peagle_vllm.heads import config as configs
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
@@ -125,4 +125,4 @@ def test_a_name_that_stands_there_twice(tmp_path: Path):
 
 
 def test_every_dialect_has_a_name_for_the_report():
-    assert set(report.DIALECTS) == set(get_args(configs.Dialect))
+    assert set(head_report.DIALECTS) == set(get_args(configs.Dialect))

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import new_folder
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.head import read_head

@@ -156,7 +156,7 @@ def test_every_patch_is_installed_by_a_hook() -> None:
 
 def test_the_ledger_and_doctor_import_no_vllm() -> None:
     code = (
-        "import sys, peagle_tools.doctor.report\n"
+        "import sys, peagle_tools.doctor.compatibility_report\n"
         "from peagle_vllm.patches import all_patches, fingerprint, version\n"
         "assert all_patches() and not {'vllm', 'torch'} & {*sys.modules}"
     )

@@ -14,8 +14,8 @@ from peagle_tools.bench.metrics import Point, best_points, number, same_texts, w
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
 from peagle_tools.shared.acceptance import merged
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import device
 
 READING = (

@@ -23,8 +23,8 @@ from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import from_bench_serve, places_of
+from peagle_tools.shared.atomic_files import locked, write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.server import Server, ServerFailed
 

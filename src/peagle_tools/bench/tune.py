@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from peagle_tools.bench.cli import DEFAULT
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.terminal import (
     HeadArgument,
     check_extra,

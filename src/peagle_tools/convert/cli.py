@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from peagle_tools.shared.files import new_folder
+from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.terminal import (
     HeadArgument,
     RevisionOption,

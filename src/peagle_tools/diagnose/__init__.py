@@ -1,8 +1,8 @@
 """Why is acceptance low? Measure it, compare it with the usual shape, and where it looks wrong change one thing at a
 time: a cause is named only when mending it raised the acceptance length.
 
-interventions.py  the one thing that may be changed; what the head's files have otherwise than its target's
-search.py         which acceptance is usual, and which changes help
-engine.py         measuring setups in one engine
-report.py         for people and for machines
+interventions.py     the one thing that may be changed; what the head's files have otherwise than its target's
+search.py            which acceptance is usual, and which changes help
+engine.py            measuring setups in one engine
+diagnosis_report.py  for people and for machines
 """

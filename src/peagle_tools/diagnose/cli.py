@@ -67,9 +67,9 @@ def diagnose(
         fail("--target and --head are needed, or --url of a running server")
     from rich.console import Console
 
+    from peagle_tools.diagnose.diagnosis_report import as_dict, show
     from peagle_tools.diagnose.engine import measuring
     from peagle_tools.diagnose.interventions import differences, interventions, setup_of
-    from peagle_tools.diagnose.report import as_dict, show
     from peagle_tools.diagnose.search import diagnose as search
     from peagle_tools.shared.engines import Pair, cannot_run
     from peagle_vllm.heads.checks import check
@@ -155,7 +155,7 @@ def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
     """What a running server's counters mean: vLLM's acceptance by position, and by place where it gave ``answers``."""
     from rich.console import Console
 
-    from peagle_tools.diagnose.report import SCHEMA, by_place, curve_of, lines, show_curve, show_places
+    from peagle_tools.diagnose.diagnosis_report import SCHEMA, by_place, curve_of, lines, show_curve, show_places
     from peagle_tools.diagnose.search import FEW, falling, oddities
     from peagle_tools.shared.acceptance import places_of, read_metrics
 

@@ -24,7 +24,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from peagle_tools.doctor.report import as_dict, read_environment, show
+    from peagle_tools.doctor.compatibility_report import as_dict, read_environment, show
     from peagle_vllm.patches import fingerprint
     from peagle_vllm.patches.version import NotVllmError, find_vllm, read
 

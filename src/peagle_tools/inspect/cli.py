@@ -28,7 +28,7 @@ def inspect(
     """
     from rich.console import Console
 
-    from peagle_tools.inspect.report import report, show
+    from peagle_tools.inspect.head_report import report, show
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import find
     from peagle_vllm.heads.head import read_head

@@ -17,8 +17,8 @@ from rich.table import Table
 from peagle_kernels import CandidateSelector
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.atomic_files import new_folder, write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.selector_file import read_selector, write_selector
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.split_prompts import Prompts

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import write_whole
 
 DEVELOPMENT_SHARE = 0.1
 UNKNOWN = -1  # a token after the end of an answer

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from speculators.train.checkpointer import SingleGPUCheckpointer
 from speculators.train.distributed import get_rank
 
+from peagle_tools.shared.atomic_files import sync
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import sync
 from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.train.selector_training import TENSORS, served
 from peagle_vllm.heads.files import INDEX, one_line

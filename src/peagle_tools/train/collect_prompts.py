@@ -16,9 +16,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.conversations import UnusableRow, conversation
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.prompt_files import Row, read_rows
 from peagle_tools.train.from_target import sampled
 from peagle_tools.train.lines import write_lines

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import write_whole
 
 
 def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from peagle_tools.shared import processes
+from peagle_tools.shared.atomic_files import locked, write_whole
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.files import locked, write_whole
 from peagle_tools.train import serve
 from peagle_tools.train.peagle_yaml import LOOP, STAMP, Config
 

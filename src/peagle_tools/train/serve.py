@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.server import Server, ServerFailed
 from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.target import read_target

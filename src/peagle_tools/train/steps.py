@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from peagle_tools.shared import processes
+from peagle_tools.shared.atomic_files import new_folder, write_whole
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.files import new_folder, write_whole
 from peagle_tools.shared.server import Server
 from peagle_tools.train import serve
 from peagle_tools.train.lines import read_lines, write_lines

@@ -18,9 +18,9 @@ from speculators.train.config.resolution import _BACKEND_DESTS
 from speculators.train.logger import setup_metric_logger
 from transformers.utils.logging import disable_progress_bar
 
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.checked_yaml import nearest
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.files import write_whole
 from peagle_tools.shared.provenance import versions
 from peagle_tools.train import cpu, warm_start
 from peagle_tools.train.documents import loaders

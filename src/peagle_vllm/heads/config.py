@@ -8,7 +8,7 @@ wrong place, and then drafts badly with a default.
 
 docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``Dialect``,
 ``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``mapped_fields`` (which serving sets on vLLM's
-config, and ``convert`` writes) and ``vllm_name``; then, with its name, into ``DIALECTS`` of report.py,
+config, and ``convert`` writes) and ``vllm_name``; then, with its name, into ``DIALECTS`` of head_report.py,
 tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
 """
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import peagle_vllm
 from peagle_tools.cli import app
-from peagle_tools.doctor.report import Environment, decide_runner, read_environment
+from peagle_tools.doctor.compatibility_report import Environment, decide_runner, read_environment
 from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.version import VllmInstall, read
