@@ -31,11 +31,11 @@ Plant = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]  # changes a
 
 @dataclass(frozen=True)
 class Case:
-    """``said``: what names the fault: a cause, a line of the comparison or of the curve, or a reason of ``inspect``."""
+    """``named`` names the fault: a cause, a line of the comparison or of the curve, or a reason of ``inspect``."""
 
     target: Path
     head: Path
-    said: str
+    named: str
     plant: Plant = lambda config, weights: None
     options: tuple[str, ...] = ()
     template: bool = True  # whether the target has its chat template
@@ -112,22 +112,22 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, target: Path, head: Path, *option
         return run(monkeypatch, "diagnose", "--target", target, "--head", head, *options, "--engine", ENGINE, "--json")
 
 
-def said(ran: Ran) -> list[str]:
+def named_in(ran: Ran) -> list[str]:
     """What it names, a line each, causes first."""
     if not ran.out:
         return [line for line in ran.err.splitlines() if line.startswith("error: ")]
     data = json.loads(ran.out)
     causes = [f"cause: {cause['change']} ({cause['gain']:+.0%})" for cause in data["causes"]]
-    return [*causes, *data["differences"], *data["odd"][-1:]]
+    return [*causes, *data["differences"], *data["unusual"][-1:]]
 
 
 @pytest.mark.parametrize("name", some(FAULTS))
 def test_a_planted_fault_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And no other cause beside it."""
+    """And no other cause."""
     case = FAULTS[name]
-    lines = said(diagnosed(monkeypatch, *case.write(tmp_path), *case.options, *(FEWER if name in QUICK else ())))
-    assert any(case.said in line for line in lines), lines
-    assert all(case.said in line for line in lines if line.startswith("cause")), lines
+    lines = named_in(diagnosed(monkeypatch, *case.write(tmp_path), *case.options, *(FEWER if name in QUICK else ())))
+    assert any(case.named in line for line in lines), lines
+    assert all(case.named in line for line in lines if line.startswith("cause")), lines
 
 
 @pytest.mark.parametrize("name", some(HEALTHY))
@@ -136,7 +136,7 @@ def test_a_healthy_head_gets_no_cause(name: str, monkeypatch: pytest.MonkeyPatch
     fewer = FEWER if name in QUICK else ()
     ran = diagnosed(monkeypatch, target, head, "-k", k, *fewer)
     data = json.loads(ran.out)
-    assert (ran.code, said(ran)) == (0, [])
+    assert (ran.code, named_in(ran)) == (0, [])
     assert data["complete"] and data["drafts"] > 80 and len(data["trials"]) > 7
     progress = [line for line in ran.err.splitlines() if "changes left" in line]
     assert len(progress) == len(data["trials"]) + 1

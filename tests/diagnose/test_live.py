@@ -76,9 +76,9 @@ def test_prompts_are_answered_there_and_measured_by_context(
     data = json.loads(run(monkeypatch, *command, "--json").out)
     assert {last: seen["acceptance_length"] for last, seen in data["by_context"].items()} == {"511": 3.0, "4095": 1.0}
     assert "a window may help" in data["meaning"][-1]
-    said = {"prompt": "long"} if options else {"messages": [{"role": "user", "content": "long"}]}
+    prompt = {"prompt": "long"} if options else {"messages": [{"role": "user", "content": "long"}]}
     path = "completions" if options else "chat/completions"
-    assert asked[2] == (f"http://s/v1/{path}", {"model": "m", "max_tokens": 128, "temperature": 0} | said)
+    assert asked[2] == (f"http://s/v1/{path}", {"model": "m", "max_tokens": 128, "temperature": 0} | prompt)
     asked.clear()
     assert "up to 4095" in run(monkeypatch, *command).out
     asked.clear()

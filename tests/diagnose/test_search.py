@@ -11,7 +11,7 @@ from rich.console import Console
 
 from peagle_tools.diagnose.diagnosis_report import show
 from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
-from peagle_tools.diagnose.search import Measured, diagnose, falling, oddities
+from peagle_tools.diagnose.search import Measured, diagnose, falling, irregularities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_tokenizer, token_ids
@@ -57,9 +57,9 @@ class Pair:
 
 
 def causes(setup: Setup, pair: Callable[[Setup], Measured]) -> list[str]:
-    *_, (found, _) = diagnose(setup, pair, proposed)
-    assert found.complete
-    return [trial.intervention.kind for trial in found.causes]
+    *_, (diagnosis, _) = diagnose(setup, pair, proposed)
+    assert diagnosis.complete
+    return [trial.intervention.kind for trial in diagnosis.causes]
 
 
 def test_a_sound_pair_has_no_cause_though_everything_is_tried():
@@ -89,18 +89,18 @@ def test_faults_are_named(wrong: dict[str, Any], kinds: list[str]):
 def test_a_theta_of_training_that_neither_config_names(theta: float):
     """Heads are published with their target's theta and were trained with another one."""
     rope = ROPE | {"rope_theta": theta}
-    *_, (found, _) = diagnose(RIGHT, Pair(rope=rope), proposed)
-    (cause,) = found.causes
+    *_, (diagnosis, _) = diagnose(RIGHT, Pair(rope=rope), proposed)
+    (cause,) = diagnosis.causes
     assert cause.intervention.change == f"rope theta {theta} for 10000.0"
-    assert f"'rope_theta': {theta}" in cause.intervention.mend
+    assert f"'rope_theta': {theta}" in cause.intervention.fix
 
 
 @pytest.mark.parametrize(("cost", "share", "is_part"), [(0.3, 0.75, False), (0.12, 0.5, True)])
 def test_a_part_of_the_cause_is_told_as_a_part(cost: float, share: float, is_part: bool):
-    *_, (found, _) = diagnose(replace(RIGHT, mask_token_id=40), Pair(cost, share), proposed)
+    *_, (diagnosis, _) = diagnose(replace(RIGHT, mask_token_id=40), Pair(cost, share), proposed)
     console = Console(width=80, record=True, file=io.StringIO())
-    show(console, RIGHT, found, [])
-    assert found.causes and ("mends a part only" in console.export_text()) is is_part
+    show(console, RIGHT, diagnosis, [])
+    assert diagnosis.causes and ("a part of the cause" in console.export_text()) is is_part
 
 
 @pytest.mark.parametrize(("scatter", "prompts", "named"), [(2.0, 24, []), (0.2, 24, ["mask token"]), (0.2, 2, [])])
@@ -116,11 +116,11 @@ def test_noise_is_not_named(scatter: float, prompts: int, named: list[str]):
 
 
 def test_the_first_low_position_gives_the_meaning():
-    assert "look at the prompts" in oddities(counted(100, 40, 10, 2))[-1]
-    assert "position 1 is fine, the rest decays: look at the mask inputs" in oddities(counted(100, 80, 20, 2))[-1]
-    assert "the last positions decay" in oddities(counted(100, 80, 60, 10))[-1]
-    assert oddities(counted(100, 80, 60, 50)) == []
-    assert oddities(counted(29, 1, 0, 0)) == []  # too few drafts to judge
+    assert "look at the prompts" in irregularities(counted(100, 40, 10, 2))[-1]
+    assert "position 1 is fine, the rest decays: look at the mask inputs" in irregularities(counted(100, 80, 20, 2))[-1]
+    assert "the last positions decay" in irregularities(counted(100, 80, 60, 10))[-1]
+    assert irregularities(counted(100, 80, 60, 50)) == []
+    assert irregularities(counted(29, 1, 0, 0)) == []  # too few drafts to judge
 
 
 def test_acceptance_that_falls_with_context_is_told_beyond_noise():

@@ -37,7 +37,7 @@ def under(environment: Environment, **variables: str) -> Environment:
 
 
 @pytest.mark.parametrize(
-    ("environment", "found", "name", "because"),
+    ("environment", "patches", "name", "because"),
     [
         (GPU, report(), "V2", "default"),
         (CPU, report(), "V1", "no CPU backend"),
@@ -56,13 +56,13 @@ def under(environment: Environment, **variables: str) -> Environment:
             "stock vLLM",
             "PEAGLE_VLLM_DISABLE",
         ),
-        (GPU, report(status="moved"), "refused", "gate"),
+        (GPU, report(status="changed"), "refused", "gate"),
         (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(), "out-of-tree", "vllm_ascend"),
         (GPU, None, "none", "not installed"),
     ],
 )
-def test_the_runner_and_why(environment: Environment, found: Report | None, name: str, because: str) -> None:
-    runner = decide_runner(environment, found)
+def test_the_runner_and_why(environment: Environment, patches: Report | None, name: str, because: str) -> None:
+    runner = decide_runner(environment, patches)
     assert runner.name == name
     assert because in runner.why
 
@@ -121,25 +121,25 @@ def test_a_release_over_another_ones_library_is_a_cpu_build(tmp_path: Path) -> N
     assert read_environment(read(root)).device == "CPU"
 
 
-def test_a_moved_patch_is_named_with_its_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is exit status 1, unless the patch is accepted."""
     root = copy_of_used(tmp_path)
     change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
     definition = "DraftModelSpeculator._copy_request_inputs"
-    for accepted, state in (("gate", "moved"), ("head-config,speculator", "accepted")):
+    for accepted, state in (("gate", "changed"), ("head-config,speculator", "accepted")):
         monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", accepted)
         ran = doctor("--vllm", root)
-        assert ran.exit_code == (state == "moved")
+        assert ran.exit_code == (state == "changed")
         assert re.search(rf"speculator +V2 +\d+ +{state}", ran.output)
         assert re.search(r"gate +V2 +\d+ +holds", ran.output)
-        assert ("speculator: 1 moved, accepted by PEAGLE_VLLM_ACCEPT" in ran.output) is (state == "accepted")
+        assert ("speculator: 1 changed, accepted by PEAGLE_VLLM_ACCEPT" in ran.output) is (state == "accepted")
         assert re.search(rf"{re.escape(definition)}  [0-9a-f]{{8}} -> [0-9a-f]{{8}}", ran.output)
         assert ", but for 1 definition" in ran.output
         assert max(map(len, ran.output.splitlines())) <= 100
         data = json.loads(doctor("--vllm", root, "--json").output)
-        (patch,) = (patch for patch in data["patches"] if patch["moved"])
+        (patch,) = (patch for patch in data["patches"] if patch["changed"])
         assert (patch["name"], patch["status"], data["vllm"]["served"]) == ("speculator", state, state == "accepted")
-        assert [one["definition"].endswith(definition) for one in patch["moved"]] == [True]
+        assert [change["definition"].endswith(definition) for change in patch["changed"]] == [True]
 
     assert "no: no such file or folder" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")

@@ -52,26 +52,26 @@ CASES = SERVED | {
 
 def facts(folder: Path) -> dict:
     head = read_head(folder)
-    found = {name: getattr(head, name) for name in FACTS}
-    return found | {name: head.served.get(name) or False for name in NORMS}
+    values = {name: getattr(head, name) for name in FACTS}
+    return values | {name: head.served.get(name) or False for name in NORMS}
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {vllm_name(n): t for path in folder.glob("*.safetensors") for n, t in load_file(path).items()}
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in one.items()
+def same(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == other.keys() and all(
+        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in ours.items()
     )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     written, gen = CASES[name](), torch.Generator().manual_seed(0)
-    for each, tensor in written.tensors.items():
-        if each not in ("d2t", "t2d"):  # numbers that differ from one tensor to the next, so that a mix-up shows
-            written.tensors[each] = torch.randn(tensor.shape, generator=gen).to(tensor.dtype)
+    for key, tensor in written.tensors.items():
+        if key not in ("d2t", "t2d"):  # numbers that differ from one tensor to the next, so that a mix-up shows
+            written.tensors[key] = torch.randn(tensor.shape, generator=gen).to(tensor.dtype)
     head = written.save(tmp_path / "head")
     wanted, original = facts(head), tensors(head)
     if read_head(head).draft_vocab_size == VOCAB:  # the identity map says nothing

@@ -71,8 +71,8 @@ def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
         for texts in (TEXTS, TEXTS[::10])
     ]
     others = [
-        np.setdiff1d(np.argsort(-of, kind="stable"), needed, assume_unique=True)[:27]
-        for of in (counts[0], counts[0] - counts[1])
+        np.setdiff1d(np.argsort(-count, kind="stable"), needed, assume_unique=True)[:27]
+        for count in (counts[0], counts[0] - counts[1])
     ]
     assert set(vocab.kept) == {*needed, *others[0]}
     chosen = [*needed, *others[1]]

@@ -53,17 +53,17 @@ def verdict(tmp_path: Path, text: str | None) -> Report:
     [
         (GATE, "holds"),
         (GATE.replace("# for now", "").replace("What is refused.", "Refused."), "holds"),
-        (GATE.replace('["parallel drafting"]', '["parallel drafting", "more"]'), "moved"),
-        (GATE.replace("unsupported", "renamed"), "moved"),
+        (GATE.replace('["parallel drafting"]', '["parallel drafting", "more"]'), "changed"),
+        (GATE.replace("unsupported", "renamed"), "changed"),
         (GATE.replace('["parallel drafting"]', "[]"), "not needed"),
-        (None, "moved"),
+        (None, "changed"),
     ],
 )
 def test_status(tmp_path: Path, text: str | None, status: Status) -> None:
     report = verdict(tmp_path, text)
     assert [result.status for result in report.results] == [status]
-    assert report.ok is (status != "moved")
-    assert [bool(result.moved) for result in report.results] == [status == "moved"]
+    assert report.ok is (status != "changed")
+    assert [bool(result.moved) for result in report.results] == [status == "changed"]
 
 
 def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:

@@ -1,5 +1,5 @@
 """Why is acceptance low? Measure it, compare it with the usual shape, and where it looks wrong change one thing at a
-time: a cause is named only when mending it raised the acceptance length.
+time: a cause is named only when its change raised the acceptance length.
 
 interventions.py     the one thing that may be changed; what the head's files have otherwise than its target's
 search.py            which acceptance is usual, and which changes help

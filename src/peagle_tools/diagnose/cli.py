@@ -51,7 +51,7 @@ def diagnose(
 
     A cause is named only when its change raised the acceptance length beyond noise. Progress goes to stderr.
 
-    Exit status: 0 a usual curve; 1 the head is unfit, the curve is odd, or a change helped; 2 something cannot be
+    Exit status: 0 a usual curve; 1 the head is unfit, the curve is unusual, or a change helped; 2 something cannot be
     read or run.
     """
     from peagle_tools.shared.prompt_files import read_prompts
@@ -86,11 +86,11 @@ def diagnose(
         terminal.exit_if_unfit(check(source, model))
         specials, tokenizer = special_tokens(read_tokens(target)), read_tokenizer(target)
         has_template = bool(getattr(tokenizer, "chat_template", None))
-        forms = {form: [token_ids(tokenizer, one, form) for one in asked] for form in {False, has_template}}
+        forms = {form: [token_ids(tokenizer, messages, form) for messages in asked] for form in {False, has_template}}
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k, chat_template=has_template and not raw)
     hints = list(differences(setup, source, model, has_template))
-    found: Diagnosis | None = None
+    diagnosis: Diagnosis | None = None
     try:
         pair = Pair(target, source.name, arguments)
         with terminal.logs_on_stderr(), measuring(pair, k, forms, max_tokens) as measure:
@@ -99,33 +99,33 @@ def diagnose(
                 return interventions(base, source, model, specials, has_template)
 
             began = 0.0
-            for found, left in search(setup, measure, propose):
+            for diagnosis, left in search(setup, measure, propose):
                 began = began or time.monotonic()
-                _say(found, left, time.monotonic() - began)
+                _say(diagnosis, left, time.monotonic() - began)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        if found is None:
+        if diagnosis is None:
             raise
     except Exception as error:
         fail(str(cannot_run(error)))
-    assert found is not None  # the setup itself was measured
+    assert diagnosis is not None  # the setup itself was measured
     if as_json:
-        print(json.dumps(as_dict(setup, found, hints), indent=2))
+        print(json.dumps(as_dict(setup, diagnosis, hints), indent=2))
     else:
-        show(Console(), setup, found, hints)
-    raise typer.Exit(1 if found.odd or found.causes or not found.complete else 0)
+        show(Console(), setup, diagnosis, hints)
+    raise typer.Exit(1 if diagnosis.unusual or diagnosis.causes or not diagnosis.complete else 0)
 
 
-def _say(found: "Diagnosis", left: int, seconds: float) -> None:
+def _say(diagnosis: "Diagnosis", left: int, seconds: float) -> None:
     """A line on stderr for each measurement; ``seconds`` is what all trials took so far."""
-    line = f"acceptance length {found.curve.length:.2f}; {left} changes left"
-    if found.trials:
-        trial = found.trials[-1]
+    line = f"acceptance length {diagnosis.curve.length:.2f}; {left} changes left"
+    if diagnosis.trials:
+        trial = diagnosis.trials[-1]
         lengths = f"{trial.before.length:.2f} -> {trial.after.length:.2f}"
         line = f"{trial.intervention.change}: {lengths}; {left} changes left"
-        line += f", about {seconds / len(found.trials) * left:.0f} s"
+        line += f", about {seconds / len(diagnosis.trials) * left:.0f} s"
     print(line, file=sys.stderr)
 
 
@@ -156,7 +156,7 @@ def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
     from rich.console import Console
 
     from peagle_tools.diagnose.diagnosis_report import SCHEMA, by_place, curve_of, lines, show_curve, show_places
-    from peagle_tools.diagnose.search import FEW, falling, oddities
+    from peagle_tools.diagnose.search import FEW, falling, irregularities
     from peagle_tools.shared.acceptance import places_of, read_metrics
 
     with one_line_errors():
@@ -170,7 +170,7 @@ def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
         fail(f"{error.name} is missing, which comes with vLLM; run this where vLLM is installed")
     if seen is None:
         fail(f"{url}/metrics has no vllm:spec_decode counters: it does not speculate, or has --disable-log-stats")
-    meaning = oddities(seen) + falling(places.context)
+    meaning = irregularities(seen) + falling(places.context)
     if seen.num_drafts < FEW:
         meaning.append(f"{seen.num_drafts} drafts so far, too few to judge: send it some requests")
     if as_json:
@@ -181,7 +181,7 @@ def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
         console.print(f"{url}: {seen.num_drafts} drafts since it started, of all its requests", highlight=False)
         show_curve(console, seen)
         show_places(console, places)
-        lines(console, "odd", meaning)
+        lines(console, "unusual", meaning)
         if not meaning:
             console.print("a usual curve; nothing looks wrong", style="green")
     raise typer.Exit(1 if meaning else 0)

@@ -8,24 +8,24 @@ from rich.table import Table
 from rich.text import Text
 
 from peagle_tools.diagnose.interventions import Setup
-from peagle_tools.diagnose.search import Diagnosis, Trial, oddities, usual_rates
+from peagle_tools.diagnose.search import Diagnosis, Trial, irregularities, usual_rates
 from peagle_tools.shared.acceptance import Acceptance, Places
 
 SCHEMA = 1
 
 
-def as_dict(setup: Setup, found: Diagnosis, differences: list[str]) -> dict[str, Any]:
+def as_dict(setup: Setup, diagnosis: Diagnosis, differences: list[str]) -> dict[str, Any]:
     """The diagnosis, ready for JSON."""
     return {
         "schema": SCHEMA,
-        "complete": found.complete,  # False where it was stopped before the end
+        "complete": diagnosis.complete,  # False where it was stopped before the end
         "differences": differences,  # what the head's files have otherwise than the target's, a line each
         "setup": asdict(setup),  # what was measured
-        **curve_of(found.curve),
-        **by_place(found.places),
-        "odd": found.odd,  # what looks wrong in that curve, and what it means, a line each
-        "trials": [_trial(trial) for trial in found.trials],
-        "causes": [_trial(trial) | {"mend": trial.intervention.mend} for trial in found.causes],
+        **curve_of(diagnosis.curve),
+        **by_place(diagnosis.places),
+        "unusual": diagnosis.unusual,  # what looks wrong in that curve, and what it means, a line each
+        "trials": [_trial(trial) for trial in diagnosis.trials],
+        "causes": [_trial(trial) | {"fix": trial.intervention.fix} for trial in diagnosis.causes],
     }
 
 
@@ -49,31 +49,33 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "change": trial.intervention.change,
         "acceptance_length": [round(trial.before.length, 4), round(trial.after.length, 4)],  # before, after
         "gain": round(trial.gain, 4),  # relative
-        "sureness": round(trial.sureness, 2),  # in standard errors
+        "standard_errors": round(trial.standard_errors, 2),  # that the gain is above zero
     }
 
 
-def show(console: Console, setup: Setup, found: Diagnosis, differences: list[str]) -> None:
+def show(console: Console, setup: Setup, diagnosis: Diagnosis, differences: list[str]) -> None:
     """Print a diagnosis."""
     prompts = "through the chat template" if setup.chat_template else "raw"
     line = f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}"
-    console.print(f"{line}, greedy, {found.curve.num_drafts} drafts", highlight=False)
-    show_curve(console, found.curve)
-    show_places(console, found.places)
+    console.print(f"{line}, greedy, {diagnosis.curve.num_drafts} drafts", highlight=False)
+    show_curve(console, diagnosis.curve)
+    show_places(console, diagnosis.places)
     lines(console, "differs", differences)
-    lines(console, "odd", found.odd)
-    _show_trials(console, found.trials)
-    for trial in found.causes:
+    lines(console, "unusual", diagnosis.unusual)
+    _show_trials(console, diagnosis.trials)
+    for trial in diagnosis.causes:
         before, after = trial.before.length, trial.after.length
         raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
         line = f"{trial.intervention.kind}: {trial.intervention.change} {raised}"
         console.print(Text("cause    ", "bold red") + Text(line, "default"), highlight=False)
-        console.print(Text("mend     ", "green") + Text(trial.intervention.mend, "default"), soft_wrap=True)
-    if not found.complete:
+        console.print(Text("fix      ", "green") + Text(trial.intervention.fix, "default"), soft_wrap=True)
+    if not diagnosis.complete:
         console.print(Text("stopped before the end", "yellow"))
-    elif found.causes and oddities(found.causes[-1].after):
-        console.print(Text("still odd with that: it mends a part only, or there is another cause", "yellow"))
-    elif not found.causes:
+    elif diagnosis.causes and irregularities(diagnosis.causes[-1].after):
+        console.print(
+            Text("acceptance is still unusual with that: it is a part of the cause, or there is another one", "yellow")
+        )
+    elif not diagnosis.causes:
         console.print(Text("no cause: no change raised the acceptance length beyond noise", "green"))
 
 

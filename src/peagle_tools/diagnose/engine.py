@@ -31,9 +31,9 @@ class VllmMeasure:
         before, prompts = read_engine(self.llm), self.prompts[setup.chat_template]
         greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
-        made = [len(output.outputs[0].token_ids) - 1 for output in outputs]  # the prompt's own round makes one token
+        tokens = [len(output.outputs[0].token_ids) - 1 for output in outputs]  # the prompt's own round gives one token
         metrics = [output.outputs[0].spec_decode_metrics.to_dict() for output in outputs]
-        lengths = tuple(tokens / max(1, of["num_spec_steps"]) for tokens, of in zip(made, metrics, strict=True))
+        lengths = tuple(count / max(1, answer["num_spec_steps"]) for count, answer in zip(tokens, metrics, strict=True))
         answers = zip(map(len, prompts), metrics, strict=True)
         return Measured(read_engine(self.llm).since(before), lengths, places_of(answers))
 
@@ -90,5 +90,5 @@ def _rope(loaded: Any, vllm_config: Any, parameters: dict[str, Any]) -> Any:
 
     config = vllm_config.speculative_config.draft_model_config.hf_config
     with set_current_vllm_config(vllm_config):
-        made = get_rope(loaded.head_size, config.max_position_embeddings, loaded.is_neox_style, parameters)
-    return made.to(loaded.cos_sin_cache.device)
+        rope = get_rope(loaded.head_size, config.max_position_embeddings, loaded.is_neox_style, parameters)
+    return rope.to(loaded.cos_sin_cache.device)

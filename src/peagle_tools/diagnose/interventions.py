@@ -1,4 +1,4 @@
-"""A setup, and the single changes to it that have been seen to mend a low acceptance."""
+"""A setup, and the single changes to it that have been seen to raise a low acceptance."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Intervention:
     kind: str  # what is changed, such as "aux layers"
     change: str  # for people
     setup: Setup  # with the change
-    mend: str  # what to do for good if it helps
+    fix: str  # what to do for good if it helps
 
 
 def setup_of(head: Head, target: Target, k: int, chat_template: bool) -> Setup:
@@ -53,40 +53,44 @@ def interventions(
         has_template: whether the tokenizer has a chat template.
     """
 
-    def change(kind: str, text: str, mend: str, **fields: Any) -> Intervention:
-        return Intervention(kind, text, replace(setup, **fields), mend)
+    def change(kind: str, text: str, fix: str, **fields: Any) -> Intervention:
+        return Intervention(kind, text, replace(setup, **fields), fix)
 
     if not setup.chat_template and has_template:
-        mend = "use the chat API, or apply the chat template to prompts before they are sent"
-        yield change("chat template", "prompts through the chat template", mend, chat_template=True)
+        fix = "use the chat API, or apply the chat template to prompts before they are sent"
+        yield change("chat template", "prompts through the chat template", fix, chat_template=True)
     for layers in _aux_layers(setup, target.num_layers):
         text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"
-        mend = f'set "{AUX_KEY}" to {list(layers)}: {head.config_file}'
-        yield change("aux layers", text, mend, aux_layers=layers)
+        fix = f'set "{AUX_KEY}" to {list(layers)}: {head.config_file}'
+        yield change("aux layers", text, fix, aux_layers=layers)
     for token_id, name in list(_mask_tokens(setup, head, special_tokens).items())[:MOST_MASK_TOKENS]:
         text = f"mask token {token_id}{f' ({name})' if name else ''} for {setup.mask_token_id}"
-        mend = f'set "mask_token_id" to {token_id}: {head.config_file}'
-        yield change("mask token", text, mend, mask_token_id=token_id)
+        fix = f'set "mask_token_id" to {token_id}: {head.config_file}'
+        yield change("mask token", text, fix, mask_token_id=token_id)
     flipped = not setup.norm_before_residual
-    mend = f'set "norm_before_residual" to {str(flipped).lower()}: {head.config_file}'
-    yield change("norm_before_residual", f"norm_before_residual {flipped}", mend, norm_before_residual=flipped)
+    fix = f'set "norm_before_residual" to {str(flipped).lower()}: {head.config_file}'
+    yield change("norm_before_residual", f"norm_before_residual {flipped}", fix, norm_before_residual=flipped)
     yield from _ropes(setup, head, target, ROPE_THETAS)
 
 
 def _ropes(setup: Setup, head: Head, target: Target, thetas: tuple[float, ...] = ()) -> Iterator[Intervention]:
     """The target's rotary embedding for the head's, theta and scaling each on its own; then other ``thetas``."""
-    own, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
-    if not own:
+    rope_of_head, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
+    if not rope_of_head:
         return
-    theta = own.pop("rope_theta")
+    theta = rope_of_head.pop("rope_theta")
     of_target = its.pop("rope_theta", None)
-    trials = [("rope theta", theta, of_target, own | {"rope_theta": of_target}, ", the target's,")] if its else []
-    trials += [("rope scaling", own, its, its | {"rope_theta": theta}, ", the target's,")] if its else []
-    trials += [("rope theta", theta, other, own | {"rope_theta": other}, "") for other in thetas if other != of_target]
+    trials = (
+        [("rope theta", theta, of_target, rope_of_head | {"rope_theta": of_target}, ", the target's,")] if its else []
+    )
+    trials += [("rope scaling", rope_of_head, its, its | {"rope_theta": theta}, ", the target's,")] if its else []
+    trials += [
+        ("rope theta", theta, other, rope_of_head | {"rope_theta": other}, "") for other in thetas if other != of_target
+    ]
     for kind, now, then, rope, whose in trials:
         if now != then:
-            mend = f'set "rope_parameters" to {rope}: {head.layer_place}'
-            yield Intervention(kind, f"{kind} {then}{whose} for {now}", replace(setup, rope=rope), mend)
+            fix = f'set "rope_parameters" to {rope}: {head.layer_place}'
+            yield Intervention(kind, f"{kind} {then}{whose} for {now}", replace(setup, rope=rope), fix)
 
 
 def differences(setup: Setup, head: Head, target: Target, has_template: bool) -> Iterator[str]:
@@ -103,9 +107,9 @@ def differences(setup: Setup, head: Head, target: Target, has_template: bool) ->
     if not has_template:
         yield f"{target.name} has no chat template: prompts go raw; a head trained on chats needs that of its training"
     if head.folder and (head.folder / "tokenizer.json").exists():
-        own, its = read_tokens(str(head.folder)), read_tokens(target.name)
-        if other := [i for i in sorted(own.keys() & its.keys()) if own[i].text != its[i].text]:
-            first = f"token {other[0]} is {own[other[0]].text!r}, {target.name} has {its[other[0]].text!r}"
+        tokens, its = read_tokens(str(head.folder)), read_tokens(target.name)
+        if other := [i for i in sorted(tokens.keys() & its.keys()) if tokens[i].text != its[i].text]:
+            first = f"token {other[0]} is {tokens[other[0]].text!r}, {target.name} has {its[other[0]].text!r}"
             yield f"{first}: {head.name}/tokenizer.json; use the head that was trained for this target"
 
 
@@ -118,7 +122,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:
-    """All of them moved by one (some trainers count a layer's output, some its input), and vLLM's default."""
+    """All of them shifted by one (some trainers count a layer's output, some its input), and vLLM's default."""
     now = setup.aux_layers
     others = [tuple(i - 1 for i in now), tuple(i + 1 for i in now)]
     others += [default_aux_layers(num_layers)] if len(now) == 3 else []

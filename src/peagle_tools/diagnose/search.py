@@ -40,7 +40,7 @@ class Trial:
     intervention: Intervention
     before: Acceptance
     after: Acceptance
-    sureness: float  # the mean difference between answers to the same prompt / its standard error
+    standard_errors: float  # the mean difference between answers to the same prompt / its standard error
 
     @property
     def gain(self) -> float:
@@ -50,7 +50,7 @@ class Trial:
     @property
     def helps(self) -> bool:
         """Whether the gain is beyond noise."""
-        return self.gain >= LEAST_GAIN and self.sureness >= LEAST_ERRORS
+        return self.gain >= LEAST_GAIN and self.standard_errors >= LEAST_ERRORS
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Diagnosis:
     """The outcome of ``diagnose``, or as much of it as there is."""
 
     curve: Acceptance  # of the setup as it was given
-    odd: list[str]  # what looks wrong in that curve and by context
+    unusual: list[str]  # what looks wrong in that curve and by context
     places: Places = field(default_factory=Places)  # of the setup as it was given
     trials: list[Trial] = field(default_factory=list)  # every intervention tried, in order
     causes: list[Trial] = field(default_factory=list)  # those that helped, each tried on top of the ones before
@@ -70,19 +70,20 @@ def usual_rates(position: int) -> tuple[float, float]:
     return USUAL[0] ** position, USUAL[1] ** position
 
 
-def oddities(curve: Acceptance) -> list[str]:
+def irregularities(curve: Acceptance) -> list[str]:
     """What looks wrong, a line each; empty for a usual curve, and for one of too few drafts."""
-    found, before, low = [], curve.num_drafts, []
+    lines: list[str] = []
+    before, low = curve.num_drafts, []
     for position, count in enumerate(curve.accepted_per_position, start=1):
         if before < FEW:
             break
         share = count / before
         if share < LOW:
             after = f" of those whose position {position - 1} was" if position > 1 else ""
-            found.append(f"position {position} is accepted in {share:.0%} of the drafts{after}, usually 62% to 86%")
+            lines.append(f"position {position} is accepted in {share:.0%} of the drafts{after}, usually 62% to 86%")
             low.append(position)
         before = count
-    return found + ([MEANING[min(low[0], 3)]] if low else [])
+    return lines + ([MEANING[min(low[0], 3)]] if low else [])
 
 
 def falling(context: Mapping[int, Acceptance]) -> list[str]:
@@ -98,7 +99,7 @@ def falling(context: Mapping[int, Acceptance]) -> list[str]:
     return [f"acceptance length {lengths}: a window may help (peagle-vllm convert HEAD OUT --window W)"]
 
 
-def sureness(before: Measured, after: Measured) -> float:
+def standard_errors(before: Measured, after: Measured) -> float:
     """How many standard errors the answers are longer a round, prompt by prompt; 0 with fewer than three prompts."""
     differences = [b - a for a, b in zip(before.lengths, after.lengths, strict=True)]
     if len(differences) < 3:
@@ -111,28 +112,28 @@ def diagnose(
     measure: Callable[[Setup], Measured],
     propose: Callable[[Setup], Iterable[Intervention]],
 ) -> Iterator[tuple[Diagnosis, int]]:
-    """Measure a setup, try each change, keep the best; where the curve stays odd, try the others on top of it.
+    """Measure a setup, try each change, keep the best; where the curve stays unusual, try the others on top of it.
 
-    Yields after each measurement what is found so far, one object that grows, and how many changes are left at least.
+    Yields after each measurement the diagnosis so far, one object that grows, and how many changes are left at least.
     """
     base = measure(setup)
-    found = Diagnosis(base.curve, oddities(base.curve) + falling(base.places.context), base.places)
-    while len(found.causes) < MOST_CAUSES:
-        done = {cause.intervention.kind for cause in found.causes}
+    diagnosis = Diagnosis(base.curve, irregularities(base.curve) + falling(base.places.context), base.places)
+    while len(diagnosis.causes) < MOST_CAUSES:
+        done = {cause.intervention.kind for cause in diagnosis.causes}
         changes = [change for change in propose(setup) if change.kind not in done]
-        yield found, len(changes)
+        yield diagnosis, len(changes)
         best = best_trial = None
         for left, change in enumerate(changes, start=1 - len(changes)):
             after = measure(change.setup)
-            trial = Trial(change, base.curve, after.curve, sureness(base, after))
-            found.trials.append(trial)
+            trial = Trial(change, base.curve, after.curve, standard_errors(base, after))
+            diagnosis.trials.append(trial)
             if trial.helps and (best_trial is None or trial.gain > best_trial.gain):
                 best, best_trial = after, trial
-            yield found, -left
+            yield diagnosis, -left
         if best is None or best_trial is None:
             break
-        found.causes.append(best_trial)
+        diagnosis.causes.append(best_trial)
         setup, base = best_trial.intervention.setup, best
-        if not oddities(base.curve):
+        if not irregularities(base.curve):
             break
-    found.complete = True
+    diagnosis.complete = True

@@ -67,10 +67,10 @@ def read_environment(install: VllmInstall | None) -> Environment:
     """Look at this process and machine. Imports torch, Triton's list of backends, and platform plugins."""
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = "CPU" if cpu_build else _accelerator()
-    found = versions()
+    packages = versions()
     return Environment(
-        torch=found.get("torch"),
-        triton=found.get("triton"),
+        torch=packages.get("torch"),
+        triton=packages.get("triton"),
         device=device,
         no_triton=_why_no_triton(cpu_build, device),
         registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
@@ -174,9 +174,9 @@ def as_dict(report: Report | None, environment: Environment | None) -> dict[str,
                 "name": result.patch.name,
                 "runner": result.patch.runner,
                 "status": result.status,
-                "moved": [
-                    {"definition": each.definition.path, "recorded": each.recorded, "found": each.found}
-                    for each in result.moved
+                "changed": [
+                    {"definition": change.definition.path, "recorded": change.recorded, "found": change.found}
+                    for change in result.moved
                 ],
             }
             for result in report.results
@@ -187,7 +187,7 @@ def as_dict(report: Report | None, environment: Environment | None) -> dict[str,
     return data
 
 
-_STYLES = {"holds": "green", "moved": "bold red", "accepted": "yellow", "not needed": "cyan"}
+_STYLES = {"holds": "green", "changed": "bold red", "accepted": "yellow", "not needed": "cyan"}
 
 
 def show(console: Console, report: Report | None, environment: Environment | None) -> None:
@@ -235,8 +235,8 @@ def _show_patches(console: Console, report: Report) -> None:
     console.print(table)
     for result in (*report.moved, *report.accepted):
         accepted = f", accepted by {ACCEPT}" if result.status == "accepted" else ""
-        console.print(f"\n{result.patch.name}: {len(result.moved)} moved{accepted}", style="bold")
-        for module, group in groupby(result.moved, key=lambda each: each.definition.module):
+        console.print(f"\n{result.patch.name}: {len(result.moved)} changed{accepted}", style="bold")
+        for module, group in groupby(result.moved, key=lambda change: change.definition.module):
             console.print(f"  {module}", highlight=False)
-            for each in group:
-                console.print(f"    {each.definition.qualname}  {each.change}", highlight=False)
+            for change in group:
+                console.print(f"    {change.definition.qualname}  {change.change}", highlight=False)

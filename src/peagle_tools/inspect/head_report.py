@@ -199,8 +199,8 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"
     yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
     both = ("embed_tokens", "lm_head")
-    own, shared = (", ".join(name for name in both if weights[name] is has) for has in (True, False))
-    yield "of its own", (own or "neither") + (f" ({shared} shared with the target)" if shared else "")
+    in_head, shared = (", ".join(name for name in both if weights[name] is has) for has in (True, False))
+    yield "of its own", (in_head or "neither") + (f" ({shared} shared with the target)" if shared else "")
     if selector := data["selector"]:
         gated = "gated by the hidden state" if selector["gated"] else "without a gate"
         size = f"rank {selector['rank']}, {selector['candidates']} candidates a position"

@@ -76,20 +76,20 @@ def places_of(answers: Iterable[tuple[int, Mapping[str, Any] | None]]) -> Places
     for prompt_tokens, metrics in answers:
         if metrics is None or (metrics["num_spec_steps"] and not metrics.get("per_step_accepted")):
             raise ToolError(f"no counts of the steps of an answer; vLLM gives them with {' '.join(BY_REQUEST)}")
-        made = 1  # by the prompt's own step
+        tokens = 1  # by the prompt's own step
         for accepted in metrics.get("per_step_accepted") or ():
             step = Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"])))
-            context.append({_last_of_group(prompt_tokens + made, FIRST_CONTEXT): step})
-            output.append({_last_of_group(made, FIRST_OUTPUT): step})
-            made += accepted + 1
+            context.append({_last_of_group(prompt_tokens + tokens, FIRST_CONTEXT): step})
+            output.append({_last_of_group(tokens, FIRST_OUTPUT): step})
+            tokens += accepted + 1
     return Places(merged(context), merged(output))
 
 
 def merged(counts: Iterable[Mapping[int, Acceptance]]) -> dict[int, Acceptance]:
     """The sums of groups that have the same key, in the order of the keys."""
     groups: defaultdict[int, list[Acceptance]] = defaultdict(list)
-    for one in counts:
-        for last, seen in one.items():
+    for part in counts:
+        for last, seen in part.items():
             groups[last].append(seen)
     return {last: sum_of(groups[last]) for last in sorted(groups)}
 

@@ -16,7 +16,7 @@ PARTIAL = ".partial"
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write whole or not at all: into a file beside ``file``, which is then renamed."""
+    """Write whole or not at all: into a file next to ``file``, which is then renamed."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -82,7 +82,7 @@ def _fields(model: Any, path: Sequence[str | int]) -> list[str]:
     for part in path:
         if field := getattr(model, "model_fields", {}).get(part):
             inside = [field.annotation, *get_args(field.annotation)]  # M itself, M | None, dict[str, M]
-            model = next((each for each in inside if hasattr(each, "model_fields")), None)
+            model = next((kind for kind in inside if hasattr(kind, "model_fields")), None)
     return list(getattr(model, "model_fields", {}))
 
 

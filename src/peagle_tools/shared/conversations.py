@@ -9,7 +9,7 @@ Messages = list[dict[str, str]]
 
 TURNS = ("messages", "conversations", "conversation", "turns", "prompt", "input")  # of a row: lists of turns
 TEXTS = ("prompt", "instruction", "question", "problem", "input", "text")  # of a row: a user's text
-SYSTEM = ("system", "system_prompt")  # of a row, beside its turns
+SYSTEM = ("system", "system_prompt")  # of a row, next to its turns
 ADDED = ("input", "context")  # what an ``instruction`` is about
 MEDIA = re.compile(r"(image|audio|video)(s|_files|_url)?|multi_modal_data")
 USED_TOOLS = ("tools", "functions", "tool_calls", "function_call", "tool_call_id")

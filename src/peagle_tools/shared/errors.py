@@ -1,10 +1,10 @@
-"""How a tool ends that cannot go on."""
+"""Errors that end a command."""
 
 from peagle_vllm.heads.files import as_line
 
 
 class ToolError(Exception):
-    """A command cannot go on. The message is a line for each mistake: what, where, how to mend it."""
+    """A command cannot continue. The message is a line for each mistake: what, where, how to fix it."""
 
     status = 2  # the command's exit status
 
@@ -13,6 +13,6 @@ class ToolError(Exception):
 
 
 class TryAgain(ToolError):
-    """What a second try may mend, such as a server that ended."""
+    """What a second try may solve, such as a server that ended."""
 
     status = 75  # EX_TEMPFAIL

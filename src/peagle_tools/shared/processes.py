@@ -41,7 +41,7 @@ def end_with_parent(parent: int) -> None:
 def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> psutil.Popen:
     """Start ``command`` in a process group of its own, with its output in ``log``; it ends when this process does.
 
-    ``log`` begins anew: the reason for which an earlier process failed must not be found in it.
+    ``log`` starts empty: the reason for which an earlier process failed must not be found in it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
@@ -71,13 +71,13 @@ def end(process: psutil.Popen, patience: float = 20) -> None:
 def _group(process: psutil.Popen) -> list[psutil.Process]:
     """The members of the group that are still there, those whose parent has ended too."""
     # This Popen object: reaping through another would lose the exit status.
-    found = [process] if process.poll() is None else []
+    members = [process] if process.poll() is None else []
     for other in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             same_group = other.pid != process.pid and os.getpgid(other.pid) == process.pid
             if same_group and other.status() != psutil.STATUS_ZOMBIE:
-                found.append(other)
-    return found
+                members.append(other)
+    return members
 
 
 def how_it_ended(returncode: int) -> str:
@@ -109,6 +109,6 @@ def failure_reason(log: Path, limit: int = 400) -> str:
     causes = [line for line in lines if not any(echo in line for echo in ECHOES)]
     for pattern, candidates in ((VALUE_ERROR, causes), (ERROR, causes), (DIED, lines), (ERROR, lines)):
         for line in candidates:
-            if found := pattern.match(line):
-                return found["reason"][:limit]
+            if match := pattern.match(line):
+                return match["reason"][:limit]
     return lines[0][:limit]

@@ -15,11 +15,11 @@ REPOSITORY = Path(__file__).resolve().parents[3]  # where this is no installed p
 
 def provenance() -> dict[str, Any]:
     """Device, hardware, versions and commit of this run, for a file of results."""
-    found, is_repository = hardware(), (REPOSITORY / ".git").exists()
+    machine, is_repository = hardware(), (REPOSITORY / ".git").exists()
     here = output_of("git", "-C", str(REPOSITORY), "rev-parse", "HEAD") if is_repository else None
     return {
-        "device": device(found) if "gpu" in found else f"CPU, {device(found)}",
-        "hardware": found,
+        "device": device(machine) if "gpu" in machine else f"CPU, {device(machine)}",
+        "hardware": machine,
         "versions": versions(),
         # A copy of the files, as on a GPU host, has no commit or another one; the environment names it there.
         "commit": os.environ.get("PEAGLE_COMMIT") or here,
@@ -28,22 +28,22 @@ def provenance() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of Python, and of every package here that decides what is measured."""
-    found = {"Python": platform.python_version()}
+    packages = {"Python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            packages[name] = version(name)
+    return packages
 
 
 def hardware() -> dict[str, str]:
     """CPU and system, and where there are GPUs their number, name and what decides their speed."""
-    found = {"cpu": f"{_cpu()}, {os.cpu_count()} cores", "system": f"{platform.system()} {platform.machine()}"}
+    machine = {"cpu": f"{_cpu()}, {os.cpu_count()} cores", "system": f"{platform.system()} {platform.machine()}"}
     rows = output_of("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader").splitlines()
     if rows:
         name, driver, *speed = (part.strip() for part in rows[0].split(","))
-        found |= {"gpu": f"{len(rows)} x {name}", "driver": driver}
-        found |= dict(zip(GPU_FIELDS[2:], speed, strict=False))
-    return found
+        machine |= {"gpu": f"{len(rows)} x {name}", "driver": driver}
+        machine |= dict(zip(GPU_FIELDS[2:], speed, strict=False))
+    return machine
 
 
 def device(hardware: dict[str, str]) -> str:

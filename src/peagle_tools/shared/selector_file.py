@@ -1,4 +1,4 @@
-"""A candidate selector beside a head's own files, as serving reads it."""
+"""A candidate selector next to a head's own files, as serving reads it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,8 +25,8 @@ def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> Non
 
 def read_selector(head: Head) -> CandidateSelector | None:
     """The selector of a head whose files are checked; a scale that is missing is 1 everywhere. None: it has none."""
-    found = files.read_selector_config(head.config, head.config_file)
-    if found is None or head.folder is None:
+    config = files.read_selector_config(head.config, head.config_file)
+    if config is None or head.folder is None:
         return None
     tensors: dict[str, torch.Tensor] = {}
     for file in (head.folder / SELECTOR_FOLDER).glob("*.safetensors"):
@@ -35,4 +35,4 @@ def read_selector(head: Head) -> CandidateSelector | None:
     ones = torch.ones(max((len(scale) for scale in given if scale is not None), default=1))
     edge, unary = (ones if scale is None else scale for scale in given)
     tables = tensors[files.PREDECESSORS], tensors[files.SUCCESSORS], tensors.get(files.PROJECTION)
-    return CandidateSelector(*tables, edge, unary, found.selector_top_k)
+    return CandidateSelector(*tables, edge, unary, config.selector_top_k)

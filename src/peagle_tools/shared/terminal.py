@@ -43,7 +43,7 @@ def check_extra(*more: str) -> None:
 
 @contextmanager
 def one_line_errors(extra: str = "") -> Iterator[None]:
-    """What cannot go on ends the command with its line: exit status 2, or 75 where a second try may mend it.
+    """An error ends the command with its line: exit status 2, or 75 where a second try may succeed.
 
     Args:
         extra: of this package, which brings a module that is not installed.
@@ -53,23 +53,23 @@ def one_line_errors(extra: str = "") -> Iterator[None]:
     from peagle_tools.shared.errors import ToolError
     from peagle_vllm.heads.files import HeadError, one_line
 
-    mend = "mend that, and run the command again"
+    then = "fix that, and run the command again"
     try:
         yield
     except (HeadError, ToolError) as error:
         # torch puts its traceback before an error of a loader's process.
         fail(str(error).rpartition("ToolError: ")[2], getattr(error, "status", 2))
     except SafetensorError as error:  # such as that of a full disk
-        fail(f"a file of tensors: {one_line(error)}; {mend}")
+        fail(f"a file of tensors: {one_line(error)}; {then}")
     except BrokenPipeError:  # who reads the output has ended
         raise
     except OSError as error:
-        fail(f"{f'{error.filename}: {error.strerror}' if error.filename else one_line(error)}; {mend}")
+        fail(f"{f'{error.filename}: {error.strerror}' if error.filename else one_line(error)}; {then}")
     except ModuleNotFoundError as error:
         if not extra:
             raise
-        beside = " (beside vLLM: requirements/train.txt)" if extra == "train" else ""
-        fail(f'{error.name} is not installed: pip install "peagle-vllm[{extra}]"{beside}')
+        constraints = " (with vLLM: requirements/train.txt)" if extra == "train" else ""
+        fail(f'{error.name} is not installed: pip install "peagle-vllm[{extra}]"{constraints}')
 
 
 def exit_if_unfit(problems: "Iterable[Problem]") -> None:

