@@ -9,9 +9,10 @@ from torch.utils._pytree import tree_leaves
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from peagle_vllm.heads.fields import TRAINED_DEPTH
 from peagle_vllm.kv_groups import kv_bytes_a_token
 from peagle_vllm.lookup import prompt_lookup_min
-from peagle_vllm.serving import TRAINED_DEPTH, logger
+from peagle_vllm.serving import logger
 
 STEPS_A_LINE = 1000
 

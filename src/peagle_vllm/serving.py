@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.peagle")  # under vLLM's own handler
 
-TRAINED_DEPTH = "num_depths"  # NeMo's field; put on the draft config of any head whose depth is known
-
 
 class RefusedError(RuntimeError):
     """A P-EAGLE configuration that must not be served; the message is one line.

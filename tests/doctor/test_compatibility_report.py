@@ -126,7 +126,7 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
     root = copy_of_used(tmp_path)
     change(root, "vllm.v1.worker.gpu.spec_decode.speculator", "self.idx_mapping.fill_(-1)", "pass")
     definition = "DraftModelSpeculator._copy_request_inputs"
-    for accepted, state in (("gate", "changed"), ("head-config,speculator", "accepted")):
+    for accepted, state in (("gate", "changed"), ("head-config,v2-speculator", "accepted")):
         monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", accepted)
         ran = doctor("--vllm", root)
         assert ran.exit_code == (state == "changed")
@@ -138,7 +138,7 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
         assert max(map(len, ran.output.splitlines())) <= 100
         data = json.loads(doctor("--vllm", root, "--json").output)
         (patch,) = (patch for patch in data["patches"] if patch["changed"])
-        assert (patch["name"], patch["status"], data["vllm"]["served"]) == ("speculator", state, state == "accepted")
+        assert (patch["name"], patch["status"], data["vllm"]["served"]) == ("v2-speculator", state, state == "accepted")
         assert [change["definition"].endswith(definition) for change in patch["changed"]] == [True]
 
     assert "no: no such file or folder" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))

@@ -50,8 +50,8 @@ class Configuration:
 
 def draw(seed: int) -> Configuration:
     rng = random.Random(f"{ARM} {seed}")
-    own = {"window": 0, "weights": "loaded", "drafts": "greedy"}  # below these have more choices
-    cell = Cell(**{name: rng.choice(choices) for name, choices in FACTORS.items() if name not in own}, **own)
+    fixed = {"window": 0, "weights": "loaded", "drafts": "greedy"}  # below these have more choices
+    cell = Cell(**{name: rng.choice(choices) for name, choices in FACTORS.items() if name not in fixed}, **fixed)
     # A rounded gate moves a selector's scores by more than rounding moves logits: exactness is not defined there.
     cell = replace(cell, dtype="bfloat16" if rng.random() < 0.1 and not cell.selector else "float32")
     # On V2 fewer: verifying draft tokens is what the interpreter takes longest for.
@@ -71,8 +71,8 @@ def _head(rng: random.Random, cell: Cell, target: str, seed: int) -> tiny_heads.
     layers = min(rng.randint(1, 4), 2 if cell.dtype == "bfloat16" else 4)
     spec = replace(cell.head_spec(), seed=seed, layers=layers, aux_layers=rng.choice(AUX))
     kept = target in SIMULATED and cell.dtype == "float32"
-    own = not kept or rng.random() < 0.5
-    spec = replace(spec, own_embeddings=own, own_lm_head=own)
+    has_own = not kept or rng.random() < 0.5
+    spec = replace(spec, own_embeddings=has_own, own_lm_head=has_own)
     if rng.random() < 0.4:
         window = rng.choice((4, 8, 31, 48))
         some = [rng.choice((window, None)) for _ in range(spec.layers)] if V2 else []
@@ -86,7 +86,7 @@ def _settings(rng: random.Random, cell: Cell, head: tiny_heads.HeadSpec, target:
     # Layers with and without windows are in groups of their own, each of which takes blocks for a request. The smallest
     # group may be one layer.
     groups = 1 if target in SIMULATED and not any(head.windows) else 10
-    one = groups * (-(-(MAX_MODEL_LEN + 2 * cell.k) // block_size) + 1)
+    per_request = groups * (-(-(MAX_MODEL_LEN + 2 * cell.k) // block_size) + 1)
     speculative: tuple[tuple[str, Any], ...] = ()
     if rng.random() < 0.25:
         cuts = sorted(rng.sample(range(1, most + 3), 2))
@@ -99,7 +99,7 @@ def _settings(rng: random.Random, cell: Cell, head: tiny_heads.HeadSpec, target:
         cell.settings(Path(), Path()),
         max_num_seqs=most,
         token_budget=1024 if cell.prefill == "whole" else rng.randint(most + cell.k + 3, 120),
-        kv_blocks=most * one + 8 if cell.kv == "ample" else one + 1 + rng.randint(0, 5),
+        kv_blocks=most * per_request + 8 if cell.kv == "ample" else per_request + 1 + rng.randint(0, 5),
         speculative=speculative,
         llm=(("block_size", block_size), ("async_scheduling", rng.choice((None, False)))),
     )
@@ -123,12 +123,12 @@ def _waves(rng: random.Random, kernels: bool, seed: int) -> list[tuple[Request, 
     waves = []
     for _ in range(1 if kernels else WAVES):
         chosen = rng.sample(range(POOL), rng.randint(8, 14) if V2 else rng.randint(8, 24))
-        made = []
+        requests = []
         for number in chosen:
             arrives = rng.choice((0, rng.randint(0, 2 * len(chosen))))
             aborted = arrives + rng.randint(0, 12) if rng.random() < 0.08 else None
-            made.append(replace(pooled(seed // SEEDS_A_POOL, number), arrives=arrives, aborted=aborted))
-        waves.append(tuple(made))
+            requests.append(replace(pooled(seed // SEEDS_A_POOL, number), arrives=arrives, aborted=aborted))
+        waves.append(tuple(requests))
     return waves
 
 
@@ -141,7 +141,7 @@ def pooled(pool: int, number: int) -> Request:
     tokens = [*prefix, *(rng.randrange(3, tiny_heads.MASK_TOKEN) for _ in range(length))][: MAX_MODEL_LEN - 3]
     room = MAX_MODEL_LEN - len(tokens)
     most = room if length > 100 or (rng.random() < 0.1 and room < 70) else min(room, rng.choice(ANSWERS))
-    sampling = rng.choice([each for each in SAMPLINGS if dict(each).get("min_tokens", 0) <= most])
+    sampling = rng.choice([s for s in SAMPLINGS if dict(s).get("min_tokens", 0) <= most])
     return Request(f"{pool}.{number}", tuple(tokens), most, sampling=sampling)
 
 

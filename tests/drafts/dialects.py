@@ -49,9 +49,9 @@ def write_own(folder: Path, target: Path, case: Case) -> Path:
     return head.save(folder)
 
 
-def write_dialect(folder: Path, own: Path, case: Case) -> Path:
+def write_dialect(folder: Path, plain: Path, case: Case) -> Path:
     """The head of ``own`` in the dialect's words."""
-    head = read(own)
+    head = read(plain)
     head.shards = case.shards
     case.rewrite(head)
     return head.save(folder)

@@ -68,33 +68,33 @@ class Fuzzer:
             AssertionError: a draft or an answer is another than it must be, or something is left in the engine.
             Exception: whatever ended the engine.
         """
-        made = draw(seed)
-        made = replace(made, waves=made.waves[:waves])
-        folders = write(made, self.folder)
+        configuration = draw(seed)
+        configuration = replace(configuration, waves=configuration.waves[:waves])
+        folders = write(configuration, self.folder)
         try:
-            return self._run(made, *folders)
+            return self._run(configuration, *folders)
         finally:
             shutil.rmtree(folders[1])
 
-    def _run(self, made: Configuration, target: Path, head: Path) -> Seen:
-        right = self._unspeculated(target, [request for wave in made.waves for request in wave])
-        simulated = made.target in SIMULATED and made.settings.dtype == "float32"
-        reference = Reference(target if made.target in SIMULATED else None, head, made.settings.dtype)
+    def _run(self, configuration: Configuration, target: Path, head: Path) -> Seen:
+        right = self._unspeculated(target, [request for wave in configuration.waves for request in wave])
+        simulated = configuration.target in SIMULATED and configuration.settings.dtype == "float32"
+        reference = Reference(target if configuration.target in SIMULATED else None, head, configuration.settings.dtype)
         plant = planter({req: done.tokens for req, done in right.items()}, tiny_heads.VOCAB)
-        live, seen = engine(replace(made.settings, target=target, head=head)), Seen()
+        live, seen = engine(replace(configuration.settings, target=target, head=head)), Seen()
         with (
-            nullcontext() if made.kernels else torch_twins(),
-            emulate(live, **made.graphs) if made.graphs else nullcontext() as graphs,
+            nullcontext() if configuration.kernels else torch_twins(),
+            emulate(live, **configuration.graphs) if configuration.graphs else nullcontext() as graphs,
         ):
-            for wave in made.waves:
+            for wave in configuration.waves:
                 if not simulated:
                     live.llm.reset_prefix_cache()  # else hidden states of this wave are those of another
                 with record(live, plant, keep_hidden=not simulated) as noted, watch_preemptions(live) as preempted:
                     finished = live.run(wave)
                 check_nothing_is_left(live)
-                if "draft_sample_method" in dict(made.settings.speculative):
+                if "draft_sample_method" in dict(configuration.settings.speculative):
                     noted = greedy_rows(noted, finished)
-                if made.settings.dtype == "float32":
+                if configuration.settings.dtype == "float32":
                     check_output(finished, right)
                 seen.report += compare(noted, finished, reference, live.settings)
                 seen.counts["preemptions"] += preempted.call_count

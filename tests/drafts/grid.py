@@ -138,15 +138,15 @@ def requests(count: int, size: int, seed: int) -> list[Request]:
         yield prompt(64), size // 2
         yield shared + prompt(14), MAX_MODEL_LEN
 
-    made = []
+    requests = []
     for i, (tokens, max_tokens) in zip(range(count), plans(), strict=False):
         room = MAX_MODEL_LEN - len(tokens)
-        made.append(Request(f"{count}.{seed}.{i}", tokens, min(max_tokens, room), arrives=max(0, 2 * i - 5)))
-    return made
+        requests.append(Request(f"{count}.{seed}.{i}", tokens, min(max_tokens, room), arrives=max(0, 2 * i - 5)))
+    return requests
 
 
-def without_stock_defects(asked: list[Request]) -> list[Request]:
+def without_stock_defects(requests: list[Request]) -> list[Request]:
     """The same requests, none of which comes near MAX_MODEL_LEN: stock V1 drafts for nobody then."""
     room = MAX_MODEL_LEN - 2 * max(FACTORS["k"]) - 1
-    asked = [replace(r, prompt=r.prompt[: room - 8]) for r in asked]
-    return [replace(r, max_tokens=min(r.max_tokens, room - len(r.prompt))) for r in asked]
+    requests = [replace(r, prompt=r.prompt[: room - 8]) for r in requests]
+    return [replace(r, max_tokens=min(r.max_tokens, room - len(r.prompt))) for r in requests]

@@ -28,11 +28,11 @@ def run(arm: str, path: str, report: Path) -> dict[str, dict[str, str]]:
     command += [f"--junitxml={report}", "tests/drafts/test_targets.py"]
     if subprocess.run(command, cwd=ROOT, env=environment).returncode:
         raise SystemExit(f"{arm}: a test failed, no table is written")
-    found: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         noted = {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
-        found.setdefault(noted["target"], {})[f"{arm}, K={noted['k']}"] = noted["drafts"]
-    return found
+        results.setdefault(noted["target"], {})[f"{arm}, K={noted['k']}"] = noted["drafts"]
+    return results
 
 
 def main() -> None:

@@ -58,8 +58,8 @@ def expected(target: Path, right: dict[str, list[int]]):
     def of(case: Case) -> tuple[Path, Drafts]:
         key = repr(case.weights)
         if key not in known:
-            own = write_own(target.parent / f"own-{len(known)}", target, case)
-            known[key] = own, drafts(target, own, right)
+            plain = write_own(target.parent / f"own-{len(known)}", target, case)
+            known[key] = plain, drafts(target, plain, right)
         return known[key]
 
     return of
@@ -72,9 +72,9 @@ ORDER = sorted((name for name in CASES if CASES[name].v2 is V2), key=lambda name
 @pytest.mark.parametrize("name", ORDER)
 def test_drafts_of_a_dialect(name: str, target: Path, right, expected, monkeypatch: pytest.MonkeyPatch):
     case, folder = CASES[name], target.parent
-    own, wanted = expected(case)
+    plain, wanted = expected(case)
     assert len(wanted) >= (12 if V2 else 60) and len(set(wanted.values())) >= len(wanted) // 2
-    head = write_dialect(folder / name, own, case)
+    head = write_dialect(folder / name, plain, case)
     if case.direct:
         assert drafts(target, head, right) == wanted, "served as it is"
     to = "speculators" if "speculators" not in name and len(name) % 2 else "vllm"
@@ -90,16 +90,16 @@ def test_a_window_changes_drafts(expected):
 
 @pytest.mark.arm("plugin-v1")
 def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path):
-    own = write_own(target.parent / "mixed", target, CASES["speculators-mixed"])
+    plain = write_own(target.parent / "mixed", target, CASES["speculators-mixed"])
     with pytest.raises(RefusedError, match=r"full_attention and sliding_attention layers, and the V1 "):
-        engine(Settings(target, own, k=K))
+        engine(Settings(target, plain, k=K))
 
 
 @pytest.mark.arm("plugin-v1")
 def test_what_needs_convert_is_refused_by_inspects_line(target: Path, monkeypatch: pytest.MonkeyPatch):
     for name in (name for name, case in CASES.items() if not case.direct):
-        own = write_own(target.parent / f"{name}-own", target, CASES[name])
-        head = write_dialect(target.parent / f"{name}-refused", own, CASES[name])
+        plain = write_own(target.parent / f"{name}-own", target, CASES[name])
+        head = write_dialect(target.parent / f"{name}-refused", plain, CASES[name])
         inspected = run(monkeypatch, "inspect", head, "--target", target)
         assert inspected.code == 1
         with pytest.raises(RefusedError) as refused:
@@ -136,6 +136,12 @@ SERVED: dict[str, dict[str, object]] = {
     "M-RoPE, for a text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6], "mrope_interleaved": True}},
     "a rope by layer type": {"rope_parameters": BY_TYPE},
     "another name of the activation": {"hidden_act": None, "hidden_activation": "silu"},
+    "what a target's config has": {
+        **{"num_experts": 8, "text_config": {"hidden_size": 1}, "vision_config": 3, "is_encoder_decoder": True},
+        **{"model_max_length": 8, "n_predict": 3, "bos_token_id": "1", "dtype": "half precision", "use_cache": "x"},
+        **{"attention_dropout": "0.0", "tie_word_embeddings": True, "sliding_window": 0, "bias": True},
+    },
+    "old spellings": {"rope_scaling": {"type": "default", "factor": None}, "rotary_pct": 1.0, "hidden_act": "swish"},
 }
 REFUSED: dict[str, dict[str, object]] = {
     'hidden_act is "gelu_pytorch_tanh", needs': {"hidden_act": "gelu_pytorch_tanh"},
@@ -159,11 +165,11 @@ def with_fields(head: Path, folder: Path, fields: dict[str, object]) -> Path:
 @pytest.mark.parametrize("name", SERVED if not V2 else ["M-RoPE, for a text"])
 def test_fields_that_serving_reads_otherwise(name: str, dialect: str, target: Path, expected, right, tmp_path: Path):
     """``inspect`` calls the head fit, and its drafts are those of the plain config."""
-    own, drafted = expected(CASES["aws"])
-    head = own
+    plain, drafted = expected(CASES["aws"])
+    head = plain
     if dialect == "speculators":
         (tmp_path / "converted").mkdir()
-        convert.convert(read_head(own), tmp_path / "converted", "speculators", None)
+        convert.convert(read_head(plain), tmp_path / "converted", "speculators", None)
         head = tmp_path / "converted"
     head = with_fields(head, tmp_path / "head", SERVED[name])
     assert not [problem for problem in check(read_head(head), read_target(str(target))) if problem.severity == "error"]

@@ -76,8 +76,8 @@ def unspeculated(tmp_path_factory: pytest.TempPathFactory) -> Unspeculated:
 
 
 def asked(count: int, seed: int) -> list[Request]:
-    made = requests(count, SIZE, seed)
-    return without_stock_defects(made) if STOCK else made
+    wave = requests(count, SIZE, seed)
+    return without_stock_defects(wave) if STOCK else wave
 
 
 def is_drawn(req: str) -> bool:

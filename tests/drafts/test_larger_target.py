@@ -66,13 +66,13 @@ def test_drafts_are_exact(kind: str, target: Path):
     if spec.fmt == "aws":
         weights = load_file(head / "model.safetensors")
         save_file(weights | {"d2t": torch.arange(VOCAB)}, head / "model.safetensors")
-    right = {each.id: reference.greedy(each.prompt, each.max_tokens) for each in REQUESTS}
+    right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in REQUESTS}
     assert sum(map(new_tokens, right.values())) > 4
     settings = Settings(target, head, k=K, max_model_len=96, lookup=2 if spec.selector else 0, speculative=(DRAWN,))
     live = engine(settings if spec.selector or kind == "all shared" else replace(settings, speculative=()))
     report, _ = serve_exactly(live, REQUESTS, reference, right)
     assert report.rows > 8
-    drawn = live.run([replace(each, sampling=TOP_1) for each in REQUESTS])
+    drawn = live.run([replace(request, sampling=TOP_1) for request in REQUESTS])
     assert {req: done.tokens for req, done in drawn.items()} == right
 
 

@@ -16,16 +16,16 @@ Change = Callable[[Written], object]
 
 
 def problems(head: Written, folder: Path, target: Target = TARGET, k: int = 5) -> list[Problem]:
-    found = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k)
-    for problem in found:
+    problems = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k)
+    for problem in problems:
         assert "\n" not in problem.line
         assert len(problem.line) < 600
-    return found
+    return problems
 
 
-def only(found: list[Problem], severity: str = "error") -> str:
-    assert [problem.severity for problem in found] == [severity], found
-    return found[0].line
+def only(problems: list[Problem], severity: str = "error") -> str:
+    assert [problem.severity for problem in problems] == [severity], problems
+    return problems[0].line
 
 
 def norm_before_fc(head: Written) -> None:

@@ -22,12 +22,6 @@ BAD_VALUES: tuple[Any, ...] = (
     *(True, False, [], [1], ["x"], {}, {"a": 1}, "\ud800\n"),
 )
 SIZES = ("head_dim", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-# Fields that transformers and vLLM refuse, by their names.
-LEFT_TO_VLLM = (
-    *("attention_dropout", "bos_token_id", "dtype", "eos_token_id", "hidden_act", "initializer_range", "mlp_bias"),
-    *("max_position_embeddings", "model_type", "pad_token_id", "pretraining_tp", "rope_parameters", "rope_scaling"),
-    *("tie_word_embeddings", "torch_dtype", "use_cache"),
-)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -58,8 +52,6 @@ def _of_fields(config: dict[str, Any]) -> Iterator[Mutation]:
         words = (key, *old) if isinstance(old, dict) else (key,)
         words += ("no mask token id",) if key in ("mask_token_id", "ptd_token_id") else ()
         words += ("correct the sizes in config.json",) if key in SIZES else ()  # only the weights tell that it is wrong
-        if {*LEFT_TO_VLLM} & {*path}:
-            continue
         if not isinstance(old, bool):
             yield Mutation(f"{label} deleted", words, partial(_edit, path=path, edit=operator.delitem))
         for value in BAD_VALUES:
@@ -150,9 +142,9 @@ _TENSOR_EDITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _replace(head: Written, name: str, make: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    made = make(head.tensors.pop(name))
-    if made is not None:
-        head.tensors[name] = made
+    changed = make(head.tensors.pop(name))
+    if changed is not None:
+        head.tensors[name] = changed
 
 
 def _rename(head: Written, name: str) -> None:

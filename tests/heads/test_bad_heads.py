@@ -188,12 +188,11 @@ def test_a_bad_head_is_refused_in_one_line(name: str, tmp_path: Path):
     change, what, mend = REFUSED[name]
     head = writers.speculators()
     change(head)
-    found = problems(head, tmp_path)
-    line = found[0].line
+    faults = problems(head, tmp_path)
+    line = faults[0].line
     assert what.format(tmp_path) in line
     assert mend in line
-    assert found[0].severity == "error"
+    assert faults[0].severity == "error"
     places = (f"{tmp_path}/config.json", f"{tmp_path}/model.safetensors")
     assert any(place in line for place in places), "the line names no file"
-    several = ("another method", "odd heads")  # each breaks more than one thing
-    assert (len(found) == 1) is (name not in several), found
+    assert (len(faults) == 1) is (name != "another method"), faults  # which breaks more than one thing

@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 from peagle_vllm.heads.check_weights import expected_shapes
-from peagle_vllm.heads.config import default_aux_layers
-from peagle_vllm.heads.convert import DEFAULTS
+from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
+from peagle_vllm.heads.fields import TRAINED_DEPTH, vllm_fields
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.mutations import Mutation, mutations
@@ -37,17 +37,8 @@ def meaning(folder: Path) -> dict[str, Any]:
     """All that serving takes from a head's config. Not ``max_position_embeddings``: vLLM takes the target's."""
     head = read_head(folder)
     aux = head.aux_layer_ids or default_aux_layers(TARGET.num_layers)
-    fields: dict[str, Any] = {
-        "family": head.family,
-        "aux": tuple(aux),
-        "mask token": head.mask_token_id,
-        "rope": (head.served.get("rope_theta", 10000.0), head.served.get("rope_scaling")),
-        "windows": (head.served.get("layer_types"), head.served.get("sliding_window")),
-        "shapes": expected_shapes(head),
-        "norms": [bool(head.served.get(key)) for key in ("norm_before_residual", "norm_before_fc", "fc_norm")],
-    }
-    fields |= DEFAULTS
-    return fields | {key: head.served[key] for key in fields if head.served.get(key) is not None}
+    fields = vllm_fields(head) | {AUX_KEY: list(aux), "shapes": expected_shapes(head)}
+    return {key: value for key, value in fields.items() if key not in ("max_position_embeddings", TRAINED_DEPTH)}
 
 
 def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -97,12 +88,12 @@ def refusals(ran: Ran) -> list[str]:
 
 def weights(folder: Path) -> dict:
     """What the head computes with: not the map that a full vocabulary has no use for, and never ``t2d``."""
-    head, found = read_head(folder), {}
+    head, lines = read_head(folder), {}
     for name, info in head.tensors.items():
         tensor = load_file(folder / info.file)[info.name].float()
-        found[name] = tensor.flatten() if name == "mask_hidden" else tensor
+        lines[name] = tensor.flatten() if name == "mask_hidden" else tensor
     unused = {"t2d", "d2t"} if head.draft_vocab_size == head.vocab_size else {"t2d"}
-    return {name: tensor for name, tensor in found.items() if name not in unused}
+    return {name: tensor for name, tensor in lines.items() if name not in unused}
 
 
 def listing(place: Path) -> set[str]:

@@ -131,5 +131,5 @@ def test_without_weights_the_config_is_still_checked(tmp_path: Path):
     for token, count in ((MASK_TOKEN, 0), (VOCAB, 1)):
         head.config["mask_token_id"] = token
         (head.save(tmp_path) / "model.safetensors").unlink()
-        found = check_pair(read_head(tmp_path), TARGET, num_speculative_tokens=5)
-        assert len(found) == count
+        problems = check_pair(read_head(tmp_path), TARGET, num_speculative_tokens=5)
+        assert len(problems) == count

@@ -61,11 +61,11 @@ def test_a_missing_scale_is_1_at_every_position(missing: str, tmp_path: Path):
 def test_every_fault_is_one_line(name: str, tmp_path: Path):
     change, line = FAULTS[name]
     folder = sharpened(writers.vllm(draft_vocab=DRAFT_VOCAB), tmp_path / "head", change)
-    found = check_head(read_head(folder))
+    problems = check_head(read_head(folder))
     if name == "rank":  # names each matrix
-        assert len(found) == 3
-        found = found[:1]
-    text = only(found)
+        assert len(problems) == 3
+        problems = problems[:1]
+    text = only(problems)
     assert line in text
     assert str(folder) in text
     assert "sharpen" in text.rpartition("; ")[2]
@@ -80,8 +80,8 @@ def test_an_entry_that_is_no_object_and_a_damaged_folder(tmp_path: Path):
     lines = [problem.line for problem in check_head(read_head(tmp_path / "head"))]
     assert len(lines) == 2 and all("which is missing" in line for line in lines)
     head.config[SELECTOR] = [6, 4]
-    found = check_head(read_head(head.save(tmp_path / "head")))
-    assert "candidate_selector is [6, 4], needs a JSON object" in only(found)
+    problems = check_head(read_head(head.save(tmp_path / "head")))
+    assert "candidate_selector is [6, 4], needs a JSON object" in only(problems)
 
 
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
@@ -93,8 +93,8 @@ def test_convert_takes_the_selector_along(name: str, to: str, tmp_path: Path, mo
     ran = run(monkeypatch, "convert", folder, out, "--to", to)
     assert ran.code == 0, ran.err
     assert check_pair(read_head(out), TARGET, num_speculative_tokens=5) == []
-    one, other = (load_file(place / SELECTOR_FOLDER / "model.safetensors") for place in (folder, out))
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    before, after = (load_file(place / SELECTOR_FOLDER / "model.safetensors") for place in (folder, out))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
 
 
 def test_target_ids_that_convert_mends_keep_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

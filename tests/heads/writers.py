@@ -74,13 +74,13 @@ def vllm(family: str = "llama", draft_vocab: int = DRAFT_VOCAB, num_aux: int | N
     Args:
         num_aux: None: aux layers are not named, so they are vLLM's default.
     """
-    own = {
+    fields = {
         "architectures": ["LlamaForCausalLMEagle3" if family == "llama" else "Eagle3Qwen3ForCausalLM"],
         "draft_vocab_size": draft_vocab,
         "mask_token_id": MASK_TOKEN,
     }
-    own |= {AUX_KEY: list(AUX[num_aux])} if num_aux else {}
-    return Written(layer_config(family) | own, tensors_of(family, num_aux or 3, draft_vocab))
+    fields |= {AUX_KEY: list(AUX[num_aux])} if num_aux else {}
+    return Written(layer_config(family) | fields, tensors_of(family, num_aux or 3, draft_vocab))
 
 
 def speculators(family: str = "llama", num_aux: int = 3, draft_vocab: int = VOCAB) -> Written:

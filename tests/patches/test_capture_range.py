@@ -88,13 +88,13 @@ def test_full_graphs_keep_vllms_sizes_and_piecewise_ones_reach_the_drafts(seqs: 
     target, drafter = dispatchers(configured(seqs, k, budget))
     stock, _ = dispatchers(configured(seqs, k, budget, parallel_drafting=False))
     assert sizes(target, "FULL") == sizes(stock, "FULL")
-    own, extended = sizes(stock, "PIECEWISE"), sizes(target, "PIECEWISE")
+    stock_sizes, extended = sizes(stock, "PIECEWISE"), sizes(target, "PIECEWISE")
     assert sizes(drafter, "PIECEWISE") == extended, "the target's capture captures the drafter's graphs"
-    assert [size for size in extended if size <= own[-1]] == own
+    assert [size for size in extended if size <= stock_sizes[-1]] == stock_sizes
     assert extended[-1] <= budget
-    assert extended[-1] > min(own[-1] + k * seqs, budget) - (k + 1)
+    assert extended[-1] > min(stock_sizes[-1] + k * seqs, budget) - (k + 1)
     drafts = [2 * k * n for n in range(1, seqs + 1) if 2 * k * n <= extended[-1]]
-    assert 2 * k * seqs <= own[-1] or drafts[-1] > own[-1]
+    assert 2 * k * seqs <= stock_sizes[-1] or drafts[-1] > stock_sizes[-1]
     for rows in drafts:
         mode, desc = drafter.dispatch(rows)
         assert mode.name == "PIECEWISE"
@@ -159,7 +159,7 @@ def test_split_kv_takes_what_it_takes_without_the_patch(seqs: int, k: int, budge
     config = configured(seqs, k, budget)
     stock = configured(seqs, k, budget, parallel_drafting=False)
     target, drafter = dispatchers(config)  # the runner makes its builders after these
-    builder, own = flash_attention_3(config), flash_attention_3(stock)
+    builder, stock_builder = flash_attention_3(config), flash_attention_3(stock)
     batches = {*sizes(target, "PIECEWISE"), *sizes(drafter, "PIECEWISE"), *sizes(target, "FULL"), 1, 600, budget}
     taken, without = {}, {}
     for rows in batches:
@@ -169,7 +169,7 @@ def test_split_kv_takes_what_it_takes_without_the_patch(seqs: int, k: int, budge
             ("drafter", builder.build_for_drafting(common, 0)),
         ):
             taken[name, rows] = rows * metadata.max_num_splits
-        without[rows] = rows * own.build(0, common).max_num_splits
+        without[rows] = rows * stock_builder.build(0, common).max_num_splits
     assert max(taken.values()) <= 32 * 512
     assert all(taken[name, rows] == without[rows] for name, rows in taken)
 

@@ -37,7 +37,7 @@ PATCH = Patch(
 def build(root: Traversable, *patches: Patch) -> dict[str, str]:
     """What is recorded of a tree."""
     source = Source(root)
-    return {each.key: source.digest(each) or "" for patch in patches for each in patch.definitions}
+    return {definition.key: source.digest(definition) or "" for patch in patches for definition in patch.definitions}
 
 
 def verdict(tmp_path: Path, text: str | None) -> Report:
@@ -132,7 +132,7 @@ def test_the_patches_fit_vllm(release: Callable[[], VllmInstall]) -> None:
 
 def test_what_is_listed_is_what_is_recorded() -> None:
     """Each definition of some recorded build, and no build holds others: `python -m tools.record` for each build."""
-    listed = {each.key for patch in all_patches() for each in patch.definitions}
+    listed = {definition.key for patch in all_patches() for definition in patch.definitions}
     builds = [build for builds in load_recorded().values() for build in builds.values()]
     assert listed == {key for build in builds for key in build}
 

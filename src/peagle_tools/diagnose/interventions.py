@@ -1,11 +1,14 @@
 """A setup, and the single changes to it that have been seen to raise a low acceptance."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
+from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head
+from peagle_vllm.heads.rope import rope_parameters
 from peagle_vllm.heads.target import Target, Token, read_tokens
 
 MOST_MASK_TOKENS = 4
@@ -114,11 +117,10 @@ def differences(setup: Setup, head: Head, target: Target, has_template: bool) ->
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_parameters`` in transformers' form, from any; empty where they differ by layer, or are not known."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if not config or any(isinstance(value, dict) for value in rope.values()):
-        return {}
-    return {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": rope.pop("type", "default")} | rope
+    """vLLM's ``rope_parameters`` of a model, or none where they differ by layer, or are not known."""
+    with suppress(HeadError):
+        return rope_parameters(config, "", 10000.0) if config else {}
+    return {}
 
 
 def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from peagle_vllm.heads.checks import Problem
 from peagle_vllm.heads.config import default_aux_layers
+from peagle_vllm.heads.fields import windows
 from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError, read_headers
 from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.selector import PROJECTION, read_selector_config
@@ -52,10 +53,10 @@ def report(
     ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
     mask_hidden, vector, window = head.tensors.get("mask_hidden"), head.mask_hidden(), None
     norm = None if vector is None else round(float(np.linalg.norm(vector.astype(np.float64))), 4)
-    types = head.served.get("layer_types")
-    if isinstance(types, list) and "sliding_attention" in types:
-        layers = types[: head.num_layers].count("sliding_attention")
-        window = {"size": head.served.get("sliding_window"), "layers": layers}
+    fit = all(problem.severity != "error" for problem in problems)
+    types, size = windows(head) if fit else (None, None)
+    if types:
+        window = {"size": size, "layers": types.count("sliding_attention")}
     return {
         "schema": SCHEMA,
         "head": head.name,  # as it was given
@@ -114,7 +115,7 @@ def report(
             "layers": target.num_layers,
         },
         "problems": [{"severity": problem.severity, "line": problem.line} for problem in problems],
-        "fit": all(problem.severity != "error" for problem in problems),
+        "fit": fit,
     }
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peagle_vllm.heads import check_weights as weights
-from peagle_vllm.heads.check_config import check_architecture, check_fields, check_mask_token
+from peagle_vllm.heads.check_config import check_architecture, check_mask_token
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
+from peagle_vllm.heads.fields import field_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
 from peagle_vllm.heads.selector import selector_faults
@@ -69,7 +70,7 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if head.kind == "eagle3" and head.family is None:
         what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
-    fields = list(check_fields(head))
+    fields = list(field_faults(head))
     lines = [*check_architecture(head), *(check_mask_token(head) if parallel else ()), *fields]
     if _is_pickled(head):  # vLLM would unpickle them
         lines.append(f"no *.safetensors: {head.name}; {SAVE_AS}")

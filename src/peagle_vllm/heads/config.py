@@ -12,8 +12,8 @@ config, and ``convert`` writes) and ``vllm_name``; then, with its name, into ``D
 tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeGuard
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from peagle_vllm.heads.files import SELECTOR, HeadError, TensorInfo, shown
 
@@ -151,31 +151,8 @@ def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInf
         fields["fc_norm"] = True
     if is_speculators(config) and config.get(SELECTOR) is not None:
         fields[SELECTOR] = config[SELECTOR]
-    return fields | _layer_fields(stock)
-
-
-def _layer_fields(stock: Config) -> dict[str, Any]:
-    """What vLLM's layers need to find under one name and as one value, where the config says it otherwise."""
-    fields: dict[str, Any] = {}
-    if stock.get("hidden_act") is None:  # transformers defaults it for a flat config, nobody for a nested one
+    if stock.get("hidden_act") is None:
         fields["hidden_act"] = stock.get("hidden_activation") or "silu"
-    rope = stock.get("rope_parameters") or stock.get("rope_scaling")
-    if not isinstance(rope, dict):
-        return fields
-    by_type = {name: value for name, value in rope.items() if isinstance(value, dict)}
-    layer_types = stock.get("layer_types") or ["full_attention"]
-    types = {str(name) for name in layer_types} if isinstance(layer_types, list) else set()
-    if by_type and len(types) == 1:
-        rope = by_type.get(types.pop(), rope)
-    if not by_type and "mrope_section" not in rope:
-        return fields
-    # A text's positions are the same in every section of M-RoPE, so that plain RoPE is the same for it.
-    plain = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
-    theta = plain.get("rope_theta") or stock.get("rope_theta")
-    if not any(isinstance(value, dict) for value in plain.values()) and theta is not None:
-        kind = plain.pop("type", plain.pop("rope_type", "default"))
-        kind = "default" if kind == "mrope" else kind
-        fields["rope_parameters"] = plain | {"rope_type": kind, "rope_theta": theta}
     return fields
 
 
@@ -275,3 +252,15 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 def is_size(value: object) -> TypeGuard[int]:
     return is_whole(value) and 0 < value < 2**31
+
+
+class Kind(NamedTuple):
+    """The values that a field can have: whether one fits, and what it needs to be."""
+
+    fits: Callable[[Any], bool]
+    needs: str
+
+
+SIZE = Kind(is_size, "a whole number above 0")
+POSITIVE = Kind(lambda v: type(v) in (int, float) and 0 < v < 1e30, "a number above 0")  # NaN is none
+FLAG = Kind(lambda v: isinstance(v, bool), "true or false")  # vLLM takes "false" for true

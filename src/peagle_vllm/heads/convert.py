@@ -15,8 +15,10 @@ import numpy as np
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
+from peagle_vllm.heads.fields import rope_of_head, windows
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
+from peagle_vllm.heads.rope import BESIDE
 from peagle_vllm.heads.target import Target
 
 Format = Literal["vllm", "speculators"]
@@ -30,6 +32,8 @@ OWN_FIELDS = (  # of a head, beside the layers'
     *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
     *("target_hidden_size", SELECTOR),
 )
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", *(name for names in BESIDE.values() for name in names))
+WINDOW_FIELDS = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
 OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
 
 
@@ -189,17 +193,19 @@ def config_for(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
 
 def _layer_fields(head: Head) -> dict[str, Any]:
     """The decoder layers' fields, with what transformers would fill in; nothing of any format."""
-    left_out = {*MASK_KEYS, *OF_A_FORMAT, *OWN_FIELDS}
-    served = {key: value for key, value in head.served.items() if key not in left_out}
+    left_out = {*MASK_KEYS, *OF_A_FORMAT, *OWN_FIELDS, *ROPE_FIELDS, *WINDOW_FIELDS}
+    served = {key: value for key, value in head.served.items() if key not in left_out and value is not None}
     model_type = str(served.setdefault("model_type", head.family))
     fields = {**DEFAULTS, "max_position_embeddings": DEFAULT_POSITIONS.get(model_type, 2048), **served}
     fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
     fields["head_dim"] = head.head_dim
-    if not any(fields.get(key) for key in ("rope_parameters", "rope_theta")):
-        fields["rope_theta"] = 10000.0
-    # transformers ignores the window of a flat Qwen3 config without use_sliding_window.
-    if model_type == "qwen3" and not head.is_speculators and not fields.get("use_sliding_window"):
-        return {key: value for key, value in fields.items() if key not in ("layer_types", "sliding_window")}
+    fields["rope_parameters"] = rope_of_head(head)
+    fields["rope_theta"] = fields["rope_parameters"]["rope_theta"]  # where transformers before 5 looks for it
+    layer_types, window = windows(head)
+    if window:
+        fields |= {"layer_types": layer_types, "sliding_window": window}
+        if model_type == "qwen3":
+            fields |= {"use_sliding_window": True}  # else transformers ignores the window of a flat config
     return fields
 
 

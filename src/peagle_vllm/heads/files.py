@@ -151,9 +151,9 @@ def path_fault(model: str, revision: str | None = None) -> str | None:
 
 def download(model: str, revision: str | None = None) -> Path:
     """The folder of a head with its weights, fetched from the hub if necessary. Raises HeadError if that fails."""
-    found = find(model, revision)
-    if isinstance(found, Path):
-        return found
+    source = find(model, revision)
+    if isinstance(source, Path):
+        return source
     try:
         import huggingface_hub as hub
 
@@ -247,10 +247,10 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """safetensors and vLLM take the last of two entries with one name, whatever shape the first one claims."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("its header names something twice")
-    return found
+    return entries
 
 
 def read_pieces(folder: Path, info: TensorInfo) -> Iterator[bytes]:

@@ -43,16 +43,16 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
     Raises:
         HeadError: it is not one; the line names the field.
     """
-    found = config.get(SELECTOR)
-    if found is None:
+    stated = config.get(SELECTOR)
+    if stated is None:
         return None
-    if not isinstance(found, Mapping):
-        raise HeadError(f"{SELECTOR} is {shown(found)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
+    if not isinstance(stated, Mapping):
+        raise HeadError(f"{SELECTOR} is {shown(stated)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
     for field in ("selector_rank", "selector_top_k"):
-        if type(found.get(field)) is not int or not 1 <= found[field] <= MOST:
-            what = f"{SELECTOR}.{field} is {shown(found.get(field))}, needs 1 to {MOST}"
+        if type(stated.get(field)) is not int or not 1 <= stated[field] <= MOST:
+            what = f"{SELECTOR}.{field} is {shown(stated.get(field))}, needs 1 to {MOST}"
             raise HeadError(f"{what}: {file}; {SHARPEN_AGAIN}")
-    return SelectorConfig(found["selector_rank"], found["selector_top_k"], str(found.get("head_hash")))
+    return SelectorConfig(stated["selector_rank"], stated["selector_top_k"], str(stated.get("head_hash")))
 
 
 def selector_shapes(
@@ -115,16 +115,16 @@ def selector_faults(head: Head) -> Iterator[str]:
         if info is None and name != PROJECTION:
             yield f"{SELECTOR} needs {name}, which is missing: {place}; {SHARPEN_AGAIN}"
         elif info is not None and (not _fits(name, info.shape, shape) or info.dtype not in FLOATS):
-            found = f"{info.dtype} {list(info.shape)}"
-            yield f"{name} is {found}, this head needs floats {list(shape)}: {place}; {SHARPEN_AGAIN}"
+            what = f"{name} is {info.dtype} {list(info.shape)}, this head needs floats {list(shape)}"
+            yield f"{what}: {place}; {SHARPEN_AGAIN}"
     scales = {name: tensors[name].shape for name in (EDGE_SCALE, UNARY_SCALE) if name in tensors}
     if len(set(scales.values())) > 1 or any(len(shape) != 1 or not shape[0] for shape in scales.values()):
-        found = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
-        yield f"{found}, needs one number a position: {place}; {SHARPEN_AGAIN}"
+        stated = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
+        yield f"{stated}, needs one number a position: {place}; {SHARPEN_AGAIN}"
     if selector_config.selector_top_k > head.draft_vocab_size:
         what = f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}"
         yield f"{what}, the draft vocabulary has {head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
-    if selector_config.head_hash != (own := head_hash(head)):
-        which = f"another head (hash {selector_config.head_hash}, this one's is {own})"
+    if selector_config.head_hash != (actual := head_hash(head)):
+        which = f"another head (hash {selector_config.head_hash}, this one's is {actual})"
         mend = f"sharpen this head, or remove {SELECTOR} from its config.json"
         yield f"the candidate selector was fitted to {which}: {place}; {mend}"

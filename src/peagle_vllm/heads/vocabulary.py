@@ -24,11 +24,13 @@ def prefix_fault(head: Head, target: Target, tokens: dict[int, Token]) -> str | 
     Args:
         tokens: of the target's tokenizer. Without any, nothing is known.
     """
-    own = read_tokens(head.name) if head.folder else {}
+    head_tokens = read_tokens(head.name) if head.folder else {}
     for i, token in tokens.items():
-        if own and i < head.vocab_size and i in own and own[i].text != token.text:
-            return f"token {i} is {own[i].text!r} in the head's tokenizer.json and {token.text!r} in {target.name}"
-        if not own and i >= head.vocab_size and token.kind == "ordinary":
+        if head_tokens and i < head.vocab_size and i in head_tokens and head_tokens[i].text != token.text:
+            return (
+                f"token {i} is {head_tokens[i].text!r} in the head's tokenizer.json and {token.text!r} in {target.name}"
+            )
+        if not head_tokens and i >= head.vocab_size and token.kind == "ordinary":
             return f"token {i} of {target.name}, {token.text!r}, was not added to the head's tokens"
     mask = find_token(tokens, head.mask_token_id)
     if mask and mask.kind in ("in use", "ordinary"):
@@ -43,11 +45,11 @@ def serve_larger_target(draft: Any, vocab_size: int) -> None:
         draft: the head's ``ModelConfig``, changed in place.
     """
     hf_config = draft.hf_config
-    own = hf_config.vocab_size
-    if own >= vocab_size:
+    size = hf_config.vocab_size
+    if size >= vocab_size:
         return
-    setattr(hf_config, OWN_VOCAB, own)
-    hf_config.draft_vocab_size = getattr(hf_config, "draft_vocab_size", None) or own
+    setattr(hf_config, OWN_VOCAB, size)
+    hf_config.draft_vocab_size = getattr(hf_config, "draft_vocab_size", None) or size
     hf_config.vocab_size = draft.model_arch_config.vocab_size = vocab_size
 
 
@@ -60,11 +62,11 @@ def with_all_rows(
     weights: "Iterable[tuple[str, torch.Tensor]]", hf_config: Any
 ) -> "Iterator[tuple[str, torch.Tensor]]":
     """The same (name, tensor) pairs, with rows of zeros for the target's tokens that the head does not have."""
-    own = getattr(hf_config, OWN_VOCAB, None)
+    size = getattr(hf_config, OWN_VOCAB, None)
     for name, tensor in weights:
-        if name in BY_TARGET_ID and len(tensor) == own:
+        if name in BY_TARGET_ID and len(tensor) == size:
             whole = tensor.new_zeros(hf_config.vocab_size, *tensor.shape[1:])
-            whole[:own] = tensor
+            whole[:size] = tensor
             yield name, whole
         else:
             yield name, tensor

@@ -37,11 +37,11 @@ def extended_sizes(sizes: list[int], num_k: int, max_num_seqs: int, max_num_toke
     Request counts go in vLLM's own steps, so that the number of graphs stays comparable. New sizes are multiples of
     K+1: where the target has full graphs of decode batches, vLLM pads to no other.
     """
-    own, step = max(sizes), num_k + 1
-    ceiling = min(own + num_k * max_num_seqs, max_num_tokens) // step * step
+    largest, step = max(sizes), num_k + 1
+    ceiling = min(largest + num_k * max_num_seqs, max_num_tokens) // step * step
     counts = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs + 1, 16), max_num_seqs]
     drafts = {-(-2 * num_k * n // step) * step for n in counts if n <= max_num_seqs}
-    return sorted({*sizes, *(size for size in (*drafts, ceiling) if own < size <= ceiling)})
+    return sorted({*sizes, *(size for size in (*drafts, ceiling) if largest < size <= ceiling)})
 
 
 def install(module: ModuleType) -> None:

@@ -148,5 +148,5 @@ def _check_patch(source: Source, patch: Patch, builds: Sequence[Build], accepted
             moved.append(Moved(definition, known, found))
     status: Status = "holds"
     if moved:
-        status = "accepted" if patch.name in accepted and not any(each.found is None for each in moved) else "changed"
+        status = "accepted" if patch.name in accepted and all(change.found for change in moved) else "changed"
     return PatchReport(patch, status, tuple(moved))

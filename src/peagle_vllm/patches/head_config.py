@@ -1,66 +1,65 @@
-"""Gives vLLM the fields of a head's config that it does not read in the head's own dialect."""
+"""Gives vLLM a head's config as ``heads/fields.py`` reads it, whatever the head's own dialect."""
 
 import contextvars
-import functools
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from peagle_vllm.patches.ledger import Patch
-from peagle_vllm.patches.patching import wrap
 
 PATCH = Patch(
     name="head-config",
     runner="both",
-    why="Heads of NeMo and SpecForge carry architecture names that vLLM does not know; a speculators head's fc_norm, "
-    "the number of its aux hidden states, and aux layers inside eagle_config are not read everywhere. And a head's own "
-    "code would run where trust_remote_code is set for the target.",
-    delete_when="every head of tests/heads/writers.py has an empty Head.mapped and drafts correctly in stock vLLM",
+    why="vLLM does not know the architecture names of NeMo and SpecForge, nor a speculators head's fc_norm and number "
+    "of aux hidden states; it and transformers misread or reject values of fields that say nothing of the head; a "
+    "head's own code would run where trust_remote_code is set for the target.",
+    delete_when="tests/drafts/test_config_fields.py finds no value that vLLM misreads, and every head of "
+    "tests/heads/writers.py drafts correctly in stock vLLM",
     depends_on={
-        "vllm.config.speculative": ("SpeculativeConfig.compose_draft_hf_overrides",),
+        "vllm.transformers_utils.config": ("register_config_parser", "get_config_parser"),
         # How vLLM reads a head's config, which heads/config.py repeats.
         "vllm.transformers_utils.configs.eagle": ("EAGLEConfig.__init__",),
         "vllm.transformers_utils.configs.speculators.algos": ("update_eagle3", "update_peagle"),
         "vllm.transformers_utils.configs.speculators.base": (
+            "SpeculatorsConfig.__init__",
             "SpeculatorsConfig.extract_transformers_pre_trained_config",
         ),
     },
 )
 
-Override = Callable[[Any], Any]
+FORMAT = "peagle-head"  # vLLM's name of the parser
 
-_fields: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("peagle_head_fields", default=None)
+_fields: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("peagle_head_fields")
 
 
 @contextmanager
 def serving(fields: Mapping[str, Any], target: Any) -> Iterator[None]:
-    """Draft configs that are built meanwhile get ``fields`` (``Head.mapped``) on top of their own, and run no code.
+    """Draft configs that are built meanwhile have ``fields`` (``vllm_fields``), and run no code.
 
-    vLLM gives a draft model the ``trust_remote_code`` of its target (a ``ModelConfig``), which nobody said of the head.
+    vLLM gives a draft model the config format of its target (a ``ModelConfig``), and its ``trust_remote_code``, which
+    nobody said of the head.
     """
-    token = _fields.set(fields)
-    trusted, target.trust_remote_code = target.trust_remote_code, False
+    length = fields["max_position_embeddings"] or target.max_model_len
+    token = _fields.set({**fields, "max_position_embeddings": length})
+    before = target.config_format, target.trust_remote_code
+    target.config_format, target.trust_remote_code = FORMAT, False
     try:
         yield
     finally:
-        target.trust_remote_code = trusted
+        target.config_format, target.trust_remote_code = before
         _fields.reset(token)
 
 
-def with_fields(inner: Override, fields: Mapping[str, Any], hf_config: Any) -> Any:
-    """vLLM's own override, then ``fields``. A module's function, because a config is pickled on its way to workers."""
-    hf_config = inner(hf_config)
-    hf_config.update(dict(fields))
-    return hf_config
-
-
 def install(module: ModuleType) -> None:
-    config = module.SpeculativeConfig
+    from vllm.transformers_utils.config import register_config_parser
+    from vllm.transformers_utils.config_parser_base import ConfigParserBase
+    from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 
-    @wrap(config, "compose_draft_hf_overrides")
-    def compose_draft_hf_overrides(original: Any, *args: Any, **kwargs: Any) -> Override:
-        composed, fields = original(*args, **kwargs), _fields.get()
-        return functools.partial(with_fields, composed, dict(fields)) if fields else composed
-
-    config.compose_draft_hf_overrides = staticmethod(config.compose_draft_hf_overrides)
+    @register_config_parser(FORMAT)
+    class HeadConfigParser(ConfigParserBase):
+        def parse(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
+            """The fields, and vLLM's config of a head that is flat already."""
+            fields = copy.deepcopy(dict(_fields.get()))
+            return fields, SpeculatorsConfig(**fields)

@@ -3,21 +3,23 @@
 import functools
 import os
 from collections.abc import Callable
+from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm import lookup, patches
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.config import family_of
+from peagle_vllm.heads.config import family_of, is_size
+from peagle_vllm.heads.fields import vllm_fields
 from peagle_vllm.heads.files import HeadError, NotFoundError, find, one_line, path_fault
 from peagle_vllm.heads.head import Head, read_head
+from peagle_vllm.heads.rope import TRAINED_LENGTH
 from peagle_vllm.heads.target import Target
 from peagle_vllm.heads.vocabulary import serve_larger_target
 from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import (
-    TRAINED_DEPTH,
     RefusedError,
     is_peagle_spec,
     logger,
@@ -44,11 +46,33 @@ PATCH = Patch(
 )
 
 
+class Drafter(Enum):
+    """What the arguments of a ``SpeculativeConfig`` name."""
+
+    PEAGLE = "a P-EAGLE head"
+    UNKNOWN = "a model whose method vLLM finds"
+    OTHER = "another drafter, or a platform that vLLM does not know"
+
+
+def _named(
+    model: str | None = None,
+    method: str | None = None,
+    parallel_drafting: bool = False,
+    revision: str | None = None,
+    **others: Any,
+) -> Drafter:
+    if not (model and on_vllm_platform()):
+        return Drafter.OTHER
+    if parallel_drafting and (method == "eagle3" or (method is None and _carries_mask_hidden(model, revision))):
+        return Drafter.PEAGLE  # a head with mask_hidden has no other method; vLLM would guess from its name
+    return Drafter.OTHER if method else Drafter.UNKNOWN
+
+
 def install_speculative(module: ModuleType) -> None:
     @wrap(module.SpeculativeConfig, "__init__")
     def __init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         asked = kwargs.get(lookup.FIELD)
-        if asked is not None and _names_a_head(**kwargs):
+        if asked is not None and _named(**kwargs) is Drafter.PEAGLE:
             lookup.check_lookup(asked)
             del kwargs[lookup.FIELD]  # vLLM's field has no 0
         original(self, *args, **kwargs)
@@ -58,46 +82,36 @@ def install_speculative(module: ModuleType) -> None:
 
     @wrap(module.SpeculativeConfig, "__post_init__")
     def __post_init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        if self.model and self.target_model_config and self.parallel_drafting and on_vllm_platform():
+        named = _named(self.model, self.method, self.parallel_drafting, self.revision)
+        if named is Drafter.PEAGLE and self.target_model_config:
             # Before vLLM reads the head, because its own errors are about something else.
-            if self.method is None and _carries_mask_hidden(self.model, self.revision):
-                self.method = "eagle3"  # such a head has no other method; vLLM would guess from its name
-            if is_peagle_spec(self):
-                if line := path_fault(self.model, self.revision):
-                    raise RefusedError(line)  # vLLM would look for it on the hub
-                _check_head(self.model, self)
-                _read_config(original, self, *args, **kwargs)
-                _complete(self)
-                return
-        unnamed = self.method is None and not self.parallel_drafting and on_vllm_platform()
+            self.method = "eagle3"
+            if line := path_fault(self.model, self.revision):
+                raise RefusedError(line)  # vLLM would look for it on the hub
+            _check_head(self.model, self)
+            _read_config(original, self, *args, **kwargs)
+            _complete(self)
+            return
         try:
             original(self, *args, **kwargs)
         except Exception as error:
             # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
-            if unnamed and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, self.revision):  # noqa: PTH112
+            is_folder = named is Drafter.UNKNOWN and os.path.isdir(self.model)  # noqa: PTH112
+            if is_folder and not self.parallel_drafting and _carries_mask_hidden(self.model, self.revision):
                 raise _unnamed(self) from error
             raise
-        if self.draft_model_config is None or self.target_model_config is None:
-            return
-        is_other = self.method in ("draft_model", "eagle") and on_vllm_platform()
-        if is_other and _names_peagle(self.draft_model_config.hf_config):
-            raise _unnamed(self)
-        if self.parallel_drafting and is_peagle_spec(self):
-            _check_head(self.draft_model_config.model, self)  # vLLM found the method by itself
-            _complete(self)
+        if self.draft_model_config is not None and self.target_model_config is not None:
+            _check_found(self)
 
 
-def _names_a_head(
-    model: str | None = None,
-    method: str | None = None,
-    parallel_drafting: bool = False,
-    revision: str | None = None,
-    **others: Any,
-) -> bool:
-    """Whether these arguments of ``SpeculativeConfig`` are known to be those of a P-EAGLE head."""
-    if not (model and parallel_drafting and on_vllm_platform()):
-        return False
-    return method == "eagle3" or (method is None and _carries_mask_hidden(model, revision))
+def _check_found(spec: "SpeculativeConfig") -> None:
+    """Check a drafter whose config vLLM has read, and whose method it may have found by itself."""
+    is_other = spec.method in ("draft_model", "eagle") and on_vllm_platform()
+    if is_other and _names_peagle(spec.draft_model_config.hf_config):
+        raise _unnamed(spec)
+    if spec.parallel_drafting and is_peagle_spec(spec):
+        _check_head(spec.draft_model_config.model, spec)
+        _complete(spec)
 
 
 def _names_peagle(hf_config: Any) -> bool:
@@ -136,6 +150,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
         raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
+    _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
     _warn_of_refused_sampling(vllm_config.model_config)
     parallel = vllm_config.parallel_config
@@ -164,9 +179,20 @@ def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
         from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
         limits["the V1 model runner"] = MAX_SPEC_LEN
-    what, limit = min(limits.items(), key=lambda each: each[1])
+    what, limit = min(limits.items(), key=lambda item: item[1])
     if num_tokens > limit:
         raise RefusedError(f"num_speculative_tokens is {num_tokens}, and {what} allows {limit} at most; lower it")
+
+
+def _check_positions(draft: "ModelConfig", max_model_len: int) -> None:
+    """vLLM makes a yarn embedding as long as it was trained, and reads past its end for longer sequences."""
+    rope = getattr(draft.hf_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "yarn" and (num := int(rope["factor"] * rope[TRAINED_LENGTH])) < max_model_len:
+        what = f"factor {rope['factor']:g} x {TRAINED_LENGTH} {rope[TRAINED_LENGTH]} of rope_parameters"
+        raise RefusedError(
+            f"{what} gives the head {num} positions, max_model_len is {max_model_len}: {draft.model}/config.json; "
+            f"lower --max-model-len to {num}, or correct them"
+        )
 
 
 def _check_head(model: str, spec: "SpeculativeConfig") -> None:
@@ -205,10 +231,10 @@ def _warn_of_refused_sampling(target: "ModelConfig") -> None:
     """vLLM refuses a request for a parameter that its client never sent, where the target's defaults have it."""
     min_p = target.get_diff_sampling_param().get("min_p")
     if min_p:
-        of = target.model if target.generation_config in ("auto", "vllm") else target.generation_config
+        source = target.model if target.generation_config in ("auto", "vllm") else target.generation_config
         _warn_once(
-            f"generation_config.json of {of} (or --override-generation-config) sets min_p={min_p}, which vLLM refuses "
-            "with speculation: every sampled request that sends no min_p of its own ends in HTTP 400; "
+            f"generation_config.json of {source} (or --override-generation-config) sets min_p={min_p}, which vLLM "
+            "refuses with speculation: every sampled request that sends no min_p of its own ends in HTTP 400; "
             """add --override-generation-config '{"min_p": 0}'"""
         )
 
@@ -224,34 +250,38 @@ def _warn_once(line: str) -> None:
 
 
 def _read_config(original: Callable[..., None], spec: "SpeculativeConfig", *args: Any, **kwargs: Any) -> None:
-    """Let vLLM read the head's config, with what it does not find by itself."""
+    """Give vLLM the config that it needs for the head, where its files are known."""
     head = _read(spec.model, spec.revision)
-    with head_config.serving(head.mapped if isinstance(head, Head) else {}, spec.target_model_config):
+    if not isinstance(head, Head):
+        original(spec, *args, **kwargs)
+        return
+    fields = vllm_fields(head)
+    if spec.num_speculative_tokens is None and is_size(n_predict := head.served.get("n_predict")):
+        fields["n_predict"] = n_predict  # of a stated number vLLM would want a multiple of it
+    with head_config.serving(fields, spec.target_model_config):
         try:
             original(spec, *args, **kwargs)
         except RefusedError:
             raise
         except Exception as error:
-            if spec.draft_model_config is not None or not isinstance(head, Head):
-                raise  # not about the head's config, or not known to be
+            if spec.draft_model_config is not None:
+                raise  # not about the head's config
             raise RefusedError(
                 f"vLLM cannot take the head's config ({one_line(error)}): {head.config_file}; correct it"
             ) from error
+    spec.draft_model_config.config_format = spec.target_model_config.config_format
 
 
 def _complete(spec: "SpeculativeConfig") -> None:
-    """Put the trained depth where other processes find it, without the head's files.
+    """Put on a head's config what is the target's, a larger vocabulary.
 
-    And aux layers that stand inside ``eagle_config`` where both runners look, for heads not read by us. And what is
-    the target's: the length of the rotary embedding, which vLLM only corrects, and a larger vocabulary.
+    And of a head whose files vLLM alone knows, what it does not look for everywhere: aux layers that stand inside
+    ``eagle_config``, and the length of the rotary embedding, which it only corrects.
     """
     hf_config = spec.draft_model_config.hf_config
     serve_larger_target(spec.draft_model_config, spec.target_model_config.get_vocab_size())
     if getattr(hf_config, "max_position_embeddings", None) is None:
         hf_config.max_position_embeddings = spec.target_model_config.max_model_len
-    head = _read(spec.draft_model_config.model, spec.revision)
-    if isinstance(head, Head) and head.trained_depth:
-        setattr(hf_config, TRAINED_DEPTH, head.trained_depth)
     nested = getattr(hf_config, "eagle_config", None) or {}
     named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
     if named and not getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):

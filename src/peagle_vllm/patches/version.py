@@ -76,10 +76,17 @@ def _holds_vllm(root: Traversable) -> bool:
 
 def _install(root: Traversable) -> VllmInstall:
     stated = root.joinpath("vllm/_version.py")
-    found = _VERSION_LINE.search(stated.read_text(encoding="utf-8")) if stated.is_file() else None
+    match = _VERSION_LINE.search(stated.read_text(encoding="utf-8")) if stated.is_file() else None
     # An editable install's metadata does not list vllm/, and a plugin's (vllm_something-1.0.dist-info) lists its own.
-    candidates = (each for each in distributions(path=[str(root).rstrip("/")]) if each.read_text("METADATA"))
-    vllms = (each for each in candidates if each.name.startswith("vllm"))
-    owner = next((each for each in vllms if "vllm/__init__.py," in (each.read_text("RECORD") or "")), None)
-    version = found.group(1) if found else owner.version if owner else _UNKNOWN
+    candidates = (
+        distribution
+        for distribution in distributions(path=[str(root).rstrip("/")])
+        if distribution.read_text("METADATA")
+    )
+    vllms = (distribution for distribution in candidates if distribution.name.startswith("vllm"))
+    owner = next(
+        (distribution for distribution in vllms if "vllm/__init__.py," in (distribution.read_text("RECORD") or "")),
+        None,
+    )
+    version = match.group(1) if match else owner.version if owner else _UNKNOWN
     return VllmInstall(root, version, owner.name if owner else _UNKNOWN)

@@ -8,7 +8,6 @@ import pickle
 from pathlib import Path
 
 import pytest
-from transformers import PretrainedConfig
 
 from peagle_vllm import lookup
 from peagle_vllm.lookup import prompt_lookup_min
@@ -201,17 +200,23 @@ def nemo(target: Path, folder: Path) -> Path:
 
 
 def test_what_serving_maps_reaches_other_processes(target: Path, tmp_path: Path):
-    """The draft config is pickled on its way to engine and workers, and read anew from its overrides there."""
+    """The draft config is pickled on its way to engine and workers."""
     draft = configure(target, nemo(target, tmp_path / "nemo")).speculative_config.draft_model_config
-    assert draft.hf_config.architectures == ["LlamaForCausalLMEagle3"]
-    overrides = pickle.loads(pickle.dumps(draft.hf_overrides))
-    assert overrides(PretrainedConfig(architectures=["x"])).architectures == ["LlamaForCausalLMEagle3"]
+    assert pickle.loads(pickle.dumps(draft)).hf_config.architectures == ["LlamaForCausalLMEagle3"]
+
+
+def test_a_yarn_embedding_that_is_too_short(target: Path, head: Path):
+    yarn = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+    edit_config(head, lambda c: c["transformer_layer_config"].update(rope_parameters=yarn))
+    line = refusal(target, head, engine_max_model_len=129)
+    assert "gives the head 128 positions, max_model_len is 129" in line and "lower --max-model-len to 128" in line
+    configure(target, head, engine_max_model_len=128)
 
 
 def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A fault that our checks let pass: vLLM's page of text becomes a line that names the head's config."""
     head = nemo(target, tmp_path / "nemo")
-    edit_config(head, lambda c: c.update(model_type="nobody_knows_it"))
+    edit_config(head, lambda c: c.update(quantization_config={"quant_method": "nobody_knows_it"}))
     monkeypatch.setattr(validation, "_check_head", lambda *_: None)
     line = refusal(target, head)
     assert "vLLM cannot take the head's config (" in line and f"{head}/config.json" in line

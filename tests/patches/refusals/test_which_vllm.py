@@ -30,9 +30,9 @@ def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("version", ["0.34.0.dev361+gabcdef", "unknown"])
 def test_a_vllm_of_another_number_is_served(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, version: str):
     """What it calls itself decides nothing, and its distribution is no matter either."""
-    found = versions.find_vllm()
-    assert found is not None
-    nightly = replace(found, version=version, distribution="unknown")
+    installed = versions.find_vllm()
+    assert installed is not None
+    nightly = replace(installed, version=version, distribution="unknown")
     monkeypatch.setattr(versions, "find_vllm", lambda: nightly)
     assert configure(target, head).speculative_config.parallel_drafting
 
@@ -52,8 +52,8 @@ def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_moved_patch(target: Path, head: Path):
     """P-EAGLE is refused by name; the same target without it is configured as ever."""
     line = refusal(target, head)
-    assert "differs from what peagle-vllm was checked against at the patches proposer, cpu-sampling" in line
-    assert "PEAGLE_VLLM_ACCEPT=proposer,cpu-sampling serves it all the same" in line
+    assert "differs from what peagle-vllm was checked against at the patches v1-proposer, cpu-sampling" in line
+    assert "PEAGLE_VLLM_ACCEPT=v1-proposer,cpu-sampling serves it all the same" in line
 
     from vllm.engine.arg_utils import EngineArgs
 
@@ -62,13 +62,13 @@ def test_a_moved_patch(target: Path, head: Path):
 
 @pytest.mark.usefixtures("moved")
 def test_a_moved_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
-    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "proposer")
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "v1-proposer")
     assert "at the patch cpu-sampling;" in refusal(target, head)
-    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, proposer,gate")
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, v1-proposer,gate")
     for _ in range(2):
         assert configure(target, head).speculative_config.parallel_drafting
     (warning,) = warned("PEAGLE_VLLM_ACCEPT")
-    assert "at the patches proposer, cpu-sampling" in warning and "gate" not in warning
+    assert "at the patches v1-proposer, cpu-sampling" in warning and "gate" not in warning
 
 
 @pytest.mark.usefixtures("a_new_start")

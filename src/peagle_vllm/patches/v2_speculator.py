@@ -11,7 +11,7 @@ from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
-    name="speculator",
+    name="v2-speculator",
     runner="V2",
     why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
     delete_when="init_speculator takes a speculator class from a plugin, and propose gets top-k and top-p (PR 56724)",

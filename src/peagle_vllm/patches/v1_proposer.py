@@ -7,7 +7,7 @@ from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
-    name="proposer",
+    name="v1-proposer",
     runner="V1",
     why="An EagleProposer made for a P-EAGLE head becomes a ParallelEagleProposer; as a subclass it passes "
     "every isinstance check of the runner.",

@@ -1,0 +1,66 @@
+"""The fields that vLLM is given for a head, where a config states one thing in several places."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peagle_vllm.heads.convert import convert
+from peagle_vllm.heads.fields import field_faults, vllm_fields
+from peagle_vllm.heads.head import read_head
+from tests.heads.writers import SERVED
+
+LINEAR = {"rope_type": "linear", "factor": 4}
+
+
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+@pytest.mark.parametrize(
+    ("name", "layers", "rope"),
+    [
+        ("speculators-llama", {"rope_scaling": {"rope_type": "default"}, "rope_parameters": LINEAR}, "linear"),
+        ("vllm-llama", {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default"}}, "linear"),
+        ("speculators-llama", {"rope_scaling": LINEAR}, "linear"),
+        ("vllm-llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 1, "alpha": 1000.0}}, "dynamic"),
+        ("vllm-llama", {"rotary_emb_base": 5e5}, "default"),
+        ("vllm-llama", {"model_type": "qwen2", "rope_parameters": {"rope_type": "default"}}, "default"),
+        ("vllm-qwen3", {"max_window_layers": 0, "sliding_window": 4, "use_sliding_window": True}, "default"),
+    ],
+)
+def test_a_copy_means_the_same(name: str, layers: dict[str, Any], rope: str, to: str, tmp_path: Path):
+    head = SERVED[name]()
+    if "rotary_emb_base" in layers:
+        head.layer_config.pop("rope_theta", None)
+    head.layer_config.update(layers)
+    (tmp_path / "copy").mkdir()
+    source = read_head(head.save(tmp_path / "head"))
+    assert not list(field_faults(source))
+    fields = vllm_fields(source)
+    assert fields["rope_parameters"]["rope_type"] == rope
+    assert fields["rope_parameters"]["rope_theta"] == layers.get("rotary_emb_base", 10000.0)
+    convert(source, tmp_path / "copy", to, None)
+    copied = vllm_fields(read_head(tmp_path / "copy"))
+    same = ("rope_parameters", "layer_types", "sliding_window")
+    assert {key: copied[key] for key in same} == {key: fields[key] for key in same}
+
+
+@pytest.mark.parametrize("dialect", ["vllm-llama", "speculators-llama"])
+def test_theta_of_the_other_object(dialect: str, tmp_path: Path):
+    head = SERVED[dialect]()
+    head.layer_config.pop("rope_theta", None)
+    head.layer_config.update(rope_scaling=LINEAR, rope_parameters={"rope_theta": 5e5, **LINEAR})
+    assert vllm_fields(read_head(head.save(tmp_path)))["rope_parameters"]["rope_theta"] == 5e5
+
+
+@pytest.mark.parametrize(
+    ("rope", "needs"),
+    [
+        ({"factor": 0.5}, "rope_parameters.factor is 0.5, needs a number from 1 to 10,000"),
+        ({"rope_theta": 1}, "rope_parameters.rope_theta is 1, needs a number above 1"),
+        ({"mscale": 10**400}, "needs a number from 0"),
+    ],
+)
+def test_numbers_that_vllm_cannot_compute_with(rope: dict[str, Any], needs: str, tmp_path: Path):
+    head = SERVED["speculators-llama"]()
+    head.layer_config["rope_parameters"] = {"rope_theta": 1e4, **LINEAR, **rope}
+    (line,) = field_faults(read_head(head.save(tmp_path)))
+    assert needs in line
