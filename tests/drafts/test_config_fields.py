@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peagle_vllm.heads.checks import check
-from peagle_vllm.heads.fields import METHODS
+from peagle_vllm.heads.fields import QUANTIZATION
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, read_target
@@ -113,4 +113,4 @@ def test_quantization_methods():
     """vLLM knows all that a head's config may name."""
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
-    assert {method.replace("_", "-") for method in METHODS} <= {name.replace("_", "-") for name in QUANTIZATION_METHODS}
+    assert {method.replace("_tensors", "-tensors") for method in QUANTIZATION} <= set(QUANTIZATION_METHODS)
