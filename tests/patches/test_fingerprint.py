@@ -1,4 +1,4 @@
-"""The verdict on a vLLM: holds, moved, accepted, not needed; and which release it looks like."""
+"""The verdict on a vLLM: holds, changed, accepted, not needed; and which release it looks like."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def test_status(tmp_path: Path, text: str | None, status: Status) -> None:
     report = verdict(tmp_path, text)
     assert [result.status for result in report.results] == [status]
     assert report.ok is (status != "changed")
-    assert [bool(result.moved) for result in report.results] == [status == "changed"]
+    assert [bool(result.changed) for result in report.results] == [status == "changed"]
 
 
 def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:
@@ -96,18 +96,18 @@ def two_patches(tmp_path: Path, a: str, b: str, version: str = "0.40.0", accepte
 )
 def test_it_is_like_one_minor_version(tmp_path: Path, words: tuple, version: str, minor: str, num_moved: int) -> None:
     report = two_patches(tmp_path, *words, version)
-    assert (report.compared_with, len(report.moved), report.ok) == (minor, num_moved, not num_moved)
+    assert (report.compared_with, len(report.changed), report.ok) == (minor, num_moved, not num_moved)
 
 
 def test_a_moved_patch_is_let_in_by_name(tmp_path: Path) -> None:
     report = two_patches(tmp_path / "1", "new", "other", accepted=("b",))
     assert (report.ok, report.compared_with) == (True, "0.33")
     assert [(result.patch.name, result.status) for result in report.results] == [("a", "holds"), ("b", "accepted")]
-    assert [change.definition.qualname for result in report.accepted for change in result.moved] == ["b"]
+    assert [change.definition.qualname for result in report.accepted for change in result.changed] == ["b"]
     report = two_patches(tmp_path / "2", "other", "other", accepted=("b",))
-    assert [result.patch.name for result in report.moved] == ["a"]
+    assert [result.patch.name for result in report.changed] == ["a"]
     report = two_patches(tmp_path / "3", "old", "new", accepted=("b",))
-    assert (report.ok, report.compared_with) == (True, "0.32")  # for 0.33 it would be "a" that moved
+    assert (report.ok, report.compared_with) == (True, "0.32")  # for 0.33 it would be "a" that changed
     assert two_patches(tmp_path / "4", "new", "new", accepted=("b",)).accepted == ()
 
 
@@ -125,7 +125,9 @@ def test_patches_are_accepted_by_the_names_that_are_printed() -> None:
 @pytest.mark.parametrize("release", [installed, next_release], ids=["installed", "next"])
 def test_the_patches_fit_vllm(release: Callable[[], VllmInstall]) -> None:
     report = check(release())
-    assert report.ok, [moved.definition.path + " " + moved.change for result in report.moved for moved in result.moved]
+    assert report.ok, [
+        change.definition.path + " " + change.change for result in report.changed for change in result.changed
+    ]
     assert {result.status for result in report.results} == {"holds"}
     assert report.compared_with == report.install.minor
 

@@ -93,8 +93,8 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
     if environment.platform:
         return Runner("out-of-tree", f"{environment.platform} brings workers of its own, which the plugin leaves alone")
-    if report.moved:
-        return Runner("refused", report.differs(report.moved))
+    if report.changed:
+        return Runner("refused", report.differs(report.changed))
     if environment.device is None:
         return Runner("none", "no accelerator is visible, and this is not a CPU build of vLLM")
     if forced == "invalid":
@@ -175,8 +175,8 @@ def as_dict(report: Report | None, environment: Environment | None) -> dict[str,
                 "runner": result.patch.runner,
                 "status": result.status,
                 "changed": [
-                    {"definition": change.definition.path, "recorded": change.recorded, "found": change.found}
-                    for change in result.moved
+                    {"definition": change.definition.path, "recorded": change.recorded, "actual": change.digest}
+                    for change in result.changed
                 ],
             }
             for result in report.results
@@ -204,7 +204,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         fact("vLLM", "not installed", "bold red")
     else:
         fact("vLLM", f"{report.install.version} ({report.install.distribution})")
-        changed = sum(len(result.moved) for result in report.results)
+        changed = sum(len(result.changed) for result in report.results)
         but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
         other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
         fact("looks like", f"{report.compared_with}{but}{other}", "" if report.ok else "bold red")
@@ -233,10 +233,10 @@ def _show_patches(console: Console, report: Report) -> None:
         table.add_row(result.patch.name, result.patch.runner, str(len(result.patch.definitions)), state)
     console.print()
     console.print(table)
-    for result in (*report.moved, *report.accepted):
+    for result in (*report.changed, *report.accepted):
         accepted = f", accepted by {ACCEPT}" if result.status == "accepted" else ""
-        console.print(f"\n{result.patch.name}: {len(result.moved)} changed{accepted}", style="bold")
-        for module, group in groupby(result.moved, key=lambda change: change.definition.module):
+        console.print(f"\n{result.patch.name}: {len(result.changed)} changed{accepted}", style="bold")
+        for module, group in groupby(result.changed, key=lambda change: change.definition.module):
             console.print(f"  {module}", highlight=False)
             for change in group:
                 console.print(f"    {change.definition.qualname}  {change.change}", highlight=False)

@@ -1,4 +1,4 @@
-"""What is wrong with a head's config beside its layers' fields (``fields.field_faults``): its class, its mask token."""
+"""What is wrong with the class or the mask token of a head's config; ``fields.field_faults`` has the layers' fields."""
 
 from collections.abc import Iterator
 
@@ -22,13 +22,13 @@ def check_architecture(head: Head) -> Iterator[str]:
 
 def check_mask_token(head: Head) -> Iterator[str]:
     token, key, file = head.mask_token_id, head.mask_token_key, head.config_file
-    mend = "set it to the id the head was trained with"
+    remedy = "set it to the id the head was trained with"
     if token is None:
-        beside = ' beside "speculators_model_type": "peagle"' if head.is_speculators else ""
+        also = ' next to "speculators_model_type": "peagle"' if head.is_speculators else ""
         what = f"no mask token id ({key} is null)" if key else "no mask token id"
-        add = f'add "mask_token_id" with the id that the head was trained with{beside}'
+        add = f'add "mask_token_id" with the id that the head was trained with{also}'
         yield f"{what}: {file}; {add}, or give it to peagle-vllm convert --mask-token-id"
     elif not is_whole(token):
-        yield f"{key} is {shown(token)}, needs a whole number: {file}; {mend}"
+        yield f"{key} is {shown(token)}, needs a whole number: {file}; {remedy}"
     elif not 0 <= token < head.vocab_size:
-        yield f"{key} is {shown(token)}, outside the vocabulary of {head.vocab_size} tokens: {file}; {mend}"
+        yield f"{key} is {shown(token)}, outside the vocabulary of {head.vocab_size} tokens: {file}; {remedy}"

@@ -53,21 +53,21 @@ def check_fc(head: Head) -> Iterator[str]:
         yield f'{what}: {head.layer_place}; set "num_aux_hidden_states": {count} there'
         return
     sizes = f"hidden size, {head.num_aux} aux layers x target hidden size {width}"
-    mend = "correct the sizes in config.json, or use the head that was trained for this target"
-    yield f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({sizes}): {head.file_of('fc.weight')}; {mend}"
+    remedy = "correct the sizes in config.json, or use the head that was trained for this target"
+    yield f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({sizes}): {head.file_of('fc.weight')}; {remedy}"
 
 
 def check_mask_hidden(head: Head) -> Iterator[str]:
     file, info = head.file_of("mask_hidden"), head.tensors.get("mask_hidden")
     if info is None:
-        mend = f'{AGAIN}, or remove "parallel_drafting": true from the speculative config'
-        yield f"mask_hidden is missing: {file}; {mend}"
+        remedy = f'{AGAIN}, or remove "parallel_drafting": true from the speculative config'
+        yield f"mask_hidden is missing: {file}; {remedy}"
         return
     width, count, hidden_size = info.num_elements, head.aux_needed, head.target_hidden_size
     if width != count * hidden_size:
         needed = f"{count} x {hidden_size} = {count * hidden_size} (aux layers x target hidden size)"
-        mend = "use the head that was trained for this target, or correct the sizes in config.json"
-        yield f"mask_hidden is {width} wide, needs {needed}: {file}; {mend}"
+        remedy = "use the head that was trained for this target, or correct the sizes in config.json"
+        yield f"mask_hidden is {width} wide, needs {needed}: {file}; {remedy}"
     elif info.dtype not in FLOATS:
         yield f"mask_hidden is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
     else:
@@ -188,9 +188,9 @@ def _has_nan(head: Head, name: str) -> bool:
     return head.folder is not None and not all(is_finite(raw, info.dtype) for raw in read_pieces(head.folder, info))
 
 
-def _first_of(head: Head, faults: Mapping[str, str], mend: str) -> Iterator[str]:
+def _first_of(head: Head, faults: Mapping[str, str], remedy: str) -> Iterator[str]:
     """A line with the fault of the first tensor or module, which counts the others; none without faults."""
     for name, what in list(faults.items())[:1]:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         in_file = head.tensors[name].name if name in head.tensors else name
-        yield f"{in_file} {what}{more}: {head.file_of(name)}; {mend}"
+        yield f"{in_file} {what}{more}: {head.file_of(name)}; {remedy}"

@@ -23,7 +23,7 @@ SAVE_AS = "pickled weights are never read; save them as *.safetensors"
 
 @dataclass(frozen=True)
 class Problem:
-    """One line for the user: what is wrong, where, how to mend it. A warning does not stop serving."""
+    """One line for the user: what is wrong, where, how to correct it. A warning does not stop serving."""
 
     line: str
     severity: Literal["error", "warning"] = "error"
@@ -65,8 +65,8 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
         return [Problem(f"{head.name} {NO_HEAD}")]
     if head.kind == "eagle3" and parallel:
         what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps)"
-        mend = 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
-        return [Problem(f"{what}: it has neither mask_hidden nor a mask token id; {mend}")]
+        remedy = 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
+        return [Problem(f"{what}: it has neither mask_hidden nor a mask token id; {remedy}")]
     if head.kind == "eagle3" and head.family is None:
         what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
@@ -106,8 +106,8 @@ def check_pair(
     depth, num_k = head.trained_depth, num_speculative_tokens
     if head.kind == "peagle" and depth and num_k and num_k > depth:
         what = f"num_speculative_tokens is {num_k}, and {head.name} was trained {depth} deep"
-        mend = f"drafts beyond that are rarely accepted; set it to {depth} or less"
-        problems.append(Problem(f"{what}: {mend}", "warning"))
+        remedy = f"drafts beyond that are rarely accepted; set it to {depth} or less"
+        problems.append(Problem(f"{what}: {remedy}", "warning"))
     if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
         problems += [*(Problem(line) for line in _sizes(head, target)), *_vocabulary(head, target)]
         problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
@@ -151,8 +151,8 @@ def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     else:
         return
     what = f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}"
-    mend = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
-    yield Problem(f"{what}, {list(default)}, {fault}: {head.config_file}; {mend}")
+    remedy = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
+    yield Problem(f"{what}, {list(default)}, {fault}: {head.config_file}; {remedy}")
 
 
 def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
@@ -173,8 +173,8 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     if ids == [i - 1 for i in default]:
         what = f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}"
         counted = "SpecForge and SGLang count the layer whose output is read, vLLM the one whose input"
-        mend = "add one to each if the head was trained so (peagle-vllm diagnose tries it)"
-        yield Problem(f"{what}; {counted}: {mend}", "warning")
+        remedy = "add one to each if the head was trained so (peagle-vllm diagnose tries it)"
+        yield Problem(f"{what}; {counted}: {remedy}", "warning")
     if ids != sorted(ids):
         what = f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order"
         yield Problem(f"{what}: {file}; drafts are poor if the head was trained on the order named", "warning")

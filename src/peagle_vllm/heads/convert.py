@@ -18,7 +18,7 @@ from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
 from peagle_vllm.heads.fields import rope_of_head, windows
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
-from peagle_vllm.heads.rope import BESIDE
+from peagle_vllm.heads.rope import ELSEWHERE
 from peagle_vllm.heads.target import Target
 
 Format = Literal["vllm", "speculators"]
@@ -27,12 +27,12 @@ MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_
 # transformers fills these in for a flat config; a speculators config must state them.
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
 DEFAULT_POSITIONS = {"qwen3": 32768}
-OWN_FIELDS = (  # of a head, beside the layers'
+OWN_FIELDS = (  # of a head, not of its layers
     *("draft_vocab_size", AUX_KEY, "eagle_config", "fc_norm", "mask_token_id", "norm_before_fc"),
     *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
     *("target_hidden_size", SELECTOR),
 )
-ROPE_FIELDS = ("rope_parameters", "rope_scaling", *(name for names in BESIDE.values() for name in names))
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", *(name for names in ELSEWHERE.values() for name in names))
 WINDOW_FIELDS = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
 OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
 
@@ -130,7 +130,10 @@ def _rows(pieces: Iterable[bytes], num_bytes: int, kept: np.ndarray) -> Iterator
 def copied_tensors(
     head: Head, on_write: Callable[[int], object] = lambda count: None
 ) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
-    """Every tensor that serving reads, by vLLM's names: its header and its bytes. The vocabulary's map is made anew."""
+    """Every tensor that serving reads, by vLLM's names: its header and its bytes.
+
+    The vocabulary's map is written from its target ids.
+    """
     tensors = map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
     for name, info in head.tensors.items():
         if name not in ("d2t", "t2d") and not name.endswith("rotary_emb.inv_freq"):
@@ -176,7 +179,7 @@ def config_for(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
         return {**layers, "architectures": [OF_FAMILY[head.family]], **both, **depth, "num_aux_hidden_states": needed}
     layers["model_type"] = head.family
     layers["architectures"] = ["Qwen3ForCausalLM" if head.family == "qwen3" else "LlamaForCausalLM"]
-    # vLLM looks for these two among the layers' fields, the speculators library beside them.
+    # vLLM looks for these two among the layers' fields, the speculators library outside of them.
     layers |= {"fc_norm": True} if norms["fc_norm"] else {}
     layers |= {"num_aux_hidden_states": needed} if needed != 3 else {}
     return {

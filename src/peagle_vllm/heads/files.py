@@ -27,7 +27,7 @@ NUMPY = FLOATS | INTEGERS | {"BOOL": "|b1"}
 
 
 class HeadError(ValueError):
-    """A head that cannot be read. The message is one line: what, where, how to mend it."""
+    """A head that cannot be read. The message is one line: what, where, how to correct it."""
 
     def __init__(self, line: str):
         super().__init__(as_line(line))
@@ -113,7 +113,7 @@ UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "OfflineModeIsEnabl
 
 
 def hub_failure(error: Exception, what: str) -> str:
-    """Why the hub does not give ``what``, and how to mend it; by class names, because its HTTP library has changed."""
+    """Why the hub does not give ``what``, and what to do; by class names, because its HTTP library has changed."""
     if UNREACHABLE & {base.__name__ for base in type(error).__mro__}:
         return f"the hub cannot be reached ({one_line(error)}); check the connection, or name a folder"
     return f"the hub does not give {what} ({one_line(error)}); check the name"
@@ -129,8 +129,8 @@ def path_fault(model: str, revision: str | None = None) -> str | None:
         return None
     where = "model in the speculative config"
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        mend = "write the home folder out" if model.startswith("~") else "correct the path"
-        return f"{model} is not on this machine: {where}; {mend}"
+        remedy = "write the home folder out" if model.startswith("~") else "correct the path"
+        return f"{model} is not on this machine: {where}; {remedy}"
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() == "true":  # another hub, with a cache of its own
         return None
     import huggingface_hub as hub
@@ -222,7 +222,9 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise HeadError(f"weight_map is missing: {path}; take the file from its source again")
     for file in weight_map.values():
         if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file or "\0" in file:
-            raise HeadError(f"weight_map names {shown(file)}, needs a *.safetensors file beside the index: {path}")
+            raise HeadError(
+                f"weight_map names {shown(file)}, needs a *.safetensors file in the folder of the index: {path}"
+            )
     return weight_map
 
 

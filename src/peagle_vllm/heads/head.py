@@ -193,7 +193,7 @@ class VocabularyMap:
     Attributes:
         form: how it is stored; None when its numbers are not on this machine.
         target_ids: of each draft id, int64 [draft vocabulary]; None unless the form is "offsets" or "target ids".
-        fault: what is wrong with it for vLLM, a whole line. ``convert`` mends only the form "target ids".
+        fault: what is wrong with it for vLLM, a whole line. ``convert`` corrects only the form "target ids".
     """
 
     form: Literal["none", "identity", "offsets", "target ids", "unclear"] | None
@@ -212,8 +212,8 @@ def read_map(head: Head) -> VocabularyMap:
     form: Literal["unclear", "identity"] = "unclear" if head.is_reduced else "identity"
     if info.shape != (rows,) or info.dtype not in INTEGERS:
         what = f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]"
-        mend = f'correct "draft_vocab_size" in config.json, or {AGAIN}'
-        return VocabularyMap(form, fault=f"{what}: {file}; {mend}")
+        remedy = f'correct "draft_vocab_size" in config.json, or {AGAIN}'
+        return VocabularyMap(form, fault=f"{what}: {file}; {remedy}")
     d2t = head.array("d2t")
     if d2t is None:
         return VocabularyMap(None if head.is_reduced else form)

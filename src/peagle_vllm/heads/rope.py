@@ -38,7 +38,7 @@ TYPES: dict[str, tuple[str, ...]] = {
 }
 # A text's positions are the same in every section of M-RoPE, so that plain RoPE is the same for it.
 OTHER_NAMES = {"mrope": "default", "su": "longrope"}
-BESIDE = {  # where transformers and vLLM look for a field that is not in the object itself
+ELSEWHERE = {  # where transformers and vLLM look for a field that is not in the object itself
     THETA: (THETA, "rotary_emb_base"),
     PARTIAL: (PARTIAL, "rotary_pct", "rotary_emb_fraction"),
 }
@@ -69,8 +69,8 @@ def rope_parameters(
         raise HeadError(unfit(f"{key}.type", rope["type"], f"the value of rope_type, {shown(kind)}", place))
     names = {field: f"{key}.{field}" for field in KINDS}  # for messages
     fields = {field: value for field, value in rope.items() if field in KINDS}
-    for field, beside in BESIDE.items():
-        for other in beside:
+    for field, others in ELSEWHERE.items():
+        for other in others:
             if field not in fields and layers.get(other) is not None:
                 fields[field], names[field] = layers[other], other
     if THETA not in fields and (theta := _of_all_layers(layers, second, place).get(THETA)) is not None:
@@ -118,6 +118,6 @@ def _of_all_layers(layers: Config, key: str, place: str) -> dict[str, Any]:
         rope = {**rope, **only}
     elif by_type:
         what = f"{key} holds one for each of {', '.join(map(shown, by_type))}, and vLLM's head takes one"
-        mend = f"write the one that it was trained with, such as {shown(next(iter(by_type.values())))}"
-        raise HeadError(f"{what}: {place}; {mend}")
+        remedy = f"write the one that it was trained with, such as {shown(next(iter(by_type.values())))}"
+        raise HeadError(f"{what}: {place}; {remedy}")
     return {name: value for name, value in rope.items() if value is not None}

@@ -1,7 +1,7 @@
 """The selector of a sharpened head: config.json's ``candidate_selector`` and the tensors in a folder of their own.
 
-They are DFlash2's names. The tensors lie beside the head's own files, where vLLM, which passes every tensor of a root
-folder on to the model, does not look; so a sharpened head still drafts without its selector in stock vLLM.
+They are DFlash2's names. vLLM passes every tensor of a head's folder on to the model, but does not look into that one,
+so a sharpened head still drafts without its selector in stock vLLM.
 """
 
 import hashlib
@@ -99,7 +99,7 @@ def _fits(name: str, shape: tuple[int, ...], needed: tuple[int, int]) -> bool:
 
 
 def selector_faults(head: Head) -> Iterator[str]:
-    """Why the selector beside a head cannot be served with it. Nothing for a head without one.
+    """Why the selector of a head cannot be served with it. Nothing for a head without one.
 
     Raises:
         HeadError: the config's entry or a file cannot be read.
@@ -126,5 +126,5 @@ def selector_faults(head: Head) -> Iterator[str]:
         yield f"{what}, the draft vocabulary has {head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
     if selector_config.head_hash != (actual := head_hash(head)):
         which = f"another head (hash {selector_config.head_hash}, this one's is {actual})"
-        mend = f"sharpen this head, or remove {SELECTOR} from its config.json"
-        yield f"the candidate selector was fitted to {which}: {place}; {mend}"
+        remedy = f"sharpen this head, or remove {SELECTOR} from its config.json"
+        yield f"the candidate selector was fitted to {which}: {place}; {remedy}"

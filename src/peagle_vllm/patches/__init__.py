@@ -69,7 +69,7 @@ def all_patches() -> "tuple[Patch, ...]":
 
 
 @functools.cache
-def refuse_if_moved() -> None:
+def refuse_if_changed() -> None:
     """Raise ``RefusedError`` if a patch no longer fits this vLLM and was not let in; warn of those that were."""
     from peagle_vllm.patches import fingerprint, version
 
@@ -80,16 +80,16 @@ def refuse_if_moved() -> None:
         report = fingerprint.check(install, accepted=fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT)))
     except fingerprint.AcceptError as error:
         raise RefusedError(str(error)) from None
-    if report.moved:
-        lost = [change.definition.path for result in report.moved for change in result.moved if not change.found]
-        names = ",".join(result.patch.name for result in report.results if result.moved)
+    if report.changed:
+        lost = [change.definition.path for result in report.changed for change in result.changed if not change.digest]
+        names = ",".join(result.patch.name for result in report.results if result.changed)
         way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
         if lost:
             way_out = f"{lost[0]} is gone, so {fingerprint.ACCEPT} does not help"
-        raise RefusedError(f"{report.differs(report.moved)}; `peagle-vllm doctor` names what moved; {way_out}")
+        raise RefusedError(f"{report.differs(report.changed)}; `peagle-vllm doctor` names what changed; {way_out}")
     if report.accepted:
         logger.warning(
-            "P-EAGLE is served although %s, because %s says so by name; `peagle-vllm doctor` names what moved",
+            "P-EAGLE is served although %s, because %s names them; `peagle-vllm doctor` names what changed",
             report.differs(report.accepted),
             fingerprint.ACCEPT,
         )

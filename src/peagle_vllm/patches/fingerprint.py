@@ -18,7 +18,7 @@ Build = Mapping[str, str]  # {Definition.key: digest} of one build of vLLM, whic
 Recorded = Mapping[str, Mapping[str, Build]]  # {minor version: {build: ...}}
 Status = Literal["holds", "changed", "accepted", "not needed"]
 
-ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: patches to serve with although they have moved
+ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: patches to serve with although they have changed
 
 
 class AcceptError(ValueError):
@@ -46,25 +46,25 @@ def accepted_patches(value: str | None) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Moved:
+class ChangedDefinition:
     """A definition that is not as recorded."""
 
     definition: Definition
     recorded: tuple[str | None, ...]  # digests it may have; None: a recorded build does not have it
-    found: str | None  # None: nothing is left to wrap or replace, so the patch cannot work
+    digest: str | None  # None: nothing is left to wrap or replace, so the patch cannot work
 
     @property
     def change(self) -> str:
         """``"1a2b3c4d -> gone"``: short digests of what was recorded and what is there."""
         known = "/".join(digest[:8] if digest else "absent" for digest in self.recorded)
-        return f"{known} -> {self.found[:8] if self.found else 'gone'}"
+        return f"{known} -> {self.digest[:8] if self.digest else 'gone'}"
 
 
 @dataclass(frozen=True)
 class PatchReport:
     patch: Patch
     status: Status
-    moved: tuple[Moved, ...] = ()
+    changed: tuple[ChangedDefinition, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Report:
     results: tuple[PatchReport, ...]
 
     @cached_property
-    def moved(self) -> tuple[PatchReport, ...]:
+    def changed(self) -> tuple[PatchReport, ...]:
         """The patches for which P-EAGLE is refused."""
         return tuple(result for result in self.results if result.status == "changed")
 
     @cached_property
     def accepted(self) -> tuple[PatchReport, ...]:
-        """The patches that moved and were accepted by name."""
+        """The patches that changed and were accepted by name."""
         return tuple(result for result in self.results if result.status == "accepted")
 
     def differs(self, results: Sequence[PatchReport]) -> str:
@@ -94,7 +94,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether P-EAGLE may be served on this vLLM."""
-        return not self.moved
+        return not self.changed
 
 
 def check(
@@ -112,11 +112,11 @@ def check(
     Args:
         patches: the ledger, if not the one of this package.
         recorded: fingerprints, if not those that ship with this package.
-        accepted: names of patches that may have moved.
+        accepted: names of patches that may have changed.
 
     Returns:
         The comparison with the minor version that it is most like: for which fewest definitions of patches that are not
-        accepted moved, then fewest of all, then its own number's, then the newest.
+        accepted changed, then fewest of all, then its own number's, then the newest.
     """
     patches = all_patches() if patches is None else tuple(patches)
     recorded = load_recorded() if recorded is None else recorded
@@ -127,8 +127,8 @@ def check(
         return Report(install, minor, tuple(_check_patch(source, patch, builds, accepted) for patch in patches))
 
     def unlikeness(report: Report) -> tuple[int, int, bool]:
-        refused = sum(len(result.moved) for result in report.moved)
-        return refused, sum(len(r.moved) for r in report.results), report.compared_with != install.minor
+        refused = sum(len(result.changed) for result in report.changed)
+        return refused, sum(len(r.changed) for r in report.results), report.compared_with != install.minor
 
     newest_first = sorted(recorded, key=lambda minor: [int(part) for part in minor.split(".")], reverse=True)
     return min(map(compared, newest_first), key=unlikeness)
@@ -137,16 +137,16 @@ def check(
 def _check_patch(source: Source, patch: Patch, builds: Sequence[Build], accepted: frozenset[str]) -> PatchReport:
     if patch.obsolete_if_missing:
         texts = [source.text(module) for module in patch.depends_on]
-        # A module that is gone says nothing: then the patch has moved.
+        # A module that is gone says nothing: then the patch has changed.
         if all(text is not None and patch.obsolete_if_missing not in text for text in texts):
             return PatchReport(patch, "not needed")
-    moved = []
+    changed = []
     for definition in patch.definitions:
         known = tuple(dict.fromkeys(build.get(definition.key) for build in builds))
-        found = source.digest(definition)
-        if found not in known:
-            moved.append(Moved(definition, known, found))
+        digest = source.digest(definition)
+        if digest not in known:
+            changed.append(ChangedDefinition(definition, known, digest))
     status: Status = "holds"
-    if moved:
-        status = "accepted" if patch.name in accepted and all(change.found for change in moved) else "changed"
-    return PatchReport(patch, status, tuple(moved))
+    if changed:
+        status = "accepted" if patch.name in accepted and all(change.digest for change in changed) else "changed"
+    return PatchReport(patch, status, tuple(changed))

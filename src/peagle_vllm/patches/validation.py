@@ -145,7 +145,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         _warn_of_forgotten_flag(spec)
     if not is_peagle_spec(spec):
         return
-    patches.refuse_if_moved()
+    patches.refuse_if_changed()
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".

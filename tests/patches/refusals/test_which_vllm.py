@@ -21,9 +21,9 @@ pytestmark = pytest.mark.arm("plugin-v1")
 def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process of its own, what is logged and checked once a start is logged and checked again."""
     monkeypatch.delenv("PEAGLE_VLLM_ACCEPT", raising=False)
-    patches.refuse_if_moved.cache_clear()
+    patches.refuse_if_changed.cache_clear()
     yield
-    patches.refuse_if_moved.cache_clear()
+    patches.refuse_if_changed.cache_clear()
 
 
 @pytest.mark.usefixtures("a_new_start")
@@ -38,7 +38,7 @@ def test_a_vllm_of_another_number_is_served(target: Path, head: Path, monkeypatc
 
 
 @pytest.fixture
-def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def changed(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM that differs from every recorded one at two patches."""
     recorded = fingerprint.load_recorded()
     for build in (build for builds in recorded.values() for build in builds.values()):
@@ -48,7 +48,7 @@ def moved(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
 
 
-@pytest.mark.usefixtures("moved")
+@pytest.mark.usefixtures("changed")
 def test_a_moved_patch(target: Path, head: Path):
     """P-EAGLE is refused by name; the same target without it is configured as ever."""
     line = refusal(target, head)
@@ -60,7 +60,7 @@ def test_a_moved_patch(target: Path, head: Path):
     EngineArgs(model=str(target), skip_tokenizer_init=True).create_engine_config()
 
 
-@pytest.mark.usefixtures("moved")
+@pytest.mark.usefixtures("changed")
 def test_a_moved_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "v1-proposer")
     assert "at the patch cpu-sampling;" in refusal(target, head)
