@@ -6,6 +6,7 @@ for their top-k and top-p.
 
 from types import ModuleType
 
+from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
@@ -80,9 +81,15 @@ def install(module: ModuleType) -> None:
     def init_speculator(original, vllm_config, device, req_states):
         if not is_peagle(vllm_config):
             return original(vllm_config, device, req_states)
-        # Imported late: vLLM's CPU worker patches names that this module would bind.
+        # Imported late: vLLM's CPU worker patches names that these modules would bind.
+        from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+
         from peagle_vllm.v2.speculator import ParallelEagleSpeculator
 
+        if prompt_lookup_min(vllm_config):
+            # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
+            size = req_states.all_token_ids.gpu.shape
+            req_states.all_token_ids = StagedWriteTensor(size, req_states.all_token_ids.dtype, device)
         return ParallelEagleSpeculator(vllm_config, device, req_states)
 
     if runner := getattr(module, "GPUModelRunner", None):

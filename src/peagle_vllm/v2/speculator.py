@@ -18,7 +18,6 @@ from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, has_compiled_submodule
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
@@ -80,13 +79,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.candidate_sampler = CandidateSampler(
             self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device
         )
-        self.sampling_states: SamplingStates  # of the runner's sampler; the patch speculator sets it
+        self.sampling_states: SamplingStates  # of the runner's sampler; the patch v2-speculator sets it
         self.prompt_lookup_min = prompt_lookup_min(vllm_config)
         if self.prompt_lookup_min:
-            # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
-            shape = req_states.max_num_reqs, req_states.max_model_len
-            req_states.all_token_ids = StagedWriteTensor(shape, torch.int32, device)
-            self.token_ids = req_states.all_token_ids.gpu
+            self.token_ids = req_states.all_token_ids.gpu  # on the device: the patch v2-speculator puts them there
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
