@@ -67,14 +67,8 @@ def lookup_drafts_torch(
     """The meaning of ``lookup_drafts`` in plain torch, and what a CPU runs."""
     num_k, length = drafts.shape[1], int(last.max()) + 1
     tokens = token_ids[rows.clamp(min=0), :length].long()
-    end = torch.arange(length)  # of an earlier occurrence
-    agrees = (end < last[:, None]) & (rows >= 0)[:, None]
-    matched = torch.zeros_like(tokens)
-    for i in range(MAX_MATCH):
-        agrees = agrees & (end >= i) & (tokens.roll(i, 1) == tokens.gather(1, (last - i).clamp(min=0)[:, None]))
-        matched += agrees
-    best = (matched * length + end).amax(1)
-    has_match, end = best // length >= min_match, best % length
+    matched, end = longest_match(tokens, last)
+    has_match = (matched >= min_match) & (rows >= 0)
     period = (last - end).clamp(min=1)[:, None]
     followed = tokens.gather(1, (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1)).clamp(
         0, vocab_size - 1
@@ -87,6 +81,28 @@ def lookup_drafts_torch(
         )
         if one_hot.cached_ids is not None:
             one_hot.cached_ids[at, :num_k] = drafts[has_match][..., None]
+
+
+def longest_match(tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """The earlier occurrence that agrees with most of a request's last tokens, and of those the latest.
+
+    Args:
+        tokens: [num_reqs, length] int64.
+        last: [num_reqs] int64, index of the last known token.
+
+    Returns:
+        matched: [num_reqs] int64, the tokens that agree, 0 to ``MAX_MATCH``; end: [num_reqs] int64, index of the last
+        of them at the earlier place.
+    """
+    length = tokens.shape[1]
+    end = torch.arange(length)
+    agrees = end < last[:, None]
+    matched = torch.zeros_like(tokens)
+    for i in range(MAX_MATCH):
+        agrees = agrees & (end >= i) & (tokens.roll(i, 1) == tokens.gather(1, (last - i).clamp(min=0)[:, None]))
+        matched += agrees
+    best = (matched * length + end).amax(1)
+    return best // length, best % length
 
 
 def lookup_drafts_triton(

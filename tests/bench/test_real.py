@@ -57,9 +57,9 @@ def test_the_cell_is_whole(result: CellResult) -> None:
 
 def test_every_draft_is_counted_by_place(result: CellResult) -> None:
     """Those of warm-up requests are not: the server's counters are read after them."""
-    for counts in (result.places.context, result.places.output):
+    for counts in (result.places.context, result.places.output, result.places.repeated):
         assert sum_of(list(counts.values())) == result.drafts
-    assert len(result.places.output) > 1
+    assert len(result.places.output) > 1 and len(result.places.repeated) > 1
 
 
 def test_the_chat_template_was_applied(result: CellResult) -> None:

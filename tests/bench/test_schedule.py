@@ -2,15 +2,17 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.cells import Cell, read_results
 from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import write_report
-from peagle_tools.bench.schedule import advice, choices
+from peagle_tools.bench.schedule import advice, choices, looked_up
 from peagle_tools.bench.suite import Suite
+from peagle_tools.shared.acceptance import Acceptance, Places
 from tests.bench import synthetic
 
 EAGLE = {("EAGLE-3", k, c): 3.0 for k in (3, 7) for c in (1, 4)}  # far behind
@@ -100,3 +102,18 @@ def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suit
     assert "no concurrency was measured both with every arm and without speculation" in line
     measured = points(read_results(tmp_path / "once"))
     assert list(advice("prompts", [p for p in measured if not p.k], {})) == [line]
+
+
+@pytest.mark.parametrize(
+    ("config", "share"), [({}, "20%"), ({"prompt_lookup_min": 1}, "60%"), ({"prompt_lookup_min": 0}, None)]
+)
+def test_drafts_by_look_up_and_by_the_head_are_told_apart(config: dict, share: str | None, suite: Suite) -> None:
+    repeated = {0: Acceptance(4, (2, 0)), 1: Acceptance(4, (2, 0)), 3: Acceptance(2, (2, 2))}
+    results = [replace(synthetic.result(suite, Cell("P-EAGLE", 3, "prompts", 1, 1)), places=Places(repeated=repeated))]
+    results.append(synthetic.result(suite, Cell("none", 0, "prompts", 1, 1)))
+    text = [*looked_up(choices("P-EAGLE", points(results)), {"parallel_drafting": True, **config})]
+    assert [line[:3] for line in text] == [share] * (share is not None)
+    if not config:
+        assert (
+            "the last 2 tokens had occurred before: AL 3.00 there, where look-up drafts, and 1.50 elsewhere" in text[0]
+        )

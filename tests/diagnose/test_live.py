@@ -60,7 +60,9 @@ def test_prompts_are_answered_there_and_measured_by_context(
     answers, asked = [], []
     for length, accepted in ((300, 2), (4000, 0)):
         metrics = {"speculative_decoding": steps | {"per_step_accepted": [accepted] * 50}}
-        answers.append({"usage": {"prompt_tokens": length}, "metrics": metrics})
+        ids = {"prompt_token_ids": [*range(length)]}
+        choice = {"token_ids": [7] * (1 + 50 * (accepted + 1))} | (ids if options else {})
+        answers.append({"choices": [choice], "metrics": metrics} | ({} if options else ids))
 
     def urlopen(request: Any, *_: object, **__: object) -> io.BytesIO:
         if isinstance(request, str):
@@ -75,10 +77,12 @@ def test_prompts_are_answered_there_and_measured_by_context(
     command = ("diagnose", "--url", "http://s/", "--prompts", tmp_path / "prompts", *options)
     data = json.loads(run(monkeypatch, *command, "--json").out)
     assert {last: seen["acceptance_length"] for last, seen in data["by_context"].items()} == {"511": 3.0, "4095": 1.0}
+    assert {n: seen["drafts"] for n, seen in data["by_repeated"].items()} == {"1": 3, "2": 1, "3": 2, "4": 1, "5": 93}
     assert "a window may help" in data["meaning"][-1]
+    ids = {"return_token_ids": True}
     prompt = {"prompt": "long"} if options else {"messages": [{"role": "user", "content": "long"}]}
     path = "completions" if options else "chat/completions"
-    assert asked[2] == (f"http://s/v1/{path}", {"model": "m", "max_tokens": 128, "temperature": 0} | prompt)
+    assert asked[2] == (f"http://s/v1/{path}", {"model": "m", "max_tokens": 128, "temperature": 0} | ids | prompt)
     asked.clear()
     assert "up to 4095" in run(monkeypatch, *command).out
     asked.clear()

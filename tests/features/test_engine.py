@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from peagle_tools.shared.acceptance import repeated_tokens
 from tests.conftest import ARM
 from tests.features.comparing import SETTINGS, Case, outputs, tokens
 from tests.support.engines import BLOCK_SIZE, Request, engine, without_speculation
@@ -92,3 +94,28 @@ def test_the_last_shared_block_may_be_kept():
         assert cached == [0, *[num_shared if keep else num_shared - BLOCK_SIZE] * 2]
     plain = without_speculation(SETTINGS, requests)
     assert all(finished[keep][name].output == plain[name].output for keep in finished for name in plain)
+
+
+def test_drafts_count_as_repeated_where_they_are_looked_up(monkeypatch: pytest.MonkeyPatch):
+    """What ``bench`` and ``diagnose`` reckon from token ids and counts of steps is what look-up did."""
+    settings = replace(SETTINGS, lookup=2, llm=(*SETTINGS.llm, ("per_request_spec_decode_metrics", "detailed")))
+    module = import_module(type(engine(settings).drafter).__module__)
+    was_looked_up = {}
+
+    def lookup_drafts(drafts: torch.Tensor, token_ids: torch.Tensor, rows: torch.Tensor, last: torch.Tensor, *rest):
+        before = drafts.clone()
+        original(drafts.fill_(-1), token_ids, rows, last, *rest)
+        for i, (row, end) in enumerate(zip(rows.tolist(), last.tolist(), strict=True)):
+            was_looked_up[tuple(token_ids[row, : end + 1].tolist())] = bool((drafts[i] >= 0).all())
+        drafts.copy_(drafts.where(drafts >= 0, before))
+
+    original = module.lookup_drafts
+    monkeypatch.setattr(module, "lookup_drafts", lookup_drafts)
+    judged = {}
+    for output in outputs(settings, CASES):
+        metrics, known = output.outputs[0].spec_decode_metrics.to_dict(), len(output.prompt_token_ids) + 1
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        ends = [known + i + sum(metrics["per_step_accepted"][:i]) for i in range(metrics["num_spec_steps"])]
+        for end, matched in zip(ends, repeated_tokens(ids, ends), strict=True):
+            judged[tuple(ids[:end])] = matched >= settings.lookup
+    assert {True, False} == {*judged.values()} and judged == {ids: was_looked_up[ids] for ids in judged}

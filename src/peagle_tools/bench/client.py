@@ -1,7 +1,7 @@
 """One cell: one call of ``vllm bench serve``, watched, and what is kept of it.
 
 ``python -m peagle_tools.bench.client ARGUMENTS`` is ``vllm bench serve ARGUMENTS``, which also keeps what vLLM's client
-drops of the answers: the counts of their steps.
+drops of the answers: their token ids and the counts of their steps.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 import shlex
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.suite import HUB, Suite
 from peagle_tools.shared import processes, server
-from peagle_tools.shared.acceptance import BY_REQUEST
+from peagle_tools.shared.acceptance import BY_REQUEST, Answer
 from peagle_tools.shared.prompt_files import read_prompts
 from peagle_tools.shared.prompts import as_text, read_tokenizer
 from peagle_tools.shared.server import Server
@@ -63,7 +64,7 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) 
         try:
             raw, answers = json.loads(Path(folder, RESULT).read_text()), Path(folder, ANSWERS)
             if answers.exists():
-                raw["answers"] = json.loads(answers.read_text())
+                raw["answers"] = [Answer(*answer) for answer in json.loads(answers.read_text())]
         except (OSError, ValueError):
             raise CellFailed(f"vllm bench serve wrote no result: {processes.failure_reason(log)}") from None
     sent = suite.datasets[cell.dataset].num_prompts(cell.concurrency)
@@ -142,26 +143,39 @@ def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def keep_answers(client: Any, prefix: str) -> list[tuple[int, dict[str, Any]]]:
-    """What ``places_of`` takes, of each answer to a request of this cell; filled while vLLM's client runs.
+def keep_messages(client: Any, prefix: str) -> list[str]:
+    """The messages that answer requests of this cell; filled while vLLM's client runs.
 
     Args:
-        client: vLLM's module of clients, which reads the last message of an answer and drops its metrics.
+        client: vLLM's module of clients, which drops an answer's token ids and metrics.
         prefix: of the cell's request ids; warm-up requests have none.
     """
-    kept = []
+    kept: list[str] = []
 
     class Handler(client.StreamedResponseHandler):
         def add_chunk(self, chunk_bytes: bytes) -> list[str]:
             messages = super().add_chunk(chunk_bytes)
-            for message in messages:
-                if '"per_step_accepted"' in message and f'"cmpl-{prefix}' in message:
-                    last = json.loads(message.removeprefix("data: "))
-                    kept.append((last["usage"]["prompt_tokens"], last["metrics"]["speculative_decoding"]))
+            kept.extend(message for message in messages if f'"cmpl-{prefix}' in message)
             return messages
 
     client.StreamedResponseHandler = Handler
     return kept
+
+
+def answers_of(messages: list[str]) -> list[Answer]:
+    """The answers that verified drafts."""
+    parts = defaultdict(list)
+    for message in messages:
+        part = json.loads(message.removeprefix("data: "))
+        parts[part["id"]].append(part)
+    answers = []
+    for answer in parts.values():
+        choices = [choice for part in answer for choice in part["choices"]]
+        prompt = next(choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids"))
+        output = [token for choice in choices for token in choice["token_ids"] or ()]
+        metrics = [part["metrics"]["speculative_decoding"] for part in answer if part.get("metrics")]
+        answers += [Answer(prompt, output, each) for each in metrics]
+    return answers
 
 
 def write_prompts(args: Any, file: Path) -> None:
@@ -184,13 +198,14 @@ def main() -> None:
     add_cli_args(parser)
     parser.add_argument("--prompts", metavar="FILE", help="prompts in any form that peagle-vllm reads")
     args = parser.parse_args()
-    answers = keep_answers(endpoint_request_func, args.request_id_prefix)
+    args.extra_body = {**(args.extra_body or {}), "return_token_ids": True}
+    messages = keep_messages(endpoint_request_func, args.request_id_prefix)
     with TemporaryDirectory() as folder:
         if args.prompts:
             write_prompts(args, Path(folder, "prompts.jsonl"))
         bench_serve(args)
     if args.result_dir:
-        Path(args.result_dir, ANSWERS).write_text(json.dumps(answers))
+        Path(args.result_dir, ANSWERS).write_text(json.dumps(answers_of(messages)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write report.md, report.csv and plots/*.svg of a results folder."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from peagle_tools.bench.cells import CellResult, read_results, read_sweep
 from peagle_tools.bench.metrics import Point, best_points, number, same_texts, without_speculation
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
-from peagle_tools.shared.acceptance import merged
+from peagle_tools.shared.acceptance import Acceptance, merged, sum_of
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.provenance import device
@@ -23,6 +23,7 @@ READING = (
     "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, or "
     "when there is one repeat only. report.csv holds every cell. docs/bench.md states every formula."
 )
+REPEATED = "last tokens that occurred before"  # from prompt_lookup_min on look-up drafts
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
@@ -67,20 +68,26 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
 
 
 def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
-    """AL of each drafter by tokens of context and of output, over all concurrencies; none without such counts."""
+    """AL of each drafter by where it drafted, over all concurrencies; none without such counts."""
     tables = []
-    for kind in ("context", "output"):
+    titles = {"context": "tokens of context", "output": "tokens of output", "repeated": REPEATED}
+    for kind, title in titles.items():
         cells = [(p.drafter, getattr(cell.places, kind)) for p in points for cell in p.cells]
         by_drafter = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
         ends = sorted({end for counts in by_drafter.values() for end in counts})
         rows = [
-            (name, *(f"{counts[end].length:.2f}" if end in counts else "" for end in ends))
+            (name, *(_length(counts[end], counts) if end in counts else "" for end in ends))
             for name, counts in by_drafter.items()
             if counts
         ]
-        header = ("drafter", *(f"up to {end}" for end in ends))
-        tables += [section(f"AL by tokens of {kind}, {dataset}", header, rows)] * bool(rows)
+        header = ("drafter", *(str(end) if title == REPEATED else f"up to {end}" for end in ends))
+        tables += [section(f"AL by {title}, {dataset}", header, rows, "In brackets the share of drafts.")] * bool(rows)
     return tables
+
+
+def _length(seen: Acceptance, counts: Mapping[int, Acceptance]) -> str:
+    """AL, and the share of a drafter's drafts."""
+    return f"{seen.length:.2f} ({seen.num_drafts / sum_of(list(counts.values())).num_drafts:.0%})"
 
 
 def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:

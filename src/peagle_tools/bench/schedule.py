@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from peagle_tools.bench.metrics import Point, Ratio, best_depth, without_speculation
+from peagle_tools.shared.acceptance import merged, sum_of
+from peagle_vllm.lookup import DEFAULT, FIELD
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,19 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
     return schedule
 
 
+def looked_up(chosen: Sequence[Choice], config: Mapping[str, Any]) -> Iterator[str]:
+    """A line on the drafts of P-EAGLE that were made where look-up drafts, unless the config turns it off."""
+    at_least = config.get(FIELD, DEFAULT) if config.get("parallel_drafting") else 0
+    counts = merged(cell.places.repeated for choice in chosen for cell in choice.point.cells)
+    kinds = [[seen for n, seen in counts.items() if (n >= at_least) == is_repeated] for is_repeated in (True, False)]
+    if at_least and all(kinds):
+        there, elsewhere = map(sum_of, kinds)
+        share = there.num_drafts / (there.num_drafts + elsewhere.num_drafts)
+        where = f"{share:.0%} of its drafts were made where the last {at_least} tokens had occurred before"
+        lengths = f"AL {there.length:.2f} there, where look-up drafts, and {elsewhere.length:.2f} elsewhere"
+        yield f"{where}: {lengths}. The server's log says if look-up is off."
+
+
 def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], model: str | None = None) -> Iterator[str]:
     """Lines: the best K at each concurrency, from where not to speculate, and last the config to paste.
 
@@ -81,6 +96,7 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
         else:
             yield f"c={c.concurrency}: no speculation; K={c.point.k}, the fastest depth, is {gain}"
     schedule, measured = ranges(chosen), suite["arms"][arm]
+    yield from looked_up(chosen, measured["speculative_config"])
     deepest = max(k for *_, k in schedule)
     if deepest == 0:
         yield "No depth gains more than the noise: leave --speculative-config out."

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from peagle_tools.diagnose.interventions import Intervention, Setup
     from peagle_tools.diagnose.search import Diagnosis
+    from peagle_tools.shared.acceptance import Answer
     from peagle_tools.shared.conversations import Messages
 
 
@@ -129,8 +130,9 @@ def _say(diagnosis: "Diagnosis", left: int, seconds: float) -> None:
     print(line, file=sys.stderr)
 
 
-def _answers(url: str, asked: "list[Messages]", max_tokens: int, raw: bool) -> list[tuple[int, Any]]:
-    """What ``places_of`` takes, from a running server's greedy answers, one after the other."""
+def _answers(url: str, asked: "list[Messages]", max_tokens: int, raw: bool) -> "list[Answer]":
+    """A running server's greedy answers, one after the other."""
+    from peagle_tools.shared.acceptance import Answer
 
     def call(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = json.dumps(body).encode() if body else None
@@ -141,17 +143,19 @@ def _answers(url: str, asked: "list[Messages]", max_tokens: int, raw: bool) -> l
     answers = []
     try:
         how = {"model": call("models")["data"][0]["id"], "max_tokens": max_tokens, "temperature": 0}
+        how |= {"return_token_ids": True}
         for messages in asked:
             text = {"prompt": "\n".join(message["content"] for message in messages)}
             answer = call("completions", how | text) if raw else call("chat/completions", how | {"messages": messages})
-            metrics = answer.get("metrics") or {}
-            answers.append((answer["usage"]["prompt_tokens"], metrics.get("speculative_decoding")))
+            metrics, (choice,) = answer.get("metrics") or {}, answer["choices"]
+            prompt = (choice if raw else answer)["prompt_token_ids"]
+            answers.append(Answer(prompt, choice["token_ids"], metrics.get("speculative_decoding")))
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         fail(f"{url} does not answer ({error}); is the server up, and is this its root?")
     return answers
 
 
-def _live(url: str, as_json: bool, answers: list[tuple[int, Any]]) -> None:
+def _live(url: str, as_json: bool, answers: "list[Answer]") -> None:
     """What a running server's counters mean: vLLM's acceptance by position, and by place where it gave ``answers``."""
     from rich.console import Console
 

@@ -38,8 +38,8 @@ def curve_of(curve: Acceptance) -> dict[str, Any]:
 
 
 def by_place(places: Places) -> dict[str, Any]:
-    """By the last number of tokens of each group."""
-    groups = {"by_context": places.context, "by_output": places.output}
+    """By the last number of tokens of each group, and by how many last tokens had occurred before."""
+    groups = {"by_context": places.context, "by_output": places.output, "by_repeated": places.repeated}
     return {name: {last: curve_of(seen) for last, seen in counts.items()} for name, counts in groups.items()}
 
 
@@ -93,11 +93,13 @@ def show_curve(console: Console, seen: Acceptance) -> None:
 
 
 def show_places(console: Console, places: Places) -> None:
-    for title, counts in (("tokens of context", places.context), ("tokens of output", places.output)):
+    groups = {"tokens of context": places.context, "tokens of output": places.output}
+    for title, counts in (groups | {"last tokens that occurred before": places.repeated}).items():
         table = Table(title, "drafts", "AL", "accepted at position 1..K, %", box=None, padding=(0, 2, 0, 0))
         for last, seen in counts.items():
             shares = " ".join(f"{100 * share:.0f}" for share in seen.shares)
-            table.add_row(f"up to {last}", str(seen.num_drafts), f"{seen.length:.2f}", shares)
+            label = f"up to {last}" if title in groups else str(last)
+            table.add_row(label, str(seen.num_drafts), f"{seen.length:.2f}", shares)
         if counts:
             console.print(table, "", highlight=False)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
-from peagle_tools.shared.acceptance import BY_REQUEST, places_of, read_engine
+from peagle_tools.shared.acceptance import BY_REQUEST, Answer, places_of, read_engine
 from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
 from peagle_vllm.observer import drafter_of
 
@@ -34,8 +34,8 @@ class VllmMeasure:
         tokens = [len(output.outputs[0].token_ids) - 1 for output in outputs]  # the prompt's own round gives one token
         metrics = [output.outputs[0].spec_decode_metrics.to_dict() for output in outputs]
         lengths = tuple(count / max(1, answer["num_spec_steps"]) for count, answer in zip(tokens, metrics, strict=True))
-        answers = zip(map(len, prompts), metrics, strict=True)
-        return Measured(read_engine(self.llm).since(before), lengths, places_of(answers))
+        texts = [output.outputs[0].token_ids for output in outputs]
+        return Measured(read_engine(self.llm).since(before), lengths, places_of(map(Answer, prompts, texts, metrics)))
 
 
 @contextmanager

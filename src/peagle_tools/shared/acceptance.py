@@ -8,9 +8,9 @@ A draft is one round of one request. Imports no vLLM.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from peagle_tools.shared.errors import ToolError
 
@@ -53,36 +53,61 @@ class Acceptance:
         return Acceptance(self.num_drafts - before.num_drafts, added)
 
 
+class Answer(NamedTuple):
+    """Token ids of a prompt and its answer, and vLLM's ``metrics.speculative_decoding``."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+    metrics: Mapping[str, Any] | None
+
+
 @dataclass(frozen=True)
 class Places:
-    """Acceptance by how many tokens there were at the draft, in groups of which each key is the last number."""
+    """Acceptance by where the draft was made: two by groups, of which each key is the last number of tokens."""
 
     context: dict[int, Acceptance] = field(default_factory=dict)  # by tokens of prompt and output
     output: dict[int, Acceptance] = field(default_factory=dict)  # by tokens of output
+    # By how many last tokens had occurred before: from ``prompt_lookup_min`` on look-up drafts, below it the head.
+    repeated: dict[int, Acceptance] = field(default_factory=dict)
 
 
-def places_of(answers: Iterable[tuple[int, Mapping[str, Any] | None]]) -> Places:
-    """Where in context and output the drafts of some answers were accepted.
+def places_of(answers: Iterable[Answer]) -> Places:
+    """Where the drafts of some answers were made and accepted.
 
-    vLLM lists steps that verified drafts. After a step without any, positions are too low by its one token.
-
-    Args:
-        answers: for each the tokens of its prompt and vLLM's ``metrics.speculative_decoding``.
+    vLLM lists steps that verified drafts. After a step without any, positions are too low by its one token; such an
+    answer is left out of ``repeated``.
 
     Raises:
         ToolError: an answer has no counts of its steps.
     """
-    context, output = [], []
-    for prompt_tokens, metrics in answers:
+    context, output, repeated = [], [], []
+    for prompt, answer, metrics in answers:
         if metrics is None or (metrics["num_spec_steps"] and not metrics.get("per_step_accepted")):
             raise ToolError(f"no counts of the steps of an answer; vLLM gives them with {' '.join(BY_REQUEST)}")
         tokens = 1  # by the prompt's own step
+        known, steps = [], []
         for accepted in metrics.get("per_step_accepted") or ():
             step = Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"])))
-            context.append({_last_of_group(prompt_tokens + tokens, FIRST_CONTEXT): step})
+            known.append(len(prompt) + tokens)
+            steps.append(step)
+            context.append({_last_of_group(known[-1], FIRST_CONTEXT): step})
             output.append({_last_of_group(tokens, FIRST_OUTPUT): step})
             tokens += accepted + 1
-    return Places(merged(context), merged(output))
+        if steps and tokens >= len(answer):
+            matches = repeated_tokens([*prompt, *answer], known)
+            repeated += [{matched: step} for matched, step in zip(matches, steps, strict=True)]
+    return Places(merged(context), merged(output), merged(repeated))
+
+
+def repeated_tokens(tokens: Sequence[int], known: Sequence[int]) -> list[int]:
+    """For each number of ``known`` tokens, how many of the last ones had occurred before, as look-up counts them."""
+    import torch
+
+    from peagle_kernels import longest_match
+
+    ids = torch.tensor(tokens)
+    rows = torch.tensor(known).split(64)  # a row takes some 32 bytes for each token
+    return [n for last in rows for n in longest_match(ids.expand(len(last), -1), last - 1)[0].tolist()]
 
 
 def merged(counts: Iterable[Mapping[int, Acceptance]]) -> dict[int, Acceptance]:
