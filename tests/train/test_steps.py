@@ -137,11 +137,12 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
 
 def test_a_prompt_answered_with_nothing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second try would not change a greedy answer without a token. Data are made of finished answers only."""
-    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False))
+    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False, concurrency=7))
     row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": "", "primary_id": "a", "id": "a_gen0"}
     row["metadata"] = {"sampling_params": {"temperature": 0}, "finish_reason": "length"}
 
-    def answer(*_: object) -> None:
+    def answer(words: list[str], *_: object) -> None:
+        assert words[words.index("--concurrency") + 1] == "7"
         write_lines(answers_of(own), [row])
         error = {"id": "b", "metadata": {"error": "ValueError('empty assistant generation (sample 0)')"}}
         write_lines(tmp_path / "answers.errors.jsonl", [error])
@@ -304,11 +305,12 @@ def test_requests_that_failed_are_sent_again_while_that_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """A loaded machine's server; its command leaves out what failed, ends well, and has the reason in its log."""
-    config = read_config(toy_run(tmp_path / "run", data={"serve": False}))
+    config = read_config(toy_run(tmp_path / "run", data={"serve": False, "concurrency": 7}))
     folder, made, left_out = config.data_folder / "hidden_states", tmp_path / "made", [[3, 5, 8], [5], []]
     shutil.move(folder, made)
 
-    def generate(_: list[str], log: Path, server: Server | None = None) -> None:
+    def generate(words: list[str], log: Path, server: Server | None = None) -> None:
+        assert words[words.index("--concurrency") + 1] == "7"
         failed = left_out.pop(0)
         log.parent.mkdir(exist_ok=True)
         log.write_text("".join(f"Skipping sample {row} due to error:   offline.py:179\n" for row in failed))

@@ -20,7 +20,6 @@ from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.files import one_line
 
 SENTINEL = "whattheusersays"
-AT_ONCE = 64  # requests
 MAX_TOKENS = 256
 SPEAKS = "The user writes in {}."
 
@@ -102,7 +101,7 @@ def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[
     with (
         serve.running(config, config.run / "logs/prompts-server.log"),
         tqdm(total=len(numbers), desc="prompts", unit="prompt", mininterval=10) as progress,
-        ThreadPoolExecutor(AT_ONCE) as pool,
+        ThreadPoolExecutor(config.data.concurrency) as pool,
     ):
         asked = [pool.submit(ask, number) for number in numbers]
         try:

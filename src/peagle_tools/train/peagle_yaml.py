@@ -52,6 +52,7 @@ class Data(Strict):
     held_out: Positive = 48
     long: Literal["refuse", "split"] = "refuse"  # what to do with a document of more than ``step.tokens`` tokens
     endpoint: str = "http://localhost:8000/v1"  # of the vLLM server that gives answers and hidden states
+    concurrency: Positive = 64  # requests in flight there; on an H100 some 512 keep a small target busy
     serve: bool = True  # start that server where a step needs it; false: it is there
     online: bool = False  # take hidden states from the server while training, in place of files
     backend: Literal["file", "fp8", "mooncake"] = "file"  # how speculators reads hidden states

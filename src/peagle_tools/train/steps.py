@@ -73,7 +73,7 @@ def answers(config: Config) -> str:
     write_lines(bare, ({"id": row["id"], "messages": row["messages"]} for row in read_lines(prompts)))
     command = ["regenerate-responses", "--dataset", str(bare), "--outfile", str(file), "--resume"]
     command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target]
-    command += ["--max-tokens", str(config.data.max_tokens)]
+    command += ["--max-tokens", str(config.data.max_tokens), "--concurrency", str(config.data.concurrency)]
     sampling: dict[str, Any] = {"temperature": 0, "repetition_detection": LOOP}
     log = config.run / "logs/answers.log"
     with serve.running(config, log.with_name("answers-server.log")) as server:
@@ -197,7 +197,7 @@ def states(config: Config) -> str:
     log, left = config.run / "logs/states.log", missing
     with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
         words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
-        words += ["--preprocessed-data", str(config.data_folder)]
+        words += ["--preprocessed-data", str(config.data_folder), "--concurrency", str(config.data.concurrency)]
         while left:
             for number in left:
                 (folder / f"hs_{number}.safetensors").unlink(missing_ok=True)
