@@ -1,4 +1,4 @@
-"""Recording in a running engine: what the served drafter proposed, beside what the target said."""
+"""Recording in a running engine: what the served drafter proposed, and the target's own tokens."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.heads.head import read_head, target_ids
 from tests.conftest import ARM
 from tests.support import recorder
-from tests.support.engines import Engine, Settings, engine, environment
+from tests.support.engines import Engine, Settings, engine
 from tests.support.models import PEAGLE_REDUCED, TARGET, prompt_token_ids
 from tests.support.random_heads import write_selector
 from tests.support.reference import ROUND, CandidateSampler, Draft, load_weights
@@ -31,10 +31,10 @@ PROMPT_TOKENS = 60
 
 
 class Recorded(NamedTuple):
-    """What some requests recorded, what they said, what vLLM's scheduler counted meanwhile, and every draft."""
+    """A trace, what the target answered, what vLLM's scheduler counted meanwhile, and every draft."""
 
     trace: CandidateTrace
-    texts: dict[str, tuple[int, list[int], int]]
+    answers: dict[str, record.Answer]
     counts: list[tuple[int, int]]
     drafts: list[recorder.Row]
 
@@ -47,12 +47,14 @@ class Live(engines.Pair):
 
 
 def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    traces, texts, counts = [], {}, []
+    traces: list[CandidateTrace] = []
+    answers: dict[str, record.Answer] = {}
+    counts: list[tuple[int, int]] = []
     trace_of, make_stats = record.trace_of, live.scheduler.make_spec_decoding_stats
 
-    def keep(rows: Any, said: Any) -> CandidateTrace:
-        texts.update({recorder.own_id(request): text for request, text in said.items()})
-        traces.append(trace_of(rows, said))
+    def keep(steps: Any, answered: dict[str, record.Answer]) -> CandidateTrace:
+        answers.update({recorder.own_id(request): answer for request, answer in answered.items()})
+        traces.append(trace_of(steps, answered))
         return traces[0]
 
     def note(stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *args: Any, **kwargs: Any) -> Any:
@@ -65,27 +67,25 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Rec
     with recorder.record(live) as noted:
         record.record_all(Live("target", "head", {"llm": live.llm}), prompts, folder, K, M, MAX_TOKENS)
     live.drafter.observer = None
-    written = CandidateTrace.load(folder / "00000.safetensors")  # hidden states in bfloat16
+    written = CandidateTrace.load(folder / "000000.safetensors")  # hidden states in bfloat16
     assert torch.equal(written.tokens, traces[0].tokens) and torch.equal(written.ids, traces[0].ids)
-    return Recorded(traces[0], texts, counts, noted.rows)
+    return Recorded(traces[0], answers, counts, noted.rows)
 
 
-@pytest.mark.parametrize("as_given", ["0", "1"])
-def test_recorded_drafts_are_those_that_were_verified(as_given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whatever ids the engine has for the requests."""
+def test_recorded_drafts_are_those_that_were_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     live = engine(Settings(TARGET, PEAGLE_REDUCED, k=K, token_budget=BUDGET))
-    with environment(VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=as_given):
-        made, texts, counts, _ = recorded(live, tmp_path, monkeypatch)
-    assert made.ids.shape[1:] == (K, M) and made.hidden.shape[1:] == (K, 128)
-    assert (made.logits[..., :-1] >= made.logits[..., 1:]).all()
-    assert set(made.prompt.tolist()) == set(range(NUM_REQUESTS))
-    accepted = made.accepted(None, torch.from_numpy(target_ids(read_head(PEAGLE_REDUCED))))
+    noted = recorded(live, tmp_path, monkeypatch)
+    trace, num_answers = noted.trace, len(noted.answers)
+    assert trace.ids.shape[1:] == (K, M) and trace.hidden.shape[1:] == (K, 128)
+    assert (trace.logits[..., :-1] >= trace.logits[..., 1:]).all()
+    assert set(trace.prompt.tolist()) == set(range(NUM_REQUESTS))
+    accepted = trace.accepted(None, torch.from_numpy(target_ids(read_head(PEAGLE_REDUCED))))
     # Every draft but those of each answer's last step was verified; at the very end the scheduler counts tokens that
     # the answer has no room for.
-    assert len(accepted) - len(texts) <= len(counts) <= len(accepted)
-    whole = (made.tokens != UNKNOWN).all(-1)
-    assert abs(int(accepted.sum()) - sum(count for _, count in counts)) <= int((~whole).sum()) * K
-    assert int(accepted.sum()) > len(texts)
+    assert len(accepted) - num_answers <= len(noted.counts) <= len(accepted)
+    whole = (trace.tokens != UNKNOWN).all(-1)
+    assert abs(int(accepted.sum()) - sum(count for _, count in noted.counts)) <= int((~whole).sum()) * K
+    assert int(accepted.sum()) > num_answers
 
 
 def write_int8(folder: Path) -> None:
@@ -120,14 +120,17 @@ def test_a_reduced_head_with_a_selector_walks_over_its_candidates(
     head = read_head(tmp_path / "head")
     folder = write_selector(tmp_path / "head", torch.Generator().manual_seed(0), candidates=M)
     live = engine(Settings(TARGET, folder, k=K, token_budget=BUDGET))
-    made, texts, _, drafts = recorded(live, tmp_path, monkeypatch)
-    drafts = [row for row in drafts if texts[row.req][2] < row.p_last + 2 < len(texts[row.req][1])]  # those in ``made``
+    noted = recorded(live, tmp_path, monkeypatch)
+    trace, answers = noted.trace, noted.answers
+    drafts = [  # those in the trace
+        row for row in noted.drafts if answers[row.req].num_prompt < row.p_last + 2 < len(answers[row.req].tokens)
+    ]
     weights = {
         name.rpartition("candidate_selector.")[2]: w
         for name, w in load_weights(folder / "edge", ROUND["float32"]).items()
     }
     to_target, moved = torch.from_numpy(target_ids(head)), 0
-    for row, candidates, logits, hidden in zip(drafts, made.ids.long(), made.logits, made.hidden, strict=True):
+    for row, candidates, logits, hidden in zip(drafts, trace.ids.long(), trace.logits, trace.hidden, strict=True):
         plain = torch.full((K, head.draft_vocab_size), -math.inf).scatter(1, candidates, logits)
         sampler = CandidateSampler(weights, M, hidden @ weights["hidden_projection.weight"].T)
         assert row.draft == sampler.draft(Draft((), plain, to_target), [row.bonus, *row.draft], 0.0).tokens

@@ -1,4 +1,4 @@
-"""``peagle-vllm sharpen`` as a whole, with fakes in place of vLLM's processes: what is written, resumed, refused."""
+"""``peagle-vllm sharpen`` as a whole, with fakes in place of vLLM's processes: what is written, and what is refused."""
 
 import errno
 import json
@@ -7,10 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,76 +17,59 @@ from safetensors.torch import load_file
 
 from peagle_tools.shared import engines, prompt_files
 from peagle_tools.shared.acceptance import Acceptance
-from peagle_tools.shared.errors import ToolError
-from peagle_tools.sharpen import fit, record, sharpening
-from peagle_tools.sharpen.split_prompts import HELD_OUT, Prompts, divided
+from peagle_tools.sharpen import fit, record
+from peagle_tools.sharpen.sharpening import HELD_OUT, split
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import read_selector_config
 from peagle_vllm.heads.target import read_target
-from tests.inspect.running import only_line
-from tests.inspect.running import run as command
-from tests.sharpen.traces import trace
+from tests.inspect.running import Ran, only_line, run
+from tests.sharpen.traces import traced
 from tests.support.models import PEAGLE, TARGET, heldout
-
-NUM_PROMPTS, ASIDE = 150, 37  # to learn from: four shards of 40; a fifth of all is kept aside
-SHARDS = [f"{i:05}.safetensors" for i in range(4)]
 
 
 class Engines:
-    """What ``engines.in_process`` would have let vLLM do, and a fault at a chosen point."""
+    """What ``engines.in_process`` would have let vLLM do."""
+
+    gain = 0.5  # of the sharpened head
 
     def __init__(self) -> None:
-        self.recorded: list[str] = []
-        self.measured: list[tuple[str, int]] = []
-        self.gain = 0.5  # of the sharpened head
-        self.fault: Callable[[str], None] = lambda what: None
+        self.measured: list[tuple[bool, int]] = []  # whether it has a selector, K
 
     def __call__(self, task: Callable[..., Any], pair: engines.Pair, *args: Any) -> Any:
         return {record.record_all: self.record, engines.measure: self.measure}[task](pair, *args)
 
     def record(self, pair: engines.Pair, prompts: list, folder: Path, num_k: int, candidates: int, _: int) -> None:
-        made = trace(4_000, num_k, candidates)
-        made = made._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
-        for file, group in record.shards(prompts, folder):
-            if not file.exists():
-                self.fault("record")
-                made.rows((made.prompt >= group[0][0]) & (made.prompt <= group[-1][0])).save(file)
-                self.recorded.append(file.name)
+        trace = traced(4_000, num_k, candidates)
+        trace = trace._replace(prompt=torch.arange(4_000, dtype=torch.int32) % len(prompts))
+        for number in (0, 1):
+            trace.rows(trace.prompt % 2 == number).save(folder / f"{number}.safetensors")
 
     def measure(self, pair: engines.Pair, prompts: list, num_k: int, longest: int) -> list[Acceptance]:
-        self.fault("measure")
-        assert read_head(Path(pair.head)).tensors  # a head that stands
-        self.measured.append((Path(pair.head).name, num_k))
-        more = int(40 * self.gain) if Path(pair.head).name == "sharpened" else 0
+        head = read_head(Path(pair.head))  # one that can be loaded
+        more = int(40 * self.gain) if len(self.measured) % 2 else 0  # the head itself comes first
+        self.measured.append((read_selector_config(head.config, "") is not None, num_k))
         counts = [(50 + more + i % 3, 30) for i in range(len(prompts) // engines.GROUP)]
         return [Acceptance(100, (*count, *[0] * (num_k - 2))) for count in counts]
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Engines:
-    made = Engines()
-    monkeypatch.setattr(engines, "in_process", made)
-    monkeypatch.setattr(record, "SHARD", 40)
+    fakes = Engines()
+    monkeypatch.setattr(engines, "in_process", fakes)
     monkeypatch.setattr(fit, "EPOCHS", 1)
-    return made
+    return fakes
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.txt"
-    file.write_text("".join(f"question {i}\n" for i in range(NUM_PROMPTS + ASIDE)))
-    return file
-
-
-@pytest.fixture
-def sharpen(tmp_path: Path, prompts: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def sharpen(tmp_path: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """The command, on the shipped tiny pair, with K = 3."""
+    (tmp_path / "prompts.txt").write_text("".join(f"question {i}\n" for i in range(60)))
 
-    def start(*more: object) -> Any:
-        options = ("--target", TARGET, "--prompts", prompts, "-k", 3, *more)
-        return command(monkeypatch, "sharpen", PEAGLE, tmp_path / "out", *options)
+    def start(*more: object, head: Path = PEAGLE, out: str = "out") -> Ran:
+        options = ("--target", TARGET, "--prompts", tmp_path / "prompts.txt", "-k", 3, *more)
+        return run(monkeypatch, "sharpen", head, tmp_path / out, *options)
 
     return start
 
@@ -103,8 +83,7 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert ran.code == 0, ran.err
     assert left(tmp_path) == ["out"]
     out = tmp_path / "out"
-    head = read_head(out)
-    assert check_pair(head, read_target(str(TARGET)), num_speculative_tokens=3) == []
+    assert check_pair(read_head(out), read_target(str(TARGET)), num_speculative_tokens=3) == []
     assert left(out) == ["config.json", SELECTOR_FOLDER, "model.safetensors"]
     assert (out / "model.safetensors").read_bytes() == (PEAGLE / "model.safetensors").read_bytes()
     config = json.loads((out / "config.json").read_text())
@@ -115,8 +94,7 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert all(tensor.dtype == torch.bfloat16 for name, tensor in tensors.items() if "scale" not in name)
     words = " ".join(ran.out.split())
     assert "4,000 drafts recorded" in words and "(chosen)" in words and "wrote" in words
-    assert fakes.measured == [("tiny-llama-peagle", 3), ("sharpened", 3)]
-    assert fakes.recorded == SHARDS
+    assert fakes.measured == [(False, 3), (True, 3)]
     notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
     assert notes["plan"]["num_speculative_tokens"] == 3
     assert notes["served"][0]["after"][0] > notes["served"][0]["before"][0]
@@ -128,48 +106,6 @@ def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fak
     assert ran.code == 1
     assert ran.err.splitlines()[-1].startswith(f"no better than {PEAGLE} on held-out prompts: nothing is written")
     assert left(tmp_path) == []
-
-
-def interrupted(at: str, after: int) -> Callable[[str], None]:
-    """Stop where the ``after``-th thing of this kind begins, as a killed process does."""
-    before = iter(range(after))
-
-    def fault(what: str) -> None:
-        if what == at and next(before, None) is None:
-            raise KeyboardInterrupt
-
-    return fault
-
-
-@pytest.mark.parametrize(("at", "after"), [("record", 0), ("record", 2), ("measure", 1)])
-def test_it_goes_on_where_it_was_stopped(at: str, after: int, tmp_path: Path, fakes: Engines):
-    fakes.fault = interrupted(at, after)
-    with pytest.raises(KeyboardInterrupt):
-        run_sharpen(tmp_path / "out")
-    assert left(tmp_path) == [".out.sharpen"]
-    assert len(fakes.recorded) == (after if at == "record" else 4)
-    fakes.fault = lambda what: None
-    run_sharpen(tmp_path / "out")
-    assert fakes.recorded == SHARDS  # none twice
-    assert left(tmp_path) == ["out"]
-
-
-def run_sharpen(out: Path, seed: int = 0, **changes: Any) -> sharpening.Sharpened:
-    asked = [[seed, i] for i in range(NUM_PROMPTS)]
-    prompts = Prompts(asked, asked[:16])
-    plan = replace(sharpening.Plan(3, rank=8, num_candidates=4, max_tokens=9, arguments={}), **changes)
-    return sharpening.sharpen(
-        read_head(PEAGLE), sharpening.Job(read_target(str(TARGET)), prompts, plan, lambda *_: None), out
-    )
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"rank": 16}, {"arguments": {"seed": 1}}])
-def test_what_was_begun_otherwise_is_not_mixed(change: dict[str, Any], tmp_path: Path, fakes: Engines):
-    fakes.fault = interrupted("record", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run_sharpen(tmp_path / "out")
-    with pytest.raises(ToolError, match=r"out.sharpen was begun with another head, prompts or options; remove it"):
-        run_sharpen(tmp_path / "out", **change)
 
 
 def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
@@ -191,65 +127,47 @@ def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypat
     assert left(tmp_path) == ["bare", "few.txt"]
 
 
-def full(*args: object, **kwargs: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("file", ["plan.json", "model.safetensors", "sharpen.json"])
+@pytest.mark.parametrize("file", ["0.safetensors", "model.safetensors", "sharpen.json"])
 def test_a_full_disk_is_one_line(file: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
-    """While the plan, the selector or the finished head is written."""
+    """While the trace, the selector or the finished head is written."""
 
     def fills(original: Callable) -> Callable:
-        return lambda path, *args, **more: full() if file in path.name else original(path, *args, **more)
+        def write(path: Path, *args: Any, **more: Any) -> int:
+            if file in path.name:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return original(path, *args, **more)
+
+        return write
 
     for name in ("write_bytes", "write_text"):
         monkeypatch.setattr(Path, name, fills(getattr(Path, name)))
     assert "cannot be written (No space left on device)" in only_line(sharpen())
-    assert left(tmp_path) == [".out.sharpen"]
-
-
-def test_a_full_disk_while_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In the process that records."""
-    llm = SimpleNamespace(collective_rpc=lambda *_, **__: [[]], llm_engine=None)
-    monkeypatch.setattr(record, "answer", lambda *_: {"0": (0, [1, 1], 1)})
-    monkeypatch.setattr(engines.Pair, "engine", lambda *_: nullcontext(llm))
-    monkeypatch.setattr(record, "trace_of", lambda *_: trace(8))
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ToolError, match=r"00000.safetensors cannot be written \(No space left on device\); make room"):
-        record.record_all(engines.Pair("target", "head", {}), [[1]], tmp_path, 3, 4, 9)
-    assert not (tmp_path / "00000.safetensors").exists()
+    assert left(tmp_path) == []
 
 
 def test_prompts_are_mixed_and_none_is_on_both_sides():
     prompts = [[{"role": "user", "content": str(i % 350)}] for i in range(400)]
-    learned, aside = divided(prompts, None)
+    learned, aside = split(prompts, None)
     assert len(aside) == HELD_OUT
     assert not any(prompt in learned for prompt in aside)
     assert learned != sorted(learned, key=str)
-    assert divided(prompts, None) == (learned, aside)
-    assert [len(part) for part in divided(prompts[:82], None)] == [66, 16]
-    learned, aside = divided(prompts, prompts[:3])
+    assert [len(part) for part in split(prompts[:82], None)] == [66, 16]
+    learned, aside = split(prompts, prompts[:3])
     assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
 
 
-def test_a_heads_own_selector_is_fitted_further(tmp_path: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch):
-    """The result has the shapes of the head's own selector, with which it began."""
-    (tmp_path / "prompts.txt").write_text("".join(f"question {i}\n" for i in range(60)))
+def test_an_existing_selector_is_fitted_further(tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
+    """The result has the shapes of the head's existing selector, unless others are asked for."""
     monkeypatch.setattr(fit, "FORMS", ("table",))  # the fakes' hidden states are not as wide as the head's
-    first, out = tmp_path / "first", tmp_path / "out"
-    anew = (first, tmp_path / "anew", ("--rank", 4))
-    for head, made, more in ((PEAGLE, first, ("--rank", 8, "--candidates", 5)), anew, (first, out, ())):
-        options = ("--target", TARGET, "--prompts", tmp_path / "prompts.txt", "-k", 3, *more)
-        ran = command(monkeypatch, "sharpen", head, made, *options)
-        assert ran.code == 0, ran.err
-        assert ("table (chosen)" in ran.out, "own (chosen)" in ran.out) == (more != (), more == ())
-    notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
+    first = tmp_path / "first"
+    assert "table (chosen)" in sharpen("--rank", 8, "--candidates", 5, out="first").out
+    assert "table (chosen)" in sharpen("--rank", 4, head=first, out="other").out
+    assert "own (chosen)" in sharpen(head=first).out
+    notes = json.loads((tmp_path / "out" / SELECTOR_FOLDER / "sharpen.json").read_text())
     assert (notes["plan"]["rank"], notes["plan"]["num_candidates"]) == (8, 5)
-    shapes = [
-        {name: tensor.shape for name, tensor in load_file(made / SELECTOR_FOLDER / "model.safetensors").items()}
-        for made in (first, out)
-    ]
-    assert shapes[0] == shapes[1]
+    selectors = [load_file(head / SELECTOR_FOLDER / "model.safetensors") for head in (first, tmp_path / "out")]
+    before, after = ({name: tensor.shape for name, tensor in selector.items()} for selector in selectors)
+    assert before == after
 
 
 def test_the_engines_process_ends_with_the_command(tmp_path: Path):
@@ -275,11 +193,11 @@ def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     aside.write_text("\n".join(texts[:8]))
     options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32, "--json")
     engine = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
-    ran = command(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))
+    ran = run(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))
     assert ran.code in (0, 1), ran.err
-    found = json.loads(ran.out)
-    assert found["drafts"] > 800
-    (served,) = found["served"]
+    report = json.loads(ran.out)
+    assert report["drafts"] > 800
+    (served,) = report["served"]
     assert 2 < served["before"][0] < 4 and 2 < served["after"][0] < 4
     assert out.exists() == (ran.code == 0)
     if ran.code == 0:

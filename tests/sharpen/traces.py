@@ -9,18 +9,18 @@ VOCAB, HIDDEN, DRAFTS_A_PROMPT = 20, 4, 10
 NEXT = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))  # what follows each token, nearly always
 
 
-def trace(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed: int = 0) -> CandidateTrace:
+def traced(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed: int = 0) -> CandidateTrace:
     """Drafts of a head that has the target's token among its candidates and ranks them by chance.
 
     Args:
-        chained: the target says NEXT of its last token, nineteen times of twenty; else the head's logits say all that
-            can be known.
+        chained: NEXT follows the target's last token, nineteen times of twenty; else nothing but the head's logits
+            tells what follows.
     """
     gen = torch.Generator().manual_seed(seed)
-    ids = torch.stack([torch.randperm(VOCAB, generator=gen)[:candidates] for _ in range(num * k)])
-    logits = 0.5 * torch.randn(num * k, candidates, generator=gen)
-    likely = logits.softmax(-1).multinomial(1, generator=gen)[:, 0]
-    ids, logits, likely = ids.view(num, k, -1), logits.view(num, k, -1), likely.view(num, k)
+    drafts = [torch.randperm(VOCAB, generator=gen)[:candidates] for _ in range(num * k)]
+    ids = torch.stack(drafts).view(num, k, candidates)
+    logits = 0.5 * torch.randn(num, k, candidates, generator=gen)
+    likely = logits.softmax(-1).flatten(0, 1).multinomial(1, generator=gen).view(num, k)
     tokens = torch.randint(VOCAB, (num, k + 1), generator=gen)
     for i in range(k):
         if chained:

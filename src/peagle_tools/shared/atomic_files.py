@@ -16,12 +16,15 @@ PARTIAL = ".partial"
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write whole or not at all: into a file next to ``file``, which is then renamed."""
+    """Write whole or not at all: into a file next to ``file``, which is then renamed. ToolError where it cannot be."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         sync(partial)
         partial.replace(file)
+    except OSError as error:
+        reason = one_line(error.strerror or error)
+        raise ToolError(f"{file} cannot be written ({reason}); fix that, and run the command again") from None
     finally:
         partial.unlink(missing_ok=True)
 

@@ -88,7 +88,7 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
         try:
             return pool.submit(task, *args).result()
         except BrokenProcessPool:
-            raise ToolError("vLLM's process was killed; what is recorded stays, start it again to continue") from None
+            raise ToolError("vLLM's process was killed, perhaps for its memory; run the command again") from None
         except (HeadError, ToolError):
             raise
         except Exception as error:

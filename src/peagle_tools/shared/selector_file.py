@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from peagle_kernels import CandidateSelector
+from peagle_tools.shared.atomic_files import write_whole
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.convert import write_json
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
@@ -20,7 +21,7 @@ def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> Non
     write_json(folder / "config.json", {**head.config, SELECTOR: asdict(selector_config)})
     (folder / SELECTOR_FOLDER).mkdir()
     tensors = {name: tensor.contiguous() for name, tensor in files.named_tensors(selector).items()}
-    (folder / SELECTOR_FOLDER / "model.safetensors").write_bytes(save(tensors))  # raises OSError where a disk is full
+    write_whole(folder / SELECTOR_FOLDER / "model.safetensors", save(tensors))
 
 
 def read_selector(head: Head) -> CandidateSelector | None:

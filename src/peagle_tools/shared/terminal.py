@@ -18,6 +18,9 @@ HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's fold
 RevisionOption = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
 ]
+EngineOption = Annotated[
+    str, typer.Option("--engine", metavar="JSON", help='More arguments of vLLM\'s LLM: {"tensor_parallel_size": 2}.')
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

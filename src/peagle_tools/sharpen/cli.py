@@ -2,12 +2,21 @@
 
 import json
 import sys
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import JsonOption, exit_if_unfit, json_object, one_line_errors
+from peagle_tools.shared.terminal import (
+    EngineOption,
+    JsonOption,
+    exit_if_unfit,
+    exit_on_sigterm,
+    json_object,
+    one_line_errors,
+)
 
 
 def sharpen(
@@ -29,24 +38,21 @@ def sharpen(
         int | None, typer.Option(metavar="M", min=2, max=64, help="Candidates a position; default: HEAD's, or 16.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
-    engine: Annotated[
-        str, typer.Option(metavar="JSON", help='More arguments for vLLM\'s LLM, such as {"tensor_parallel_size": 2}.')
-    ] = "{}",
+    engine: EngineOption = "{}",
     as_json: JsonOption = False,
 ) -> None:
     """Fit a selector to a head, so that its K tokens know of each other. HEAD itself stays as it is.
 
     The target answers the prompts while the head drafts, the selector is fitted to what the head proposed and the
-    target said, and both heads are measured on prompts that were kept aside. The same command continues a stopped one.
+    target said, and both heads are measured on prompts that were kept aside.
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
     from peagle_tools.shared.prompt_files import read_prompts
+    from peagle_tools.shared.prompts import has_template, read_tokenizer, token_ids
     from peagle_tools.sharpen import sharpening
-    from peagle_tools.sharpen.split_prompts import Prompts, divided, read_tokens
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -54,25 +60,23 @@ def sharpen(
     from peagle_vllm.heads.target import read_target
 
     arguments = json_object(engine)
-    console = Console(stderr=True)
-    with one_line_errors(), Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        texts = read_prompts(prompts, target)
+    exit_on_sigterm()
+    with one_line_errors():
         aside = read_prompts(held_out, target) if held_out else None
-        model, found = read_target(target), read_head(download(head))
-        exit_if_unfit(check(found, model))
-        depth = num_speculative_tokens or found.trained_depth or 5
-        own = read_selector_config(found.config, found.config_file)
-        sizes = (rank or (own.selector_rank if own else 64), candidates or (own.selector_top_k if own else 16))
-        plan = sharpening.Plan(depth, *sizes, max_tokens, arguments)
-        bar = bars.add_task("")
-
-        def progress(what: str, done: int, of: int) -> None:
-            bars.update(bar, description=what, completed=done, total=of)
-
-        asked_of = Prompts(*(read_tokens(target, part) for part in divided(texts, aside)))
-        report = sharpening.sharpen(found, sharpening.Job(model, asked_of, plan, progress), out)
+        learn, aside = sharpening.split(read_prompts(prompts, target), aside)
+        model, source = read_target(target), read_head(download(head))
+        exit_if_unfit(check(source, model))
+        depth = num_speculative_tokens or source.trained_depth or 5
+        existing = read_selector_config(source.config, source.config_file)
+        rank = rank or (existing.selector_rank if existing else 64)
+        candidates = candidates or (existing.selector_top_k if existing else 16)
+        tokenizer = read_tokenizer(target)
+        ids = partial(token_ids, tokenizer, chat_template=has_template(tokenizer))
+        plan = sharpening.Plan(depth, rank, candidates, max_tokens, arguments)
+        job = sharpening.Job(model, list(map(ids, learn)), list(map(ids, aside)), plan)
+        report = sharpening.sharpen(source, job, out)
     if as_json:
-        print(json.dumps(sharpening.as_dict(report, plan), indent=2))
+        print(json.dumps(asdict(report), indent=2))
     else:
         Console().print(*report.tables())
         if report.is_better:

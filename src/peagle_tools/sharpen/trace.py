@@ -1,4 +1,4 @@
-"""What a selector is fitted to: the candidates of a served drafter, and what the target said."""
+"""What a selector is fitted to: the candidates of a served drafter, and the target's own tokens."""
 
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
 
@@ -43,7 +44,7 @@ class CandidateTrace(NamedTuple):
         return learned, held
 
     def save(self, file: Path) -> None:
-        """Whole or not at all. Raises OSError, which ``safetensors`` itself does not where a disk is full."""
+        """Whole or not at all. Raises ToolError."""
         write_whole(file, save({name: tensor.contiguous() for name, tensor in self._asdict().items()}))
 
     @classmethod
@@ -85,7 +86,16 @@ class Gain(NamedTuple):
 
     @classmethod
     def over(cls, accepted: Tensor, drafts: Tensor) -> Self:
-        """The same of counts: accepted tokens and drafts of each prompt, or of each group of prompts."""
+        """The same of counts: accepted tokens and drafts of each prompt."""
         mean = accepted.sum() / drafts.sum()
         error = (accepted - mean * drafts).square().sum().sqrt() / drafts.sum()
         return cls(1 + float(mean), float(error))
+
+    @classmethod
+    def of_groups(cls, groups: list[Acceptance]) -> Self:
+        """The same of what each group of prompts was measured with."""
+        return cls.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.length:.3f} ± {self.error:.3f}"
