@@ -12,9 +12,10 @@ from transformers import LlamaConfig, Qwen3Config
 
 from peagle_tools.train.draft_model import PEagleDraftModel
 
-HIDDEN, VOCAB, DRAFT_VOCAB, NUM_AUX, LAYERS = 16, 24, 20, 3, 2
-WINDOW = 4
-CONFIGS = {"llama": (LlamaConfig, 2), "qwen3": (Qwen3Config, 1)}  # class, KV heads beside 4 query heads
+VOCAB, DRAFT_VOCAB = 24, 20
+HIDDEN, NUM_AUX = 16, 3
+LAYERS, WINDOW = 2, 4
+CONFIGS = {"llama": (LlamaConfig, 2), "qwen3": (Qwen3Config, 1)}  # class, KV heads of 4 query heads
 SLIDING = {"full": "", "sliding": "01", "mixed": "1"}  # layers with a window
 
 
@@ -102,18 +103,18 @@ def step(head: torch.nn.Module, batch: dict[str, Tensor], seed: int, **options: 
     """Loss, metrics and gradients by name of one step."""
     head.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
-    _, loss, metrics = head(**batch, **options)
+    loss, metrics = head(**batch, **options)[1:]
     loss.backward()
     gradients = {name: weight.grad for name, weight in head.named_parameters() if weight.requires_grad}
     return {"loss": loss.detach()}, metrics, gradients
 
 
-def furthest(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+def furthest(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     """The largest difference of a tensor relative to its own largest number; a tensor that is all zero must be zero."""
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     errors = [0.0]
     for name, value in wanted.items():
-        assert found[name] is not None, f"{name} has no gradient"
-        error, size = (found[name] - value).abs().max(), value.abs().max()
+        assert actual[name] is not None, f"{name} has no gradient"
+        error, size = (actual[name] - value).abs().max(), value.abs().max()
         errors.append(float(error / size) if size else float(error))
     return max(errors)

@@ -19,7 +19,8 @@ from peagle_tools.train import training
 from peagle_tools.train.peagle_yaml import STAMP, Config, read_config
 from peagle_tools.train.trainer import Trainer
 
-HIDDEN, VOCAB, LAYERS, MASK = 16, 32, 8, 31
+HIDDEN, LAYERS = 16, 8
+VOCAB, MASK = 32, 31
 FORK = get_context("fork")
 ENGINE: dict[str, Any] = {  # of tiny-llama
     "dtype": "float32",
@@ -64,7 +65,7 @@ def toy_run(folder: Path, documents: list[tuple[int, int]] | None = None, **chan
     """peagle.yaml of a run on ``documents``, of so many tokens, of which the first are not supervised.
 
     Args:
-        changes: keys of a section in place of, or beside, those of ``SETTINGS``.
+        changes: keys of a section in place of, or next to, those of ``SETTINGS``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     toy_target(folder / "target")
@@ -136,6 +137,6 @@ def result(file: Path) -> dict[str, Any]:
     names = ("model.safetensors", "master.safetensors", "optimizer.pt", "scheduler.pt")
     log = [json.loads(line) for line in (config.run / "log.jsonl").read_text().splitlines()]
     shown = [{key: line[key] for key in ("step", "lr", "loss", "accuracy", "held_out") if key in line} for line in log]
-    found = {name: (last / name).read_bytes() for name in names}
+    contents = {name: (last / name).read_bytes() for name in names}
     al = (config.run / "al.jsonl").read_text()
-    return {**found, "last": last.name, "best": (folder / "best").readlink(), "log": shown, "al": al}
+    return {**contents, "last": last.name, "best": (folder / "best").readlink(), "log": shown, "al": al}

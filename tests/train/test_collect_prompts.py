@@ -12,7 +12,7 @@ from presidio_analyzer.predefined_recognizers.ner import huggingface_ner_recogni
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import PROMPTS
 from peagle_tools.train import collect_prompts
-from peagle_tools.train.from_target import openings
+from peagle_tools.train.from_target import opening
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config, Data
 from tests.support.models import TARGET, heldout
@@ -39,15 +39,15 @@ def written(tmp_path: Path, rows: list[Any], **data: Any) -> tuple[list[dict[str
 def test_planted_personal_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one, of its kind, and nothing goes to the network for it."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("goes to the network"))
-    planted = [(kind, s.format(each)) for kind, some in PLANTED.items() for each in some for s in SENTENCES]
+    planted = [(kind, s.format(datum)) for kind, data in PLANTED.items() for datum in data for s in SENTENCES]
     rows = [{"prompt": text} for text in ("What is a hash table?", *(text for _, text in planted))]
     lines, report = written(tmp_path, rows)
     assert [line["messages"][0]["content"] for line in lines] == ["What is a hash table?"]
     dropped = list(read_lines(tmp_path / "prompts.dropped.jsonl"))
     assert {row["messages"] for row in dropped} == {None}
-    found = {int(row["source"].rpartition(":")[2]): row["pii"] for row in dropped}
+    hits = {int(row["source"].rpartition(":")[2]): row["pii"] for row in dropped}
     for number, (kind, text) in enumerate(planted, start=2):
-        assert kind in found[number], text
+        assert kind in hits[number], text
     assert report["rows"]["dropped for personal data"] == len(planted)
     assert report["NOT looked for"] == ["names", "places"]
 
@@ -75,53 +75,51 @@ def test_a_clean_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
-    """In the forms that data sets have. Each turn of a conversation stays: the target answers it itself."""
-    said = ["Be brief.", "One?", "Two?"]
-    turns = [{"role": "system", "content": said[0]}, {"role": "user", "content": said[1]}]
-    turns += [{"role": "assistant", "content": "An answer."}, {"role": "user", "content": said[2]}]
-    shared = [{"from": "human", "value": "A question?"}, {"from": "gpt", "value": "An answer."}]
-    rows = [{"messages": turns}, {"conversations": shared}, {"instruction": "Do it.", "output": "An answer."}]
-    lines, report = written(tmp_path, [*rows, {"prompt": "Do it."}, {"id": 7}], pii="none")
-    contents = sorted([message["content"] for message in line["messages"]] for line in lines)
-    assert contents == [["A question?"], said, ["Do it."]]
+    """Each turn of a conversation stays: the target answers it itself."""
+    contents = ["Be brief.", "One?", "Two?"]
+    turns = [{"role": "system", "content": contents[0]}, {"role": "user", "content": contents[1]}]
+    turns += [{"role": "assistant", "content": "An answer."}, {"role": "user", "content": contents[2]}]
+    rows = [{"messages": turns}, {"instruction": "Do it.", "output": "An answer."}, {"prompt": "Do it."}, {"id": 7}]
+    lines, report = written(tmp_path, rows, pii="none")
+    assert sorted([message["content"] for message in line["messages"]] for line in lines) == [contents, ["Do it."]]
     assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
-    counts = {name: count for name, count in report["rows"].items() if count}
-    assert counts == {"rows": 5, "duplicates": 1, "kept": 3}
+    assert nonzero(report) == {"rows": 4, "duplicates": 1, "kept": 2}
     assert report["unusable rows"] == {
-        'holds neither "prompt" nor "messages", but "id"': f"1, first {tmp_path / 'source.jsonl'}:5"
+        'holds neither "prompt" nor "messages", but "id"': f"1, first {tmp_path / 'source.jsonl'}:4"
     }
     assert len(report["NOT looked for"]) == 7
+
+
+def nonzero(report: dict[str, Any]) -> dict[str, int]:
+    return {name: count for name, count in report["rows"].items() if count}
 
 
 def test_a_transcript_in_the_targets_template_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another model's answer would be learned as what a user says."""
     monkeypatch.setattr(collect_prompts, "control_tokens", {str(TARGET): re.compile("<user>")}.get)
     text = "<user>Why?<end><assistant>So.<end>"
-    lines, report = written(tmp_path, [{"text": text}, {"text": "Why?"}, {"text": text}], pii="none")
+    lines, report = written(tmp_path, [{"text": text}, {"text": "Why?"}], pii="none")
     assert [line["messages"][0]["content"] for line in lines] == ["Why?"]
-    assert report["unusable rows"] == {
-        "is in a chat template already (<user>)": f"2, first {tmp_path / 'source.jsonl'}:1"
-    }
+    assert list(report["unusable rows"]) == ["is in a chat template already (<user>)"]
     with pytest.raises(ToolError, match=r"no prompt is left of .*is in a chat template already .*source.jsonl:1"):
         written(tmp_path, [{"text": text}])
 
 
 def wrote(monkeypatch: pytest.MonkeyPatch, *texts: str, more: tuple = ()) -> None:
-    """Let these be prompts of a target's own, and ``more`` of (text, how it ended)."""
+    """Let the target write these prompts, and ``more`` of (text, how it ended)."""
     ended = [*((text, "stop") for text in texts), *more]
-    own = [{"messages": [{"role": "user", "content": text}], "end": end} for text, end in ended]
-    monkeypatch.setattr(collect_prompts, "sampled", lambda *_: own)
+    rows = [{"messages": [{"role": "user", "content": text}], "end": end} for text, end in ended]
+    monkeypatch.setattr(collect_prompts, "sampled", lambda *_: rows)
 
 
 def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept has its number, so that it can be found in what was sampled."""
-    own = ("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
+    texts = ("What is a hash table?", "Too short a one", "Too short", "x" * 600, "x" * 601, "What is a hash table?")
     ends = (("This goes on", "length"), ("<|user|> of another turn", "special token"))
-    wrote(monkeypatch, *own, "Mail jane.doe@example.com a note for me.", more=ends)
+    wrote(monkeypatch, *texts, "Mail jane.doe@example.com a note for me.", more=ends)
     lines, report = written(tmp_path, [], from_target=1)
     assert {line["source"] for line in lines} == {"target:1", "target:2", "target:4"}
-    counts = {name: count for name, count in report["rows"].items() if count}
-    assert counts == {
+    assert nonzero(report) == {
         "written by the target": 9,
         "not ended": 1,
         "with a special token": 1,
@@ -160,21 +158,17 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatc
 
 
 def test_the_opening_of_a_users_turn_is_what_the_chat_template_says() -> None:
-    """Of templates with tokens and with plain words around a turn, after system prompts and in languages."""
+    """Of templates with tokens and with plain words around a turn."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    (own,) = openings(tokenizer, [], [])
-    assert (own.system, own.text, own.end) == ("", "<|bos|><|user|>", "<|end|>")
-    found = openings(tokenizer, ["Be brief.", "Be kind."], ["French", "Dutch"])
-    assert [each.system for each in found] == ["Be brief.", "Be brief.", "Be kind.", "Be kind."]
-    assert "Be kind. The user writes in Dutch.<|end|><|user|>" in found[3].text
+    assert opening(tokenizer) == ("<|bos|><|user|>", "<|end|>")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
-    assert openings(tokenizer, [], [])[0].text.endswith("[INST]") and openings(tokenizer, [], [])[0].end == "[/INST]"
+    assert opening(tokenizer) == ("<|bos|>[INST]", "[/INST]")
     for template in ("{{ raise_exception('no') }}", "{{ messages[0]['content'] }}", "nothing of the user"):
         tokenizer.chat_template = template
         with pytest.raises(ToolError, match="the target's chat template"):
-            openings(tokenizer, [], [])
+            opening(tokenizer)
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -15,24 +15,27 @@ from typer.testing import CliRunner
 
 from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError
+from peagle_tools.train import pipeline as module
 from peagle_tools.train import steps
 from peagle_tools.train.lines import write_lines
 from peagle_tools.train.peagle_yaml import Config, Data, read_config
-from peagle_tools.train.pipeline import WRITES, _run, pipeline
+from peagle_tools.train.pipeline import SPECULATORS, STEPS, _run, pipeline
 from tests.support.models import TARGET
 
-STEPS = list(WRITES)
+NAMES = list(STEPS)
+WRITTEN = [name for _, writes in STEPS.values() for name in writes]
 
 
 class Steps:
     """Runs no step, but notes it and writes its first file; ``fails`` is the status of the step of this name."""
 
     def __init__(self, config: Config, **fails: int):
-        self.config, self.fails, self.ran = config, fails, []
+        self.config, self.fails = config, fails
+        self.ran: list[str] = []
 
     def __call__(self, step: str, file: Path, config: Config) -> int:
         self.ran.append(step)
-        for path in (self.config.run / name for name in WRITES[step][:1]):
+        for path in (self.config.run / name for name in STEPS[step][1][:1]):
             path.write_text(step) if path.suffix else path.mkdir(parents=True, exist_ok=True)
         return self.fails.get(step, 0)
 
@@ -57,9 +60,9 @@ def written(folder: Path, max_tokens: int, more: str = "") -> Path:
 
 
 def test_finished_steps_are_skipped(file: Path) -> None:
-    at = STEPS.index("states")
-    assert end(file, states=75) == (75, STEPS[: at + 1])
-    assert end(file) == (0, STEPS[at:])
+    at = NAMES.index("states")
+    assert end(file, states=75) == (75, NAMES[: at + 1])
+    assert end(file) == (0, NAMES[at:])
     assert end(file) == (0, [])
 
 
@@ -84,48 +87,53 @@ def test_a_signal_reaches_training_once_and_its_end_is_waited_for(number: int, t
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("folder: 2024-13-45", "peagle.yaml: no YAML: "),
-        ('folder: "\x01"', "peagle.yaml: no YAML: "),
-        ("engine: {dtype: [bfloat16]}", r"engine: dtype is \['bfloat16'\]"),
-        ("data: {backend: files}", "data.backend: Input should be 'file', 'fp8' or 'mooncake'"),
-        ("data: {endpoint: 'http://localhost:99999/v1'}", "data.endpoint: Port out of range"),
+        ("folder: 2024-13-45", " no YAML: "),
+        ('folder: "\x01"', " no YAML: "),
+        ("engine: {dtype: [bfloat16]}", r"2: engine: dtype is \['bfloat16'\]"),
+        ("engine: {dtype: auto}", "2: engine: dtype is 'auto', which does not say how hidden states"),
+        ("data: {endpoint: 'http://localhost:99999/v1'}", "2: data.endpoint: Port out of range"),
     ],
 )
-def test_a_value_that_cannot_be_read_is_named(line: str, says: str, tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_used_is_named(line: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "peagle.yaml").write_text(f"target: {TARGET}\n{line}\n")
-    with pytest.raises(ToolError, match=says):
+    with pytest.raises(ToolError, match=f"peagle.yaml:{says}"):
         read_config(tmp_path / "peagle.yaml")
+
+
+def test_another_speculators_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that is checked is the one that this package requires."""
+    for requirements in ("pyproject.toml", "requirements/train.txt"):
+        assert f"speculators=={SPECULATORS}" in Path(requirements).read_text()
+    monkeypatch.setattr(module, "version", lambda _: "0.10.0")
+    ended = CliRunner().invoke(app, ["train", "data", str(file)])
+    assert ended.exit_code == 2 and ended.stderr.startswith(
+        "peagle-vllm: speculators 0.10.0 is installed, and training"
+    )
+    assert f"pip install --no-deps speculators=={SPECULATORS} hs-connectors=={SPECULATORS}\n" in ended.stderr
 
 
 def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> None:
     """Also where the step was only begun: half of its answers would be of other settings."""
-    assert end(file, answers=75) == (75, STEPS[:2])
+    assert end(file, answers=75) == (75, NAMES[:2])
     written(file.parent, 16)
     with pytest.raises(ToolError, match=r"answers was begun with other settings .* `--from answers`"):
         end(file)
-    assert end(file, "answers") == (0, STEPS[1:])
+    assert end(file, "answers", answers=2) == (2, ["answers"])
+    (read_config(file).run / "answers.jsonl").unlink()  # where nothing is written, other settings may be tried
+    assert end(written(file.parent, 32)) == (0, NAMES[1:])
     (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
     with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
         end(file)
 
 
-def test_a_step_that_wrote_nothing_may_get_other_settings(file: Path) -> None:
-    """It refused its settings, such as documents that are longer than a step."""
-    assert end(file, answers=2) == (2, STEPS[:2])
-    (read_config(file).run / "answers.jsonl").unlink()
-    assert end(written(file.parent, 16)) == (0, STEPS[1:])
-
-
 def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path) -> None:
     """The server's own dtype is another: with that, answers are others."""
-    assert end(file, run=2) == (2, STEPS[:-1])
+    assert end(file, run=2) == (2, NAMES[:-1])
     shutil.rmtree(read_config(file).run / "checkpoints")  # nothing is trained yet
     assert end(written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: bfloat16}\n")) == (0, ["run", "check"])
     written(file.parent, 8, "step: {dtype: float32}\nengine: {dtype: float32}\n")
     with pytest.raises(ToolError, match="answers was begun with other settings"):
         end(file)
-    with pytest.raises(ToolError, match=r":3: engine: dtype is 'auto', which does not say how hidden states"):
-        read_config(written(file.parent, 8, "engine: {dtype: auto}\n"))
 
 
 def test_a_target_is_enough(tmp_path: Path) -> None:
@@ -137,11 +145,11 @@ def test_a_target_is_enough(tmp_path: Path) -> None:
         file.write_text(json.dumps({"target": str(TARGET), "data": data}))
         return file
 
-    own = {"from_target": 9, "apart_from": ["measured.jsonl"]}
-    assert end(write(**own)) == (0, STEPS)
+    data = {"from_target": 9, "apart_from": ["measured.jsonl"]}
+    assert end(write(**data)) == (0, NAMES)
     for change in ({"from_target": 10}, {"sampling": {"top_p": 1}}, {"apart_from": []}):
         with pytest.raises(ToolError, match="prompts was begun with other settings"):
-            end(write(**own | change))
+            end(write(**data | change))
     ended = CliRunner().invoke(app, ["train", "prompts", str(write())])
     assert ended.exit_code == 2 and "data.prompts: is empty; name files, or data sets of the hub" in ended.stderr
 
@@ -150,7 +158,7 @@ def test_doing_a_step_again_removes_what_it_and_later_ones_wrote(file: Path) -> 
     end(file)
     kept = {"prompts.jsonl", "answers.jsonl"}
     assert end(file, "data", data=2) == (2, ["data"])
-    there = {path.name for path in read_config(file).run.iterdir() if path.name in sum(WRITES.values(), ())}
+    there = {path.name for path in read_config(file).run.iterdir() if path.name in WRITTEN}
     assert there == kept | {"data"}  # which the stand-in has written again
 
 

@@ -39,7 +39,8 @@ def by_one(file: Path) -> dict[str, torch.Tensor]:
     """The head after the steps that two processes make, their gradients averaged in one."""
     config = read_config(file)
     trainer = make_trainer(config, to_options(config))
-    loader, head, (optimizer,) = trainer.train_loader, trainer.model.train(), trainer.optimizers
+    loader, head = trainer.train_loader, trainer.model.train()
+    (optimizer,) = trainer.optimizers
     samplers = [MultipackDistributedBatchSamplerV2(32, loader.dataset.approx_lengths, 2, rank) for rank in (0, 1)]
     assert [len(sampler) for sampler in samplers] == [STEPS, STEPS]
     supervised = []
@@ -48,7 +49,7 @@ def by_one(file: Path) -> dict[str, torch.Tensor]:
         for rank, rows in enumerate(batches):
             batch = loader.collate_fn([loader.dataset[row] for row in rows])
             trainer.global_step = 2 * step + rank  # which decides what is sampled
-            _, loss, _ = head(**batch, **trainer.config.train_call_kwargs)
+            loss = head(**batch, **trainer.config.train_call_kwargs)[1]
             (loss / 2).backward()
             supervised.append(int(batch["loss_mask"].sum()))
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -62,13 +63,13 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     file, wanted = toy_run(tmp_path / "run", DOCUMENTS, **SETTINGS), by_one(toy_run(tmp_path, DOCUMENTS, **SETTINGS))
     last = read_config(file).run / f"checkpoints/step-{STEPS}"
     assert in_two(file) == [0, 0]
-    found = load_file(last / "master.safetensors")
-    for name, tensor in found.items():
+    weights = load_file(last / "master.safetensors")
+    for name, tensor in weights.items():
         torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-7)
     (last / "training_state.json").unlink()
     assert in_two(file) == [0, 0]
     again = load_file(last / "master.safetensors")
-    assert all(torch.equal(tensor, found[name]) for name, tensor in again.items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in again.items())
     with pytest.raises(ToolError, match="processes was 2 and is 1"):
         train(file)
 

@@ -33,29 +33,29 @@ def documents() -> list[dict[str, Tensor]]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    found = []
+    rows = []
     with torch.no_grad():
-        said = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
-        for row, prompt in zip(said, prompts, strict=True):
+        texts = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+        for row, prompt in zip(texts, prompts, strict=True):
             text = row[longest - len(prompt) :]
             states = target(text[None], output_hidden_states=True).hidden_states
             hidden = torch.cat([states[layer][0] for layer in AUX_LAYERS], dim=-1)
             answer = torch.arange(len(text)) >= len(prompt)
-            found.append({"input_ids": text[1:], "hidden_states": hidden[:-1], "loss_mask": answer[1:].long()})
-    return found
+            rows.append({"input_ids": text[1:], "hidden_states": hidden[:-1], "loss_mask": answer[1:].long()})
+    return rows
 
 
 @pytest.mark.parametrize("folder", [PEAGLE, PEAGLE_REDUCED], ids=["all-tokens", "reduced-vocabulary"])
 def test_acceptance_is_what_vllm_counted(folder: Path, documents: list[dict[str, Tensor]]) -> None:
     """Each position over the same prompts, in models/RESULTS.json. At K = 7 the rounds are the very same ones."""
     head = PEagleDraftModel.from_pretrained(folder).float()
-    found = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)[REPLAY]
+    replayed = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)[REPLAY]
     arms = [arm for arm in PUBLISHED["arms"] if arm["head"] == folder.name]
     assert [arm["k"] for arm in arms] == [3, 5, 7]
     for arm in arms:
-        one, same = found[arm["k"] - 1], arm["k"] == NUM_K
-        assert one.length == pytest.approx(arm["al"], rel=0 if same else 0.01, abs=0.0006)
-        assert list(one.shares) == pytest.approx(arm["acceptance"], rel=0, abs=0.0006 if same else 0.01)
+        acceptance, same = replayed[arm["k"]], arm["k"] == NUM_K
+        assert acceptance.length == pytest.approx(arm["al"], rel=0 if same else 0.01, abs=0.0006)
+        assert list(acceptance.shares) == pytest.approx(arm["acceptance"], rel=0, abs=0.0006 if same else 0.01)
 
 
 @pytest.mark.parametrize("folder", [PEAGLE, PEAGLE_REDUCED], ids=["all-tokens", "reduced-vocabulary"])
@@ -69,7 +69,7 @@ def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, T
     tables = selector.predecessor_codebook, selector.successor_codebook, selector.hidden_projection.weight
     write_selector(sharp, read_head(folder), served(*(table.detach() for table in tables)))
     reference, accepted = Reference(TARGET, sharp), []
-    found = replay(head, documents[:6], k, TOKENS)
+    replayed = replay(head, documents[:6], k, TOKENS)
     for document in documents[:6]:
         first, ids = int(document["loss_mask"].nonzero()[0]), document["input_ids"].tolist()
         at, tokens = first, [0, *ids]
@@ -83,11 +83,11 @@ def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, T
                 right += 1
             accepted.append(right)
             at += right + 1
-    walked = found[REPLAY][k - 1]
-    assert (walked.num_drafts, walked.num_accepted) == (len(accepted), sum(accepted))
-    assert found[UNSELECTED] != found[REPLAY]
+    selected = replayed[REPLAY][k]
+    assert (selected.num_drafts, selected.num_accepted) == (len(accepted), sum(accepted))
+    assert replayed[UNSELECTED] != replayed[REPLAY]
     head.candidate_selector = None
-    assert replay(head, documents[:6], k, TOKENS) == {REPLAY: found[UNSELECTED]}
+    assert replay(head, documents[:6], k, TOKENS) == {REPLAY: replayed[UNSELECTED]}
 
 
 def test_after_a_loop_nothing_is_known(documents: list[dict[str, Tensor]]) -> None:
@@ -95,7 +95,7 @@ def test_after_a_loop_nothing_is_known(documents: list[dict[str, Tensor]]) -> No
     head = PEagleDraftModel.from_pretrained(PEAGLE).float()
     answer = documents[0]["input_ids"].clone()
     answer[-4:] = answer[-8:-4] = answer[-12:-8]
-    num_said = int(documents[0]["loss_mask"].sum())
+    length = int(documents[0]["loss_mask"].sum())
     for ids, is_same in ((answer, True), (torch.cat([answer[:-1], answer[:1]]), False)):
-        one = [documents[0] | {"input_ids": ids}]
-        assert (replay(head, one, 5, num_said + 1) == replay(head, one, 5, num_said)) is is_same
+        document = [documents[0] | {"input_ids": ids}]
+        assert (replay(head, document, 5, length + 1) == replay(head, document, 5, length)) is is_same

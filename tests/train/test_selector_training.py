@@ -3,14 +3,12 @@
 import json
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from speculators.models.peagle.data import generate_cod_sample_indices
-from speculators.train import trainer as library
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,7 +19,7 @@ from peagle_tools.train import replay as replaying
 from peagle_tools.train import selector_training as module
 from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.draft_model import PEagleDraftModel
-from peagle_tools.train.peagle_yaml import read_config
+from peagle_tools.train.peagle_yaml import Config, HeadSettings, read_config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.training import make_trainer, to_options
 from tests.conftest import ARM
@@ -33,7 +31,8 @@ from tests.support.reference import Reference
 from tests.train.heads import DRAFT_VOCAB, VOCAB, Shape, batch, cross_entropy, furthest, pair, step
 from tests.train.runs import at_step, result, stop, toy_run, train
 
-ALPHA, RANK, CANDIDATES = 0.7, 4, 8
+ALPHA = 0.7
+RANK, CANDIDATES = 4, 8
 LOSS = {"ce": (cross_entropy, 1.0)}
 
 
@@ -47,12 +46,16 @@ def whole_step(
     loss = flat(**given, **options)[1]
     hook.remove()
     torch.manual_seed(0)
-    ids, documents, mask = (given[name][0].tolist() for name in ("input_ids", "document_ids", "loss_mask"))
+    ids, documents = given["input_ids"][0].tolist(), given["document_ids"][0].tolist()
     ratios = (options[name] for name in ("num_depths", "down_sample_ratio", "down_sample_ratio_min"))
     anchor, depth = generate_cod_sample_indices(len(ids), given["loss_mask"], *ratios)
     losses, counts = [], torch.zeros(3, options["num_depths"])
     for row, (at, d) in enumerate(zip((anchor + depth).tolist(), depth.tolist(), strict=True)):
-        if not mask[at] or documents[at : at + 2].count(documents[at]) < 2 or ids[at + 1] not in draft_ids:
+        if (
+            not given["loss_mask"][0, at]
+            or documents[at : at + 2].count(documents[at]) < 2
+            or ids[at + 1] not in draft_ids
+        ):
             continue
         truth, logits = draft_ids.index(ids[at + 1]), seen["logits"][row]
         candidates = logits.topk(CANDIDATES).indices.tolist()
@@ -67,15 +70,14 @@ def whole_step(
     (loss + ALPHA * of_selector).backward()
     gradients = {name: weight.grad for name, weight in flat.named_parameters() if weight.requires_grad}
     gradients |= {f"candidate_selector.{name}": weight.grad for name, weight in selector.named_parameters()}
-    found = {"total": counts[0], "recall": counts[1], "selector": counts[2], "loss": of_selector.detach()}
-    return {"loss": (loss + ALPHA * of_selector).detach()}, found, gradients
+    metrics = {"total": counts[0], "recall": counts[1], "selector": counts[2], "loss": of_selector.detach()}
+    return {"loss": (loss + ALPHA * of_selector).detach()}, metrics, gradients
 
 
 def test_a_checkpoint_is_judged_with_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = {replaying.REPLAY: [Acceptance(10, (5,))], replaying.UNSELECTED: [Acceptance(10, (9,))]}
-    monkeypatch.setattr(replaying, "replay", lambda *_: found)
-    parts = {"head": {"depths": 1}, "data": {"max_tokens": 8}, "step": {"chunk_rows": 8}}
-    config: Any = SimpleNamespace(run=tmp_path, ks=[1], **{name: SimpleNamespace(**of) for name, of in parts.items()})
+    acceptances = {replaying.REPLAY: {2: Acceptance(10, (5, 0))}, replaying.UNSELECTED: {2: Acceptance(10, (9, 0))}}
+    monkeypatch.setattr(replaying, "replay", lambda *_: acceptances)
+    config = Config(target="", folder=str(tmp_path), head=HeadSettings(depths=2))
     head: Any = torch.nn.Identity()
     assert replaying.measure(config, head, cast("Any", []), 3) == 1.5
     how = {line["how"]: line["al"] for line in map(json.loads, (tmp_path / "al.jsonl").read_text().splitlines())}
@@ -105,14 +107,15 @@ def test_a_step_in_parts_is_the_whole_formula(
     given = batch([9, 2, 12], supervised, torch.float64, padding=3)
     options = {"num_depths": 4, "down_sample_ratio": ratio[0], "down_sample_ratio_min": ratio[1]}
     options["loss_config"] = LOSS
-    loss, metrics, gradients = whole_step(flat, selectors[0], draft_ids, given, options)
-    found = step(parts, given, 0, **options, chunk_rows=chunk_rows, selector_alpha=ALPHA)
-    assert furthest(found[0], loss) < 1e-10 and furthest(found[2], gradients) < 1e-10
-    assert float(found[1]["selector_loss_sum"]) == pytest.approx(float(metrics["loss"]), rel=1e-12)
+    wanted = whole_step(flat, selectors[0], draft_ids, given, options)
+    actual = step(parts, given, 0, **options, chunk_rows=chunk_rows, selector_alpha=ALPHA)
+    assert furthest(actual[0], wanted[0]) < 1e-10 and furthest(actual[2], wanted[2]) < 1e-10
+    metrics = wanted[1]
+    assert float(actual[1]["selector_loss_sum"]) == pytest.approx(float(metrics["loss"]), rel=1e-12)
     assert 0 < metrics["selector"].sum() < metrics["recall"].sum() < metrics["total"].sum()
     for name, depth in product(("recall", "selector"), range(4)):
-        assert found[1][f"{name}_{depth}_acc_sum"] == metrics[name][depth]
-        assert found[1][f"{name}_{depth}_acc_total"] == metrics["total"][depth]
+        assert actual[1][f"{name}_{depth}_acc_sum"] == metrics[name][depth]
+        assert actual[1][f"{name}_{depth}_acc_total"] == metrics["total"][depth]
 
 
 def test_a_step_without_a_token_to_choose_has_no_selector_loss() -> None:
@@ -120,7 +123,7 @@ def test_a_step_without_a_token_to_choose_has_no_selector_loss() -> None:
     _, parts = pair.__wrapped__(Shape())
     parts.candidate_selector = new_selector(parts, RANK, None)  # no token can be drafted
     given = batch([12], [*range(3, 12)], torch.float32)
-    _, metrics, gradients = step(parts, given, 0, num_depths=3, loss_config=LOSS)
+    metrics, gradients = step(parts, given, 0, num_depths=3, loss_config=LOSS)[1:]
     assert metrics["selector_loss_sum"] == 0 and gradients["fc.weight"].any()
     assert not any(gradients[f"candidate_selector.{name}"].any() for name in parts.candidate_selector.state_dict())
 
@@ -139,10 +142,9 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     edge = "edge/model.safetensors"
     assert (folder / edge).read_bytes() == (other / edge).read_bytes()
 
-    head, selector, master = (load_file(folder / name) for name in ("model.safetensors", edge, "master.safetensors"))
-    assert not set(head) & set(selector) and {name for name in selector if "scale" not in name} | set(head) == set(
-        master
-    )
+    head, selector = load_file(folder / "model.safetensors"), load_file(folder / edge)
+    master = load_file(folder / "master.safetensors")
+    assert {name for name in selector if "scale" not in name} == set(master) - set(head)
     assert all(torch.equal(tensor.bfloat16(), selector[name]) for name, tensor in master.items() if name in selector)
     assert master["candidate_selector.predecessor_codebook"].any()
     shown = CliRunner().invoke(app, ["inspect", str(folder), "--target", str(whole.parent / "target")])
@@ -172,17 +174,16 @@ def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_new_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, name: str) -> None:
     config = read_config(toy_run(tmp_path / "run", selector={"rank": RANK, "lr": 0.002}, optimizer={"name": name}))
-    before = library.build_optimizers
     trainer = make_trainer(config, to_options(config))
-    assert library.build_optimizers is before  # other trainers of this process have no selector
     selector = trainer.head.candidate_selector  # whose successors are not 0: else neither would ever get a gradient
     assert selector.successor_codebook.all() and not selector.predecessor_codebook.any()  # no draft is changed yet
     wanted = {f"candidate_selector.{part}" for part in selector.state_dict()}
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    (own,) = (group for group in groups if wanted & set(group["param_names"]))
-    assert isinstance(trainer.optimizers[-1], torch.optim.AdamW) and own in trainer.optimizers[-1].param_groups
-    assert set(own["param_names"]) == wanted and own["weight_decay"] == 0 and own["initial_lr"] == 0.002
-    assert all(group["weight_decay"] > 0 and group["initial_lr"] != 0.002 for group in groups if group is not own)
+    *others, group = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    assert isinstance(trainer.optimizers[-1], torch.optim.AdamW)
+    assert set(group["param_names"]) == wanted and group["weight_decay"] == 0 and group["initial_lr"] == 0.002
+    assert all(group["weight_decay"] > 0 and group["initial_lr"] != 0.002 for group in others)
+    without = read_config(toy_run(tmp_path / "without", optimizer={"name": name}))
+    assert len(make_trainer(without, to_options(without)).optimizers[-1].param_groups) == 1
 
 
 @pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")

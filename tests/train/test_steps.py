@@ -28,7 +28,8 @@ from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
 from tests.train.runs import ENGINE, toy_run
 
-HELD_OUT, PROMPTS, MAX_TOKENS, LAYERS = 4, 10, 20, [2, 5, 7]
+PROMPTS, HELD_OUT = 10, 4
+MAX_TOKENS, LAYERS = 20, [2, 5, 7]
 TOO_LONG = "def f(x):\n    return x\n" * 60  # more tokens than the server's max_model_len
 
 
@@ -40,22 +41,21 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     rows = [{"id": f"{n:02}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(texts)]
     rows[1]["messages"].append({"role": "user", "content": "And now?"})
     write_lines(folder / "prompts.jsonl", rows)
-    data = {"held_out": HELD_OUT, "max_tokens": MAX_TOKENS, "serve": False}
-    made = Config(
+    endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    config = Config(
         target=str(TARGET),
         folder=str(folder),
-        data=Data(**data),
+        data=Data(held_out=HELD_OUT, max_tokens=MAX_TOKENS, serve=False, endpoint=endpoint),
         head=HeadSettings(aux_layers=LAYERS),
         step=Step(tokens=256, dtype="float32"),
         engine=ENGINE,
     )
-    made = changed(made, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")
     with pytest.MonkeyPatch.context() as patch:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process less that imports vLLM
-        with serve.running(changed(made, "data", serve=True), folder / "logs/server.log", hidden_states=True):
-            yield made
+        with serve.running(changed(config, "data", serve=True), folder / "logs/server.log", hidden_states=True):
+            yield config
 
 
 def answers_of(config: Config) -> Path:
@@ -98,8 +98,8 @@ def test_answers_are_the_targets_own(config: Config, target: Any) -> None:
         logits = target(torch.tensor([row["input_ids"]])).logits[0, start - 1 : -1]
         assert logits.argmax(-1).tolist() == row["input_ids"][start:]
     looping = rows(config)[6]
-    said = [token for token, spoken in zip(looping["input_ids"], looping["loss_mask"], strict=True) if spoken]
-    assert looping["finish_reason"] == "repetition" and said[-12:] == said[-4:] * 3 and len(said) < MAX_TOKENS
+    answer = looping["input_ids"][looping["loss_mask"].index(1) :]
+    assert looping["finish_reason"] == "repetition" and answer[-12:] == answer[-4:] * 3 and len(answer) < MAX_TOKENS
 
 
 def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> None:
@@ -131,71 +131,64 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
     assert ended.exit_code == 75 and "gives no prompts ([Errno 111] Connection refused)" in ended.stderr
     ended = write(41, sampling={"temperature": -1})
     assert ended.exit_code == 2 and "gives no prompts (Error code: 400" in ended.stderr
-    ended = write(40, systems=["Be brief."])
-    assert ended.exit_code == 2 and "was sampled after other system prompts" in ended.stderr
+    write_lines(sampled, [rows[0] | {"after": "<s>"}])
+    ended = write(40)
+    assert ended.exit_code == 2 and "was sampled from another target; remove it" in ended.stderr
 
 
-def test_a_prompt_answered_with_nothing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second try would not change a greedy answer without a token. Data are made of finished answers only."""
-    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False, concurrency=7))
-    row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": "", "primary_id": "a", "id": "a_gen0"}
+def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A greedy answer without a token, which a second try would not change, and turns after max_tokens tokens in all.
+
+    Data are made of finished answers only.
+    """
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False, concurrency=7))
+    row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": ""}
     row["metadata"] = {"sampling_params": {"temperature": 0}, "finish_reason": "length"}
 
     def answer(words: list[str], *_: object) -> None:
         assert words[words.index("--concurrency") + 1] == "7"
-        write_lines(answers_of(own), [row])
-        error = {"id": "b", "metadata": {"error": "ValueError('empty assistant generation (sample 0)')"}}
+        write_lines(answers_of(config), [row | {"primary_id": key[0], "id": key} for key in ("a0", "a1", "b0", "c0")])
+        error = {"id": "d", "metadata": {"error": "ValueError('empty assistant generation (sample 0)')"}}
         write_lines(tmp_path / "answers.errors.jsonl", [error])
         with pytest.raises(ToolError, match="is not finished; `peagle-vllm train answers`"):
-            steps.data(own)
+            steps.data(config)
 
-    write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": []} for key in "ab"))
+    turns = [{"role": "user", "content": "One?"}, {"role": "user", "content": "Two?"}]
+    write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": turns} for key in "abcd"))
     monkeypatch.setattr(steps, "speculators", answer)
-    assert "1 prompts refused or answered with nothing, see answers.errors.jsonl" in steps.answers(own)
+    report = steps.answers(config)
+    assert "4 answers to 3 prompts, 4 of them ended by max_tokens" in report
+    assert ", 2 later turns not asked, after more than max_tokens in all; 1 prompts refused or answered with" in report
+    assert report.endswith("nothing, see answers.errors.jsonl")
     with pytest.raises(ToolError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
-        steps.states(own)
-
-
-def test_turns_that_speculators_leaves_out_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks no further turn where prompt and answers have more than max_tokens tokens already."""
-    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False))
-    row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": "", "finish_reason": "stop", "temperature": 0}
-    said = [{"role": "user", "content": "One?"}, {"role": "user", "content": "Two?"}]
-    write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": said} for key in "abc"))
-    answered = [
-        row | {"primary_id": key, "id": key + gen} for key, gen in (("a", "0"), ("a", "1"), ("b", "0"), ("c", "0"))
-    ]
-    monkeypatch.setattr(steps, "speculators", lambda *_: write_lines(answers_of(own), answered))
-    assert ", 2 later turns not asked, after more than max_tokens in all; 0 prompts refused" in steps.answers(own)
+        steps.states(config)
 
 
 def test_held_out_answers_are_greedy(tmp_path: Path) -> None:
     """Where the first prompt was refused greedily and answered at the temperature, the next one is held out."""
-    own = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=2, temperature=1))
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=2, temperature=1))
     row = {"loss_mask": [0, 1], "text": "", "finish_reason": "stop"}
-    given = [(1, [1, 2], 1), (2, [3, 4], 0), (3, [5, 6], 1)]
-    write_lines(
-        answers_of(own), [{**row, "primary_id": key, "input_ids": ids, "temperature": t} for key, ids, t in given]
-    )
+    answers = [(1, [1, 2], 1), (2, [3, 4], 0), (3, [5, 6], 1)]
+    rows = [row | {"primary_id": key, "input_ids": ids, "temperature": t} for key, ids, t in answers]
+    write_lines(answers_of(config), rows)
     with pytest.raises(ToolError, match="3 answers, 1 of them greedy, are too few: 2 greedy ones are held out"):
-        steps.data(own)
-    own = changed(own, "data", held_out=1)
-    assert "3 documents, 6 tokens, the longest 2, 1 held out" in steps.data(own)
-    assert load_from_disk(str(own.data_folder)).with_format(None)["input_ids"][-1] == [3, 4]
+        steps.data(config)
+    config = changed(config, "data", held_out=1)
+    assert "3 documents, 6 tokens, the longest 2, 1 held out" in steps.data(config)
+    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"][-1] == [3, 4]
 
 
-def test_documents_longer_than_a_step_are_refused_or_kept_to_be_split(config: Config) -> None:
+def test_documents_longer_than_a_step_are_refused(config: Config) -> None:
     """The last documents are those of the first prompts, answered greedily."""
     longest = max(len(row["input_ids"]) for row in rows(config))
-    short = changed(config, "step", tokens=longest - 1)
-    with pytest.raises(ToolError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step"):
-        steps.data(short)
+    with pytest.raises(ToolError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step.tokens$"):
+        steps.data(changed(config, "step", tokens=longest - 1))
     assert not config.data_folder.exists()
-    assert "1 are longer than a step and split" in steps.data(changed(short, "data", long="split"))
-    found = [row["input_ids"] for row in load_from_disk(str(config.data_folder)).with_format(None)]
+    steps.data(config)
+    documents = [row["input_ids"] for row in load_from_disk(str(config.data_folder)).with_format(None)]
     answered = [row["input_ids"] for row in rows(config)]
-    assert sorted(found[-HELD_OUT:]) == sorted(answered[:HELD_OUT])
-    assert sorted(found[:-HELD_OUT]) == sorted(answered[HELD_OUT:])
+    assert sorted(documents[-HELD_OUT:]) == sorted(answered[:HELD_OUT])
+    assert sorted(documents[:-HELD_OUT]) == sorted(answered[HELD_OUT:])
 
 
 def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any) -> None:
@@ -206,10 +199,10 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
     folder = config.data_folder / "hidden_states"
     folder.mkdir()
     ids = load_from_disk(str(config.data_folder))["input_ids"]
-    kept, cut, other = ({"token_ids": ids[n], "hidden_states": torch.zeros(len(ids[n]), 4, 128)} for n in (0, 1, 3))
-    save_file(kept, folder / "hs_0.safetensors")
-    (folder / "hs_1.safetensors").write_bytes(save(cut)[:-7])
-    save_file(other, folder / "hs_2.safetensors")
+    zeros = [{"token_ids": tokens, "hidden_states": torch.zeros(len(tokens), 4, 128)} for tokens in ids]
+    save_file(zeros[0], folder / "hs_0.safetensors")
+    (folder / "hs_1.safetensors").write_bytes(save(zeros[1])[:-7])
+    save_file(zeros[3], folder / "hs_2.safetensors")
     last: list[torch.Tensor] = []
     target.model.norm.register_forward_pre_hook(lambda _, inputs: last.append(inputs[0]))
     assert "those of 1 were there" in steps.states(config)
@@ -218,16 +211,10 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
     assert json.loads((config.data_folder / STAMP).read_text()) == config.stamp
     assert not load_file(folder / "hs_0.safetensors")["hidden_states"].any()
     for number in range(1, PROMPTS):
-        found = load_file(folder / f"hs_{number}.safetensors")
+        stored = load_file(folder / f"hs_{number}.safetensors")["hidden_states"]
         states = target(ids[number][None], output_hidden_states=True).hidden_states
         expected = torch.stack([*(states[layer][0] for layer in LAYERS), last[-1][0]], dim=1)
-        torch.testing.assert_close(found["hidden_states"], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_a_users_variables_come_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-30")
-    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-    assert serve.environment() == serve.ENVIRONMENT | serve.ON_CPU | {"VLLM_CPU_OMP_THREADS_BIND": "0-30"}
+        torch.testing.assert_close(stored, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_server_of_ones_own_has_the_variables_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,25 +230,6 @@ def test_a_server_of_ones_own_has_the_variables_of_ours(tmp_path: Path, monkeypa
     assert environment.items() >= serve.environment().items()
     assert shlex.split(shown) == [*(f"{name}={value}" for name, value in serve.environment().items()), *command]
     assert "VLLM_CPU_OMP_THREADS_BIND='0-15|16-31' " in shown and "--host there --port 81" in shown
-
-
-@pytest.mark.parametrize("backend", ["file", "fp8", "mooncake"])
-def test_every_backend_has_its_connector(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the options of its own that peagle.yaml has; on a CPU others than files are refused."""
-    given = {"target": str(TARGET), "speculators": {"mooncake_master": "there:1"}}
-    config = Config(**given, data=Data(backend=backend))
-    if backend != "file":
-        with pytest.raises(ToolError, match=f"data.backend: {backend} needs a GPU"):
-            serve.arguments(config, tmp_path)
-    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: False)
-    monkeypatch.setenv("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1")  # else this machine's name is looked up
-    words = serve.arguments(config, tmp_path)
-    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
-    where = transfer["kv_connector_extra_config"]
-    if backend == "mooncake":
-        assert where["mooncake"]["master_server_address"] == "there:1"
-    else:
-        assert where == {"shared_storage_path": str(tmp_path)}
 
 
 def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
@@ -287,47 +255,37 @@ def test_online_it_trains_the_same_head(config: Config, tmp_path: Path, caplog: 
     from_files = config.model_copy(update=short)
     online = changed(from_files, "data", online=True).model_copy(update={"folder": str(tmp_path)})
     shutil.copytree(config.data_folder, online.data_folder, ignore=shutil.ignore_patterns("hidden_states"))
-    found = []
-    for each in (from_files, online):
-        train(each)
-        log = list(read_lines(each.run / "log.jsonl"))
+    results = []
+    for settings in (from_files, online):
+        train(settings)
+        log = list(read_lines(settings.run / "log.jsonl"))
         losses = [(line["loss"], line["accuracy"]) for line in log if "loss" in line]
-        weights = (each.run / "checkpoints/step-4/master.safetensors").read_bytes()
-        found.append((losses, log[-1]["held_out"], (each.run / "al.jsonl").read_text(), weights))
-    assert len(found[0][0]) == 4 and found[0][0][3] < found[0][0][0]
-    assert found[1] == found[0]
+        weights = (settings.run / "checkpoints/step-4/master.safetensors").read_bytes()
+        results.append((losses, log[-1]["held_out"], (settings.run / "al.jsonl").read_text(), weights))
+    losses = results[0][0]
+    assert len(losses) == 4 and losses[3] < losses[0]
+    assert results[1] == results[0]
     assert not (online.data_folder / "hidden_states").exists()
     told = [record.msg["al"] for record in caplog.records if "al" in record.msg]  # to TensorBoard and others
     assert [set(lengths) for lengths in told] == [{"K=1", "K=2", "K=3"}] * 2
 
 
-def test_requests_that_failed_are_sent_again_while_that_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """A loaded machine's server; its command leaves out what failed, ends well, and has the reason in its log."""
+def test_requests_that_failed_can_be_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine's server: the command leaves out what failed, ends well, and has the reason in its log."""
     config = read_config(toy_run(tmp_path / "run", data={"serve": False, "concurrency": 7}))
-    folder, made, left_out = config.data_folder / "hidden_states", tmp_path / "made", [[3, 5, 8], [5], []]
-    shutil.move(folder, made)
+    folder = config.data_folder / "hidden_states"
+    folder.joinpath("hs_9.safetensors").rename(tmp_path / "hs_9.safetensors")
 
     def generate(words: list[str], log: Path, server: Server | None = None) -> None:
         assert words[words.index("--concurrency") + 1] == "7"
-        failed = left_out.pop(0)
         log.parent.mkdir(exist_ok=True)
-        log.write_text("".join(f"Skipping sample {row} due to error:   offline.py:179\n" for row in failed))
-        for file in made.iterdir():
-            if file.stem.removeprefix("hs_") not in map(str, failed):
-                shutil.copy(file, folder / file.name)
+        log.write_text("Skipping sample 9 due to error:   offline.py:179\n")
 
     monkeypatch.setattr(steps, "speculators", generate)
-    assert steps.states(config) == "hidden states of 24 documents; those of 0 were there"
-    shown = capsys.readouterr().out
-    assert "3 of 24 documents have no hidden states yet, row 3 is the first (no answer in time; its log: " in shown
-    assert "1 of 24 documents have" in shown
-    (folder / "hs_9.safetensors").unlink()
-    left_out += [[9], []]
     with pytest.raises(TryAgain, match=r"1 of 24 .* row 9 is the first \(no answer in time; .*the same command"):
         steps.states(config)
-    assert left_out == [[]]
+    monkeypatch.setattr(steps, "speculators", lambda *_: shutil.copy(tmp_path / "hs_9.safetensors", folder))
+    assert steps.states(config) == "hidden states of 24 documents; those of 23 were there"
 
 
 def test_an_endpoint_without_a_port_is_port_80(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -36,15 +36,18 @@ def checkpoints(file: Path) -> Path:
     return read_config(file).run / "checkpoints"
 
 
+def saved_steps(file: Path) -> set[str]:
+    return {path.name for path in checkpoints(file).glob("step-*")}
+
+
 def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
-    file, found = undisturbed
+    file, ended = undisturbed
     folder = checkpoints(file)
-    assert found["last"] == "step-12" and {found["best"].name} <= {"step-6", "step-12"}
-    kept = {"step-6", "step-9", "step-12", found["best"].name}
-    assert {path.name for path in folder.glob("step-*")} == kept
-    trained = [line for line in found["log"] if "loss" in line]
+    assert ended["last"] == "step-12" and ended["best"].name in ("step-6", "step-12")
+    assert saved_steps(file) == {"step-6", "step-9", "step-12"}
+    trained = [line for line in ended["log"] if "loss" in line]
     assert [line["step"] for line in trained] == [*range(1, 13)]
-    assert [line["step"] for line in found["log"] if "held_out" in line] == [6, 12]
+    assert [line["step"] for line in ended["log"] if "held_out" in line] == [6, 12]
     assert trained[-1]["loss"] < trained[0]["loss"] and len(trained[0]["accuracy"]) == 3
     weights, master = (load_file(folder / "step-12" / name) for name in ("model.safetensors", "master.safetensors"))
     assert {tensor.dtype for tensor in master.values()} == {torch.float32}
@@ -57,14 +60,14 @@ def test_embeddings_are_trained_unless_told_otherwise(undisturbed: tuple[Path, d
     """speculators' P-EAGLE takes no notice of its own option."""
     file = toy_run(tmp_path / "run", optimizer={"steps": 3}, speculators={"embed_requires_grad": False})
     train(file)
-    for each, is_trained in ((undisturbed[0], True), (file, False)):
-        folder, target = checkpoints(each) / "best", load_file(each.parent / "target/model.safetensors")
-        found = load_file(folder / "master.safetensors")["embed_tokens.weight"]
-        assert torch.equal(found, target["model.embed_tokens.weight"]) != is_trained
+    for run, is_trained in ((undisturbed[0], True), (file, False)):
+        folder, target = checkpoints(run) / "best", load_file(run.parent / "target/model.safetensors")
+        embeddings = load_file(folder / "master.safetensors")["embed_tokens.weight"]
+        assert torch.equal(embeddings, target["model.embed_tokens.weight"]) != is_trained
         assert json.loads((folder / "config.json").read_text())["embed_requires_grad"] == is_trained
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_is_kept_with_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By AL, also after a stop."""
     file, measured = toy_run(tmp_path / "run", every={"checkpoint": 2, "replay": 2}), []
 
@@ -78,10 +81,10 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path, monkeypatch: pytest.
         at_step(patch, 7, stop)
         with pytest.raises(TryAgain):
             train(file)
-    assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-6", "step-7"}
+    assert saved_steps(file) == {"step-4", "step-6", "step-7"}
     train(file)
     assert measured == [2, 4, 6, 8, 10, 12]
-    assert {path.name for path in checkpoints(file).glob("step-*")} == {"step-4", "step-8", "step-10", "step-12"}
+    assert saved_steps(file) == {"step-4", "step-8", "step-10", "step-12"}
     assert (checkpoints(file) / "best").readlink() == Path("step-4")
 
 
@@ -114,15 +117,15 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
 
 
 def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, (soft, hard) = toy_run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    at_step(monkeypatch, 5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard)))
+    file, limits = toy_run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    at_step(monkeypatch, 5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1])))
     try:
         with pytest.raises(ToolError, match=r"step-6 cannot be written \(.*make room, .* continues; step-3 is there$"):
             train(file)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
-    assert sorted(path.name for path in checkpoints(file).glob("step-*")) == ["step-3"]
+    assert saved_steps(file) == {"step-3"}
     train(file)
     assert result(file) == undisturbed[1]
 
@@ -139,8 +142,7 @@ def test_what_is_cut_off_does_not_open(
         os.truncate(path, 100)
     train(file)
     lines = [line for line in capsys.readouterr().out.splitlines() if "does not open" in line]
-    kept = {path.name for path in checkpoints(file).glob("step-*")}
-    assert kept == {"step-6", "step-9", "step-12", "step-9.broken", "step-10.broken"}
+    assert saved_steps(file) == {"step-6", "step-9", "step-12", "step-9.broken", "step-10.broken"}
     assert len(lines) == 2 and "step-9 does not open (optimizer.pt has 100 of" in lines[1]
     assert result(file) == undisturbed[1]
 
@@ -179,7 +181,7 @@ def test_hidden_states_that_change_while_it_trains_are_refused(tmp_path: Path) -
 
 def test_hidden_states_of_another_dtype_than_the_steps_train(tmp_path: Path) -> None:
     """A target served in bfloat16, whatever the step computes in: as the same numbers in float32 do."""
-    found = []
+    results = []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         file = toy_run(tmp_path / name, optimizer={"steps": 4}, engine={"dtype": name})
@@ -187,22 +189,18 @@ def test_hidden_states_of_another_dtype_than_the_steps_train(tmp_path: Path) -> 
             tensors = load_file(states)
             save_file({**tensors, "hidden_states": tensors["hidden_states"].bfloat16().to(dtype)}, states)
         train(file)
-        found.append(result(file))
-    assert found[0] == found[1]
+        results.append(result(file))
+    assert results[0] == results[1]
     file = toy_run(tmp_path / "bfloat16-step", optimizer={"steps": 4}, step={"dtype": "bfloat16"})
     train(file)
     assert result(file)["log"][-1]["held_out"]["loss"] > 0
 
 
-def test_long_documents_are_cut_on_request(tmp_path: Path) -> None:
-    """Every supervised token is in a batch, but the first two of a piece: no state of the head is before them."""
-    documents = [(150, 10), *[(30, 0)] * 6]
-    file = toy_run(tmp_path / "run", documents, data={"held_out": 2, "long": "split"}, optimizer={"steps": 4})
-    config = read_config(file)
+def test_the_first_two_tokens_of_a_document_are_not_supervised(tmp_path: Path) -> None:
+    """No state of the head is before them."""
+    config = read_config(toy_run(tmp_path / "run", [(30, 0)] * 6, data={"held_out": 2}))
     trainer = make_trainer(config, to_options(config))
-    counted = sum(int(batch["loss_mask"].sum()) for batch in trainer.train_loader)
-    assert counted == (150 - 10) + 4 * 30 - (2 + 4) * 2
-    train(file)
+    assert sum(int(batch["loss_mask"].sum()) for batch in trainer.train_loader) == 4 * (30 - 2)
 
 
 def change_stamp(data: Path) -> None:
@@ -212,43 +210,39 @@ def change_stamp(data: Path) -> None:
 
 def lose_states(data: Path) -> None:
     """One of other layers, one that is not there, one that is cut off, and one of another document."""
-    hs_0, *others = (data / f"hidden_states/hs_{row}.safetensors" for row in (0, 3, 9, 5))
-    tensors = load_file(hs_0)
-    shutil.copy(hs_0, others[2])
-    save_file({**tensors, "hidden_states": tensors["hidden_states"][:, :3].contiguous()}, hs_0)
-    others[0].unlink()
-    os.truncate(others[1], 200)
+    files = [data / f"hidden_states/hs_{row}.safetensors" for row in range(10)]
+    tensors = load_file(files[0])
+    shutil.copy(files[0], files[5])
+    save_file({**tensors, "hidden_states": tensors["hidden_states"][:, :3].contiguous()}, files[0])
+    files[3].unlink()
+    os.truncate(files[9], 200)
 
 
-@pytest.mark.parametrize(
-    ("damage", "changes", "line"),
-    [
-        (None, {"head": {"mask_token": 5}}, f"head.mask_token: the target's .* uses 5 for 'w5'; .* {MASK} say"),
-        (
-            change_stamp,
-            {},
-            r"aux_layers \[1, 4, 6\] \(peagle.yaml: \[2, 4, 5\]\), dtype bfloat16 \(.*; put peagle.yaml",
-        ),
-        (lose_states, {}, "rows 0, 3, 5, 9 of the data have no file there, or .*; `peagle-vllm train states` makes"),
-        (None, {"data": {"held_out": 24}}, "has 24 documents, and data.held_out keeps 24 of them"),
-        (None, {"speculators": {"draft_arc": "llama"}}, "draft_arc: .*; did you mean draft_arch"),
-        (None, {"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
-        (None, {"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
-    ],
-    ids=(
-        "a mask token in use",
-        "states of other layers",
-        "lost states",
-        "all held out",
-        "unknown option",
-        "its value",
-        "its logger",
+STAMPED = r"aux_layers \[1, 4, 6\] \(peagle.yaml: \[2, 4, 5\]\), dtype bfloat16 \(.*; put peagle.yaml"
+REFUSED = {
+    "a mask token in use": (
+        {"head": {"mask_token": 5}},
+        f"head.mask_token: the target's .* uses 5 for 'w5'; .* {MASK} say",
     ),
-)
-def test_refused_in_one_line(tmp_path: Path, damage: Any, changes: dict[str, Any], line: str) -> None:
-    file = toy_run(tmp_path / "run", **changes)
-    if damage:
-        damage(read_config(file).data_folder)
+    "states of other layers": (change_stamp, STAMPED),
+    "lost states": (
+        lose_states,
+        "rows 0, 3, 5, 9 of the data have no file there, or .*; `peagle-vllm train states` makes",
+    ),
+    "all held out": ({"data": {"held_out": 24}}, "has 24 documents, and data.held_out keeps 24 of them"),
+    "a document longer than a step": ({"step": {"tokens": 32}}, "documents have more than step.tokens"),
+    "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: .*; did you mean draft_arch"),
+    "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
+    "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
+}
+
+
+@pytest.mark.parametrize(("mistake", "line"), REFUSED.values(), ids=REFUSED)
+def test_refused_in_one_line(tmp_path: Path, mistake: Any, line: str) -> None:
+    """Changes of peagle.yaml, or what happened to the data."""
+    file = toy_run(tmp_path / "run", **(mistake if isinstance(mistake, dict) else {}))
+    if callable(mistake):
+        mistake(read_config(file).data_folder)
     done = CliRunner().invoke(app, ["train", "run", str(file)])
     assert done.exit_code == 2 and "Traceback" not in done.output, done.output
     assert done.stderr.count("peagle-vllm: ") == 1 and re.search(line, done.stderr), done.stderr

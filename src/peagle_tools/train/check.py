@@ -22,28 +22,29 @@ def check(config: Config) -> str:
     Raises:
         ToolError: the head is not sound, the two differ by more than APART, or vLLM cannot run the pair.
     """
-    head, al = config.run / "checkpoints/best", config.run / "al.jsonl"
+    head, file = config.run / "checkpoints/best", config.run / "al.jsonl"
     if not head.exists():
         raise ToolError(f"{head}: no head is there; `peagle-vllm train run` trains one")
     step = int(head.resolve().name.removeprefix("step-"))
     problems = problems_of(read_head(head), read_target(config.target), numbers=True)
     if errors := [problem.line for problem in problems if problem.severity == "error"]:
         raise ToolError("\n".join(errors))
-    lines = read_lines(al, must_exist=False)
+    lines = read_lines(file, must_exist=False)
     replayed = {line["K"]: line["al"] for line in lines if line["step"] == step and line["how"] == "replay"}
     if missing := [k for k in config.ks if k not in replayed]:
-        raise ToolError(f"{al}: no AL of step {step} at K = {missing[0]} by replay; train again (--from run)")
+        raise ToolError(f"{file}: no AL of step {step} at K = {missing[0]} by replay; train again (--from run)")
     rows = read_rows(config).with_format(None)
-    held = rows.select(range(len(rows) - config.data.held_out, len(rows)))
-    prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in held]
+    held_out = rows.select(range(len(rows))[-config.data.held_out :])
+    prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in held_out]
     pair = engines.Pair(config.target, str(head.resolve()), {"dtype": config.target_dtype, **config.engine})
-    found = []
-    for num_k in config.ks:
-        groups = engines.in_process(engines.measure, pair, prompts, num_k, config.data.max_tokens, LOOP)
-        found.append((num_k, sum_of(groups)))
-    note_al(al, step, "vllm", found)
-    both = [f"K = {num_k}: AL {one.length:.3f} in vLLM, {replayed[num_k]:.3f} by replay" for num_k, one in found]
-    if any(abs(one.length / replayed[num_k] - 1) > APART for num_k, one in found):
+    measured = {
+        k: sum_of(engines.in_process(engines.measure, pair, prompts, k, config.data.max_tokens, LOOP))
+        for k in config.ks
+    }
+    note_al(file, step, "vllm", measured)
+    lengths = {k: acceptance.length for k, acceptance in measured.items()}
+    both = "; ".join(f"K = {k}: AL {al:.3f} in vLLM, {replayed[k]:.3f} by replay" for k, al in lengths.items())
+    if any(abs(al / replayed[k] - 1) > APART for k, al in lengths.items()):
         why = "training and serving differ, in the target, its layers, the chat template or the head's files"
-        raise ToolError(f"step {step}: more than {APART:.0%} apart: {why}. {'; '.join(both)}")
-    return f"step {step} is sound. {'; '.join(both)}"
+        raise ToolError(f"step {step}: more than {APART:.0%} apart: {why}. {both}")
+    return f"step {step} is sound. {both}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from speculators.train.checkpointer import SingleGPUCheckpointer
+from speculators.train.checkpointer import SingleGPUCheckpointer, convert_float_dtype
 from speculators.train.distributed import get_rank
 
 from peagle_tools.shared.atomic_files import sync
@@ -25,7 +25,8 @@ from peagle_vllm.heads.files import INDEX, one_line
 from peagle_vllm.heads.head import read_head
 
 KEPT = 3
-MASTER, MODEL, STATE = "master.safetensors", "model.safetensors", "training_state.json"
+MODEL, MASTER = "model.safetensors", "master.safetensors"  # what vLLM loads; what training continues from
+STATE = "training_state.json"
 
 
 class Checkpoints(SingleGPUCheckpointer):
@@ -65,6 +66,7 @@ class Checkpoints(SingleGPUCheckpointer):
         return sorted(int(name) for name in names if name.isdigit())
 
     def folder(self, step: int | str) -> Path:
+        """Of a saved step, or of this name."""
         return self.path / (f"step-{step}" if isinstance(step, int) else step)
 
     def model_path(self, step: int | str) -> Path:
@@ -97,8 +99,7 @@ class Checkpoints(SingleGPUCheckpointer):
 
     def _finish(self, begun: Path, state: dict[str, Any]) -> None:
         (begun / MODEL).rename(begun / MASTER)
-        master = load_file(begun / MASTER)
-        weights = {name: each.bfloat16() if each.is_floating_point() else each for name, each in master.items()}
+        weights = convert_float_dtype(load_file(begun / MASTER), torch.bfloat16)
         selector = served(*map(weights.pop, TENSORS)) if TENSORS[0] in weights else None
         save_file(weights, begun / MODEL, metadata={"format": "pt"})
         (begun / "config.py").unlink(missing_ok=True)  # the library's own class, which vLLM does not need
@@ -109,16 +110,14 @@ class Checkpoints(SingleGPUCheckpointer):
         (begun / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         if selector:
             write_selector(begun, read_head(begun), selector)
-        found = [file for file in begun.rglob("*") if file.is_file()]
-        files = {str(file.relative_to(begun)): file.stat().st_size for file in found}
+        files = {str(file.relative_to(begun)): file.stat().st_size for file in begun.rglob("*") if file.is_file()}
         (begun / STATE).write_text(json.dumps({**state, "files": files}, indent=2) + "\n")
         for file in [*begun.rglob("*"), begun]:
             sync(file)
-        step = state["step"]
-        begun.rename(self.folder(step))
+        begun.rename(self.folder(state["step"]))
         sync(self.path)
         if state["score"] is not None:
-            self.scores[step] = state["score"]
+            self.scores[state["step"]] = state["score"]
         self._point_at_best()
 
     def _point_at_best(self) -> None:
@@ -137,6 +136,6 @@ def _open(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint all of whose files have the size that they were written with."""
     state = json.loads((folder / STATE).read_text())
     for name, size in state["files"].items():
-        if (found := (folder / name).stat().st_size) != size:
-            raise OSError(f"{name} has {found} of {size} bytes")
+        if (present := (folder / name).stat().st_size) != size:
+            raise OSError(f"{name} has {present} of {size} bytes")
     return state

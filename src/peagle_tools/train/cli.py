@@ -28,8 +28,10 @@ STEPS = {
 }
 
 
-def add_step(name: str, what: str) -> None:
-    @app.command(name, help=f"{what}\n\nExit status: 0 done; 2 it cannot continue; 75 the same command continues.")
+def add_step(name: str, description: str) -> None:
+    @app.command(
+        name, help=f"{description}\n\nExit status: 0 done; 2 it cannot continue; 75 the same command continues."
+    )
     def step(file: ConfigArgument) -> None:
         with one_line_errors("train"):
             from peagle_tools.train.peagle_yaml import read_config
@@ -38,8 +40,8 @@ def add_step(name: str, what: str) -> None:
             do(name, read_config(file))
 
 
-for each in STEPS.items():
-    add_step(*each)
+for step_name, step_help in STEPS.items():
+    add_step(step_name, step_help)
 
 
 @app.command()

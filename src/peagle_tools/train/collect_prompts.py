@@ -61,35 +61,36 @@ def prompts(config: Config) -> str:
     if data.pii == "presidio" and not find_spec("presidio_analyzer"):
         remedy = 'pip install "peagle-vllm[pii]", or set `pii: none` in data'
         raise ToolError(f"presidio_analyzer is not installed: {remedy}")
-    counts: Counter[str] = Counter(dict.fromkeys(("rows", "duplicates"), 0))
+    counts = Counter(rows=0, duplicates=0)
     unusable: dict[str, list[str]] = {}
     rows: dict[str, dict[str, Any]] = {}
-    own = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
     control = control_tokens(config.target)
-    given = (_prompts(source, control, counts, unusable) for source in data.prompts)
-    for row in chain(*given, _usable(own, counts)):
+    from_sources = (_prompts(source, control, counts, unusable) for source in data.prompts)
+    from_target = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
+    for row in chain(*from_sources, _usable(from_target, counts)):
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
     near = near_to([row for source in data.apart_from for row in _prompts(source, None, Counter(), {})])
     sources = {key: near(rows[key]) for key in sorted(rows)}
+    apart = [rows[key] for key, source in sources.items() if not source]
     dropped = [{**rows[key], "messages": None, "near": source} for key, source in sources.items() if source]
     counts["near to a measured prompt"] = len(dropped)
     kinds = {} if data.pii == "none" else KINDS | (NAMES if data.ner else {})
     searching = partial(search, kinds=list(kinds), ner=data.ner)
-    apart = [rows[key] for key, source in sources.items() if not source]
     if len(apart) <= FEW or not kinds:
-        found = [searching(row) for row in apart]
+        personal = list(map(searching, apart))
     else:
         with get_context("spawn").Pool() as pool:
-            found = pool.map(searching, apart, CHUNK)
-    kept = [row for row, personal in zip(apart, found, strict=True) if not personal]
-    unfit = [{**row, "messages": None, "pii": each} for row, each in zip(apart, found, strict=True) if each]
-    counts["dropped for personal data"], counts["kept"] = len(unfit), len(kept)
+            personal = pool.map(searching, apart, CHUNK)
+    searched = list(zip(apart, personal, strict=True))
+    kept = [row for row, hits in searched if not hits]
+    dropped += [{**row, "messages": None, "pii": hits} for row, hits in searched if hits]
+    counts["dropped for personal data"], counts["kept"] = len(apart) - len(kept), len(kept)
     reasons = {reason: f"{len(places)}, first {places[0]}" for reason, places in unusable.items()}
     report = {
         "rows": dict(counts),
         "unusable rows": reasons,
-        "personal data found": dict(sorted(sum(found, Counter()).items())),
+        "personal data found": dict(sorted(sum(personal, Counter()).items())),
         "looked for": list(kinds.values()),
         "NOT looked for": [name for kind, name in (KINDS | NAMES).items() if kind not in kinds],
     }
@@ -97,7 +98,7 @@ def prompts(config: Config) -> str:
         why = json.dumps({**counts, **reasons})
         raise ToolError(f"no prompt is left of {', '.join(data.prompts) or 'the target'}: {why}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_lines(out.with_suffix(".dropped.jsonl"), [*dropped, *unfit])
+    write_lines(out.with_suffix(".dropped.jsonl"), dropped)
     write_lines(out, kept)
     text = json.dumps(report, indent=2)
     write_whole(out.with_suffix(".report.json"), text + "\n")
@@ -141,17 +142,17 @@ def near_to(measured: list[dict[str, Any]]) -> Callable[[dict[str, Any]], str | 
     Two texts are near when they share half of the runs of 4 words that the shorter one has: reworded in some places, or
     one within the other.
     """
-    texts = [(row["source"], grams(text)) for row in measured for text in _said_by_users(row)]
+    texts = [(row["source"], text) for row in measured for text in _user_grams(row)]
     places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number, (_, own) in enumerate(texts):
-        for gram in own:
+    for number, (_, text) in enumerate(texts):
+        for gram in text:
             places[gram].append(number)
 
     def near(row: dict[str, Any]) -> str | None:
-        for own in map(grams, _said_by_users(row)):
-            for number, shared in Counter(n for gram in own for n in places.get(gram, ())).items():
-                source, others = texts[number]
-                if shared >= NEAR * min(len(own), len(others)):
+        for text in _user_grams(row):
+            for number, shared in Counter(n for gram in text for n in places.get(gram, ())).items():
+                source, other = texts[number]
+                if shared >= NEAR * min(len(text), len(other)):
                     return source
         return None
 
@@ -164,8 +165,9 @@ def grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[start : start + GRAM]) for start in range(max(len(words) - GRAM, 0) + 1)} if words else set()
 
 
-def _said_by_users(row: dict[str, Any]) -> list[str]:
-    return [message["content"] for message in row["messages"] if message["role"] == "user"]
+def _user_grams(row: dict[str, Any]) -> list[set[tuple[str, ...]]]:
+    """Those of each user's turn."""
+    return [grams(message["content"]) for message in row["messages"] if message["role"] == "user"]
 
 
 def _rows(source: str) -> Iterator[Row]:
@@ -180,7 +182,7 @@ def _rows(source: str) -> Iterator[Row]:
         if preset := DATASET_CONFIGS.get(source):
             rows = load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True)
         else:
-            name, _, split = source.partition(":")
+            name, split = source.partition(":")[::2]
             rows = load_dataset(name, split=split or "train", streaming=True)
         yield from ((f"{source}:{number}", row) for number, row in enumerate(rows, start=1))
     except Exception as error:  # the library has many kinds
@@ -208,8 +210,8 @@ def analyzer(ner: str | None) -> Any:
 
 def search(row: dict[str, Any], kinds: list[str], ner: str | None) -> Counter[str]:
     """How often the messages of a row hold personal data of each kind."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for message in row["messages"] if kinds else []:
         hits = analyzer(ner).analyze(message["content"], "en", kinds, score_threshold=LEAST_SCORE, allow_list=NOBODYS)
-        found.update(hit.entity_type for hit in hits)
-    return found
+        counts.update(hit.entity_type for hit in hits)
+    return counts

@@ -61,17 +61,17 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             chunk_rows: rows computed at once, beside which an anchor is finished; memory grows with it.
             selector_alpha: weight of the loss of ``candidate_selector``, which is a metric of its own.
         """
-        num_tokens, supervised = input_ids.shape[1], loss_mask[0].nonzero()[:, 0]
         documents = Documents(document_ids[0].to(hidden_states.device))
-        anchor, depth = generate_cod_sample_indices(
-            num_tokens, loss_mask, num_depths, down_sample_ratio, down_sample_ratio_min, max_anchors=max_anchors
+        ratios = down_sample_ratio, down_sample_ratio_min
+        all_rows = StepRows(
+            *generate_cod_sample_indices(input_ids.shape[1], loss_mask, num_depths, *ratios, max_anchors=max_anchors)
         )
-        mask_rows = StepRows(anchor[depth > 0], depth[depth > 0])
-        total = loss_mask[0, anchor + depth].sum(dtype=torch.float64)
+        is_mask = all_rows.depth > 0
+        mask_rows = StepRows(all_rows.anchor[is_mask], all_rows.depth[is_mask])
+        total = loss_mask[0, all_rows.position].sum(dtype=torch.float64)
         metrics: dict[str, Tensor] = {}
         of_selector = None
         if self.candidate_selector is not None:
-            all_rows = StepRows(anchor, depth)
             of_selector = selector_loss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
 
         def loss_of(states: Tensor, rows: StepRows) -> Tensor:
@@ -81,11 +81,11 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                 targets = self.verifier_lm_head(self.verifier_norm(last))
             hidden = self.norm(states)
             logits = self.lm_head(hidden)
-            of_rows = loss_mask, rows.anchor, rows.depth
-            loss, found = compute_metrics(logits, targets, *of_rows, num_depths, loss_config)  # a mean over these rows
+            which = loss_mask, rows.anchor, rows.depth
+            loss, values = compute_metrics(logits, targets, *which, num_depths, loss_config)  # a mean over these rows
             count = loss_mask[0, rows.position].sum(dtype=torch.float64)
             share = ((count + _LOSS_REDUCTION_EPS) / (total + _LOSS_REDUCTION_EPS)).to(loss.dtype)
-            for name, value in found.items():
+            for name, value in values.items():
                 if name.endswith("loss_total"):
                     metrics[name] = value  # 1: a step
                 else:
@@ -93,6 +93,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             loss = loss * share
             return loss + selector_alpha * of_selector(hidden[0], logits[0], rows) if of_selector else loss
 
+        supervised = loss_mask[0].nonzero()[:, 0]
         total_loss = self.sum_over(loss_of, input_ids, hidden_states, documents, supervised, mask_rows, chunk_rows)
         return None, total_loss, metrics
 

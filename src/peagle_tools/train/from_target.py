@@ -5,9 +5,8 @@ After what its chat template puts before a user's words, an instruct model write
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import openai
 from tqdm import tqdm
@@ -21,40 +20,26 @@ from peagle_vllm.heads.files import one_line
 
 SENTINEL = "whattheusersays"
 MAX_TOKENS = 256
-SPEAKS = "The user writes in {}."
 
 
-class Opening(NamedTuple):
-    """What stands before a user's words."""
-
-    system: str  # the system prompt that was given, or ""; it stays with the prompt
-    text: str  # rendered by the chat template
-    end: str  # what the template puts after the words
-
-
-def openings(tokenizer: Any, systems: list[str], languages: list[str]) -> list[Opening]:
-    """One for each system prompt and language; without either the template's own.
+def opening(tokenizer: Any) -> tuple[str, str]:
+    """What the chat template puts before a user's words, and what comes first after them.
 
     Raises:
         ToolError: the template is missing, or does not render a user's words as they are.
     """
-    found = []
-    for system, language in product(systems or ("",), languages or ("",)):
-        said = " ".join(filter(None, (system, SPEAKS.format(language) if language else "")))
-        messages = [{"role": "system", "content": said}] if said else []
-        messages.append({"role": "user", "content": SENTINEL})
-        try:
-            rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is code of its own
-            raise ToolError(f"the target's chat template fails ({one_line(error)})") from None
-        before, _, after = rendered.partition(SENTINEL)
-        if not before or not after.strip():
-            raise ToolError("the target's chat template puts nothing before or after a user's words: give data sets")
-        first = tokenizer(after.strip(), add_special_tokens=False)["input_ids"][0]
-        is_token = first in tokenizer.added_tokens_decoder
-        end = tokenizer.decode([first]) if is_token else after.strip().splitlines()[0]
-        found.append(Opening(system, before.rstrip(" "), end))  # a space is part of the next token
-    return found
+    messages = [{"role": "user", "content": SENTINEL}]
+    try:
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is code of its own
+        raise ToolError(f"the target's chat template fails ({one_line(error)})") from None
+    before, after = rendered.partition(SENTINEL)[::2]
+    after = after.strip()
+    if not before or not after:
+        raise ToolError("the target's chat template puts nothing before or after a user's words: give data sets")
+    first = tokenizer(after, add_special_tokens=False)["input_ids"][0]
+    end = tokenizer.decode([first]) if first in tokenizer.added_tokens_decoder else after.splitlines()[0]
+    return before.rstrip(" "), end  # a space is part of the next token
 
 
 def sampled(config: Config, file: Path) -> Iterator[dict]:
@@ -63,40 +48,37 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
     They are kept in ``file``, one a line, and what is there is not sampled again.
 
     Raises:
-        ToolError: ``file`` is of another target, or of other system prompts.
+        ToolError: ``file`` is of another target.
         TryAgain: the server is gone; what was sampled is kept.
     """
-    tokenizer, number = read_tokenizer(config.target), config.data.from_target
-    kinds = openings(tokenizer, config.data.systems, config.data.languages)
+    tokenizer, numbers = read_tokenizer(config.target), range(config.data.from_target)
+    start = opening(tokenizer)[0]
     rows = {row["number"]: row for row in read_lines(file, must_exist=False)}
-    if any(row["after"] != kinds[each % len(kinds)].text for each, row in rows.items()):
-        raise ToolError(f"{file}: was sampled after other system prompts, or from another target; remove it")
-    if missing := [each for each in range(number) if each not in rows]:
+    if any(row["after"] != start for row in rows.values()):
+        raise ToolError(f"{file}: was sampled from another target; remove it")
+    if missing := [number for number in numbers if number not in rows]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, rows.values())  # without a line that was cut off
-        _sample(config, tokenizer, kinds, missing, file)
+        _sample(config, tokenizer, missing, file)
         rows = {row["number"]: row for row in read_lines(file)}
-    for each in range(number):
-        system = kinds[each % len(kinds)].system
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": rows[each]["text"].strip()})
-        yield {"messages": messages, "end": rows[each]["end"]}
+    for number in numbers:
+        content = rows[number]["text"].strip()
+        yield {"messages": [{"role": "user", "content": content}], "end": rows[number]["end"]}
 
 
-def _sample(config: Config, tokenizer: Any, kinds: list[Opening], numbers: list[int], file: Path) -> None:
-    """Let the target's server complete the openings; each completion is appended to ``file`` at once."""
+def _sample(config: Config, tokenizer: Any, numbers: list[int], file: Path) -> None:
+    """Let the target's server complete the opening; each completion is appended to ``file`` at once."""
     client = openai.OpenAI(base_url=config.data.endpoint, api_key="EMPTY", timeout=None, max_retries=0)
+    start, stop = opening(tokenizer)
+    ids = tokenizer(start, add_special_tokens=False)["input_ids"]
 
     def ask(number: int) -> dict[str, Any]:
-        kind = kinds[number % len(kinds)]
-        ids = tokenizer(kind.text, add_special_tokens=False)["input_ids"]
-        seed = config.optimizer.seed + number
-        how = {"seed": seed, "stop": [kind.end], **config.data.sampling}
+        how = {"seed": config.optimizer.seed + number, "stop": [stop], **config.data.sampling}
         how |= {"max_tokens": MAX_TOKENS, "skip_special_tokens": False}
         choice = client.completions.create(model=config.target, prompt=ids, extra_body=how).choices[0]
         special = any(token in choice.text for token in tokenizer.all_special_tokens)
         end = "special token" if special else choice.finish_reason
-        return {"number": number, "after": kind.text, "text": choice.text, "end": end}
+        return {"number": number, "after": start, "text": choice.text, "end": end}
 
     with (
         serve.running(config, config.run / "logs/prompts-server.log"),

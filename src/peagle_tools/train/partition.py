@@ -53,7 +53,7 @@ class Documents:
     """
 
     def __init__(self, ids: Tensor):
-        _, runs, counts = ids.unique_consecutive(return_inverse=True, return_counts=True)
+        runs, counts = ids.unique_consecutive(return_inverse=True, return_counts=True)[1:]
         self.ids = torch.where(ids == -1, -1, runs)
         ends = counts.cumsum(0)
         self.first = (ends - counts).repeat_interleave(counts)
@@ -142,12 +142,12 @@ class _ChunkedSum(torch.autograd.Function):
         for chunk in chunks:
             with torch.enable_grad():
                 value = part(chunk, *inputs)
-                found = torch.autograd.grad(value, leaves, allow_unused=True)
-            for so_far, gradient in zip(sums, found, strict=True):
+                gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+            for so_far, gradient in zip(sums, gradients, strict=True):
                 if gradient is not None:
                     so_far += gradient
             values.append(value.detach())
-            del value, found, gradient  # the next part needs their memory
+            del value, gradients, gradient  # the next part needs their memory
         ctx.save_for_backward(*sums)
         ctx.dtypes = [tensor.dtype for tensor in tensors]
         return torch.stack(values).sum() if values else sums[0].new_zeros(())

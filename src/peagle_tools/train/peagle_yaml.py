@@ -3,7 +3,6 @@
 ``training.to_options`` turns it into speculators' own options; the rest of those goes under the key ``speculators``.
 """
 
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,10 +24,10 @@ Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 LOOP = {"min_pattern_size": 4, "max_pattern_size": 128, "min_count": 3}
 
 
-def ends_in_loop(said: list[int]) -> bool:
+def ends_in_loop(answer: list[int]) -> bool:
     """Whether the tokens of an answer end as ``LOOP`` says."""
-    sizes = range(LOOP["min_pattern_size"], min(LOOP["max_pattern_size"], len(said) // 3) + 1)
-    return any(said[-size:] == said[-2 * size : -size] == said[-3 * size : -2 * size] for size in sizes)
+    sizes = range(LOOP["min_pattern_size"], min(LOOP["max_pattern_size"], len(answer) // 3) + 1)
+    return any(answer[-size:] == answer[-2 * size : -size] == answer[-3 * size : -2 * size] for size in sizes)
 
 
 class Data(Strict):
@@ -37,8 +36,6 @@ class Data(Strict):
     prompts: list[str] = Field(default_factory=list)  # data sets of the hub, or paths from peagle.yaml on
     # So many prompts are written by the target itself, after its chat template's opening of a user turn.
     from_target: Annotated[int, Field(ge=0)] = 0
-    systems: list[str] = Field(default_factory=list)  # system prompts after which it writes them
-    languages: list[str] = Field(default_factory=list)  # in which it writes them
     # How it writes them. On a CPU {temperature: 1, min_p: 0.01} is quicker: top_p sorts the vocabulary.
     sampling: dict[str, float] = Field(default_factory=lambda: {"temperature": 1.0, "top_p": 0.95}, strict=False)
     # Prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
@@ -50,12 +47,10 @@ class Data(Strict):
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
     # Documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
     held_out: Positive = 48
-    long: Literal["refuse", "split"] = "refuse"  # what to do with a document of more than ``step.tokens`` tokens
     endpoint: str = "http://localhost:8000/v1"  # of the vLLM server that gives answers and hidden states
     concurrency: Positive = 64  # requests in flight there; on an H100 some 512 keep a small target busy
     serve: bool = True  # start that server where a step needs it; false: it is there
     online: bool = False  # take hidden states from the server while training, in place of files
-    backend: Literal["file", "fp8", "mooncake"] = "file"  # how speculators reads hidden states
 
     @field_validator("prompts", "apart_from")
     @classmethod
@@ -190,21 +185,14 @@ class Config(Strict):
     @property
     def stamp(self) -> dict[str, Any]:
         """What hidden states are of. Who makes them writes it to ``data_folder / STAMP``; ``train run`` compares."""
-        name, dtype = Path(self.target).name, self.target_dtype
-        return {"target": name, "aux_layers": self.aux_layers, "dtype": dtype, "backend": self.data.backend}
+        return {"target": Path(self.target).name, "aux_layers": self.aux_layers, "dtype": self.target_dtype}
 
-    def longer_than_a_step(self, lengths: Iterable[int]) -> list[int]:
-        """Those of ``lengths``, of documents, that ``step.tokens`` is too small for.
-
-        Raises:
-            ToolError: there are some, and ``data.long`` does not say that they be split.
-        """
-        lengths, tokens = list(lengths), self.step.tokens
-        longer = [length for length in lengths if length > tokens]
-        if longer and self.data.long == "refuse":
+    def check_lengths(self, lengths: list[int]) -> None:
+        """Refuse documents of these lengths where ``step.tokens`` is too small for some: ToolError."""
+        tokens = self.step.tokens
+        if longer := [length for length in lengths if length > tokens]:
             which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({tokens}) tokens"
-            raise ToolError(f"{which}, the longest {max(longer)}: raise step.tokens, or write `long: split` in data")
-        return longer
+            raise ToolError(f"{which}, the longest {max(longer)}: raise step.tokens")
 
     @property
     def ks(self) -> list[int]:

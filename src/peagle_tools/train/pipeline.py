@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,34 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import serve
 from peagle_tools.train.peagle_yaml import LOOP, STAMP, Config
 
-WRITES = {  # what each step writes, and --from removes
-    "prompts": ("prompts.jsonl", "prompts.sampled.jsonl", "prompts.dropped.jsonl", "prompts.report.json"),
-    "answers": ("answers.jsonl", "answers.errors.jsonl"),
-    "data": ("data",),
-    "states": ("data/hidden_states", f"data/{STAMP}"),
-    "run": ("checkpoints", "log.jsonl", "al.jsonl"),
-    "check": (),
-}
-MODULES = {  # where each step's function is, imported when it runs
-    "prompts": "collect_prompts",
-    "answers": "steps",
-    "data": "steps",
-    "states": "steps",
-    "run": "training",
-    "check": "check",
+SPECULATORS = "0.9.0"  # as pyproject.toml pins it: classes of it are overridden, and some of its functions replaced
+
+
+# Where each step's function is, imported when it runs; what the step writes, and --from removes.
+STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "prompts": (
+        "collect_prompts",
+        ("prompts.jsonl", "prompts.sampled.jsonl", "prompts.dropped.jsonl", "prompts.report.json"),
+    ),
+    "answers": ("steps", ("answers.jsonl", "answers.errors.jsonl")),
+    "data": ("steps", ("data",)),
+    "states": ("steps", ("data/hidden_states", f"data/{STAMP}")),
+    "run": ("training", ("checkpoints", "log.jsonl", "al.jsonl")),
+    "check": ("check", ()),
 }
 
 
 def do(step: str, config: Config) -> None:
-    """Do a step in this process, and print what it did."""
-    if report := getattr(import_module(f"peagle_tools.train.{MODULES[step]}"), step)(config):
+    """Do a step in this process, and print what it did.
+
+    Raises:
+        ToolError: it fails, or another version of speculators is installed.
+    """
+    if (installed := version("speculators")) != SPECULATORS:
+        remedy = f"pip install --no-deps speculators=={SPECULATORS} hs-connectors=={SPECULATORS}"
+        raise ToolError(f"speculators {installed} is installed, and training is made for {SPECULATORS}: {remedy}")
+    module = import_module(f"peagle_tools.train.{STEPS[step][0]}")
+    if report := getattr(module, step)(config):
         print(f"{step}: {report}", flush=True)
 
 
@@ -88,47 +96,45 @@ def pipeline(
     config.run.mkdir(parents=True, exist_ok=True)
     with locked(config.run, ToolError(f"{config.run}: another pipeline is at work there; wait for its end")):
         if begin:
-            for step in reversed(list(WRITES)[list(WRITES).index(begin) :]):
+            for step in reversed(list(STEPS)[list(STEPS).index(begin) :]):
                 _forget(config.run, step)
         inputs, used = "", settings(config)
-        for step in WRITES:
+        for step, (_, writes) in STEPS.items():
             inputs = hashlib.sha256((inputs + json.dumps(used[step], sort_keys=True)).encode()).hexdigest()
-            stamp = config.run / f"steps/{step}.json"
-            found = json.loads(stamp.read_text()) if stamp.exists() else {"inputs": inputs, "finished": False}
-            left = any((config.run / name).exists() for name in WRITES[step])  # else it was begun in vain
-            if found["inputs"] != inputs and (left or found["finished"]):
+            stamp = _read_stamp(config.run, step)
+            left = any((config.run / name).exists() for name in writes)  # else it was begun in vain
+            if stamp["inputs"] not in (inputs, None) and (left or stamp["finished"]):
                 again = f"`--from {step}` does it and what follows again; or put the settings back"
                 raise ToolError(f"{step} was begun with other settings or data than {file} has now: {again}")
-            if found["finished"]:
+            if stamp["finished"]:
                 print(f"{step}: finished before", flush=True)
                 continue
-            found = {"inputs": inputs, "finished": False}
-            _write(stamp, found)
+            _write_stamp(config.run, step, {"inputs": inputs, "finished": False})
             print(f"{step}: begins", flush=True)
             began = time.monotonic()
             if status := run(step, file, config):
                 return status
-            _write(stamp, {**found, "finished": True, "seconds": round(time.monotonic() - began)})
+            seconds = round(time.monotonic() - began)
+            _write_stamp(config.run, step, {"inputs": inputs, "finished": True, "seconds": seconds})
     return 0
 
 
 def settings(config: Config) -> dict[str, Any]:
     """What decides the output of each step, beside the step before it."""
-    parts = config.data, config.head, config.step, config.optimizer
-    data, head, step, optimizer = (part.model_dump(mode="json") for part in parts)
-    selector = [config.selector.model_dump()] if config.selector else []
+    parts = config.model_dump(mode="json")
+    data, optimizer = parts["data"], parts["optimizer"]
+    selector = [parts["selector"]] if config.selector else []
     read, apart = ({name: _content(Path(name)) for name in data[key]} for key in ("prompts", "apart_from"))
-    # "drop" and ``shard`` were settings once: folders of that time stay readable.
-    written = [data[key] for key in ("from_target", "systems", "languages", "sampling")]
-    written += [config.target, config.optimizer.seed]
+    # What is constant here was a setting once: folders of that time stay readable.
+    written = [data["from_target"], [], [], data["sampling"], config.target, optimizer["seed"]]
     answers = {key: data[key] for key in ("held_out", "max_tokens", "temperature")}
     engine = {key: value for key, value in config.engine.items() if key != "dtype"}
     return {
         "prompts": [read, data["pii"], "drop", data["ner"], *filter(None, [apart, data["from_target"] and written])],
-        "answers": [answers, config.target, config.target_dtype, engine, config.optimizer.seed, LOOP],
-        "data": [data["long"], step["tokens"] if data["long"] == "refuse" else None],
-        "states": [config.stamp, data["online"]],
-        "run": [head, step, optimizer | {"shard": False}, config.speculators, *selector],
+        "answers": [answers, config.target, config.target_dtype, engine, optimizer["seed"], LOOP],
+        "data": ["refuse", config.step.tokens],
+        "states": [config.stamp | {"backend": "file"}, data["online"]],
+        "run": [parts["head"], parts["step"], optimizer | {"shard": False}, config.speculators, *selector],
         "check": [config.ks],
     }
 
@@ -140,14 +146,17 @@ def _content(file: Path) -> str | None:
 
 def _forget(folder: Path, step: str) -> None:
     """Remove what a step wrote. Killed meanwhile, the step is unfinished, and still of its settings."""
-    stamp = folder / f"steps/{step}.json"
-    if stamp.exists():
-        _write(stamp, {**json.loads(stamp.read_text()), "finished": False})
-    for path in (folder / name for name in WRITES[step]):
+    _write_stamp(folder, step, {**_read_stamp(folder, step), "finished": False})
+    for path in (folder / name for name in STEPS[step][1]):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    stamp.unlink(missing_ok=True)
 
 
-def _write(stamp: Path, content: dict[str, Any]) -> None:
-    stamp.parent.mkdir(exist_ok=True)
-    write_whole(stamp, json.dumps(content, indent=2) + "\n")
+def _read_stamp(folder: Path, step: str) -> dict[str, Any]:
+    """Digest of the settings that a step was begun with, None where it was not, and whether it is finished."""
+    file = folder / f"steps/{step}.json"
+    return json.loads(file.read_text()) if file.exists() else {"inputs": None, "finished": False}
+
+
+def _write_stamp(folder: Path, step: str, stamp: dict[str, Any]) -> None:
+    (folder / "steps").mkdir(exist_ok=True)
+    write_whole(folder / f"steps/{step}.json", json.dumps(stamp, indent=2) + "\n")

@@ -4,7 +4,7 @@ A greedy target accepts a draft as far as it is the text. So one forward over al
 tells every draft that a server could make of it, and the rounds for each K follow from those.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import getLogger
 from pathlib import Path
 
@@ -28,8 +28,8 @@ REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
 @torch.no_grad()
 def replay(
     head: PEagleDraftModel, documents: Iterable[dict[str, Tensor]], num_k: int, max_tokens: int, chunk_rows: int = 1024
-) -> dict[str, list[Acceptance]]:
-    """What a greedy target would accept of ``head``'s drafts at K = 1 .. ``num_k``, in that order.
+) -> dict[str, dict[int, Acceptance]]:
+    """What a greedy target would accept of ``head``'s drafts at each K = 1 .. ``num_k``.
 
     Under ``REPLAY``; of a head with a selector also under ``UNSELECTED``, without it.
 
@@ -45,7 +45,7 @@ def replay(
     """
     hows = (REPLAY,) if head.candidate_selector is None else (REPLAY, UNSELECTED)
     # Accepted tokens of each round, for each K.
-    rounds: dict[str, list[list[int]]] = {how: [[] for _ in range(num_k)] for how in hows}
+    rounds: dict[str, dict[int, list[int]]] = {how: {k: [] for k in range(1, num_k + 1)} for how in hows}
     for document in documents:
         anchors = document["loss_mask"].nonzero()[:, 0]
         if not len(anchors):
@@ -55,14 +55,14 @@ def replay(
         following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
         following[: len(tokens) - first - 1] = tokens[first + 1 :]
         is_whole = len(tokens) - first < max_tokens and not ends_in_loop(tokens[first:].tolist())
-        for how, of_how in drafts.items():
-            agree = (of_how == following.unfold(0, num_k, 1)[: len(of_how)]).cumprod(dim=1)
-            for num, accepted in enumerate(rounds[how], start=1):
-                lengths, at = agree[:, :num].sum(dim=1).tolist(), 0
-                while at < len(lengths) - (1 if is_whole else num):  # after its last token nothing is drafted
+        for how, drafted in drafts.items():
+            agree = (drafted == following.unfold(0, num_k, 1)[: len(drafted)]).cumprod(dim=1)
+            for k, accepted in rounds[how].items():
+                lengths, at = agree[:, :k].sum(dim=1).tolist(), 0
+                while at < len(lengths) - (1 if is_whole else k):  # after its last token nothing is drafted
                     accepted.append(lengths[at])
                     at += lengths[at] + 1
-    return {how: [_counts(lengths, num) for num, lengths in enumerate(of_how, 1)] for how, of_how in rounds.items()}
+    return {how: {k: _counts(lengths, k) for k, lengths in by_k.items()} for how, by_k in rounds.items()}
 
 
 def _drafts(
@@ -99,8 +99,8 @@ def _counts(accepted: list[int], num_k: int) -> Acceptance:
     return Acceptance(len(accepted), positions)
 
 
-def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptance]]) -> None:
-    """Put a line {step, K, al, acceptance, how} for each (K, acceptance) into ``file``, al.jsonl.
+def note_al(file: Path, step: int, how: str, acceptances: Mapping[int, Acceptance]) -> None:
+    """Put a line {step, K, al, acceptance, how} for the acceptance at each K into ``file``, al.jsonl.
 
     Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
 
@@ -108,9 +108,9 @@ def note_al(file: Path, step: int, how: str, found: Iterable[tuple[int, Acceptan
         how: ``REPLAY``, ``UNSELECTED`` or ``vllm``.
     """
     lines = [line for line in read_lines(file, must_exist=False) if line["how"] != how or line["step"] < step]
-    for num_k, one in found:
-        shares = [round(share, 4) for share in one.shares]
-        lines.append({"step": step, "K": num_k, "al": round(one.length, 4), "acceptance": shares, "how": how})
+    for num_k, acceptance in acceptances.items():
+        shares = [round(share, 4) for share in acceptance.shares]
+        lines.append({"step": step, "K": num_k, "al": round(acceptance.length, 4), "acceptance": shares, "how": how})
     write_lines(file, lines)
 
 
@@ -127,10 +127,10 @@ def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int
     head.eval()
     samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
     documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
-    found = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
+    by_how = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
     if get_rank() == 0:
-        for how, of_how in found.items():
-            note_al(config.run / "al.jsonl", step, how, enumerate(of_how, start=1))
-        lengths = {f"K={num_k}": one.length for num_k, one in enumerate(found[REPLAY], start=1)}
+        for how, acceptances in by_how.items():
+            note_al(config.run / "al.jsonl", step, how, acceptances)
+        lengths = {f"K={num_k}": acceptance.length for num_k, acceptance in by_how[REPLAY].items()}
         getLogger("speculators.metrics").info({"al": lengths}, extra={"step": step})
-    return found[REPLAY][max(config.ks) - 1].length
+    return by_how[REPLAY][max(config.ks)].length

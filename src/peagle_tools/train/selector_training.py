@@ -39,30 +39,31 @@ def new_selector(head: Any, rank: int, init: str | None) -> CandidateSelector:
     torch.nn.init.normal_(selector.successor_codebook, std=rank**-0.5)
     torch.nn.init.normal_(selector.hidden_projection.weight, std=head.hidden_size**-0.5)
     file = download(init) / SELECTOR_FOLDER / "model.safetensors" if init not in (None, "target") else None
-    # A selector by ``sharpen`` scales each position, and is none of these.
-    if file and file.exists() and len((found := load_file(file)).get(EDGE_SCALE, ())) == 1:
-        if (theirs := found[PREDECESSORS].shape[1]) != rank:
+    if not file or not file.exists():
+        return selector
+    tensors = load_file(file)
+    if len(tensors.get(EDGE_SCALE, ())) == 1:  # one by ``sharpen`` scales each position, and is none of these
+        if (theirs := tensors[PREDECESSORS].shape[1]) != rank:
             raise ToolError(f"selector.rank: is {rank}, and that of head.init is {theirs}; set it to that")
-        if len(found[SUCCESSORS]) > head.draft_vocab_size:
-            found[SUCCESSORS] = found[SUCCESSORS][head.t2d]
-        selector.load_state_dict({name.removeprefix(f"{SELECTOR}."): found[name] for name in TENSORS})
+        selector.load_state_dict({name.removeprefix(f"{SELECTOR}."): tensors[name] for name in TENSORS})
     return selector
 
 
 def build_optimizers(model: torch.nn.Module, options: Any, rate: float) -> list[torch.optim.Optimizer]:
-    """speculators' optimizers; the selector is a group of AdamW's at its own ``rate``, without weight decay."""
+    """speculators' optimizers; a selector is a group of AdamW's at its own ``rate``, without weight decay."""
     named = list(model.named_parameters())
-    head = [(name, weight) for name, weight in named if SELECTOR not in name]
-    optimizers = of_the_library(SimpleNamespace(named_parameters=lambda: head), options)
+    head = SimpleNamespace(named_parameters=lambda: [(name, weight) for name, weight in named if SELECTOR not in name])
+    optimizers = of_the_library(head, options)
     selector = [(name, weight) for name, weight in named if SELECTOR in name]
-    optimizers[-1].add_param_group({"params": selector, "lr": rate, "weight_decay": 0.0})  # Muon comes before AdamW
+    if selector:  # Muon comes before AdamW
+        optimizers[-1].add_param_group({"params": selector, "lr": rate, "weight_decay": 0.0})
     return optimizers
 
 
 def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> peagle_kernels.CandidateSelector:
     """The selector as it is served, both scales 1, from the parameters in ``TENSORS``."""
-    one, num_candidates = torch.ones(1, device=successors.device), min(NUM_CANDIDATES, len(successors))
-    return peagle_kernels.CandidateSelector(predecessors, successors, projection, one, one.clone(), num_candidates)
+    ones, num_candidates = torch.ones(1, device=successors.device), min(NUM_CANDIDATES, len(successors))
+    return peagle_kernels.CandidateSelector(predecessors, successors, projection, ones, ones.clone(), num_candidates)
 
 
 def selector_loss(
@@ -104,16 +105,17 @@ def selector_loss(
         truth = following[rows.position]
         known = truth >= 0
         best = logits.detach().topk(selector.top_k, dim=-1).indices
-        ids, place, found = selector_training_candidates(best, truth.clamp(min=0))
+        ids, place = selector_training_candidates(best, truth.clamp(min=0))[:2]
+        is_candidate = (best == truth[:, None]).any(dim=-1)
         edges = selector.transition_scores(hidden, tokens[rows.position], ids)
         scores = logits.gather(-1, ids) + edges  # not rounded to the dtype of the logits, as in serving
         loss = (F.cross_entropy(scores, place, reduction="none") * known).sum() / total
         add("selector_loss_sum", loss.detach())
         metrics["selector_loss_total"] = torch.ones_like(loss)  # a step
-        chosen = found & (scores.argmax(dim=-1) == place)
+        is_chosen = is_candidate & (scores.argmax(dim=-1) == place)
         for depth in range(num_depths):
             of_depth = known & (rows.depth == depth)
-            for name, right in (("recall", found), ("selector", chosen)):
+            for name, right in (("recall", is_candidate), ("selector", is_chosen)):
                 add(f"{name}_{depth}_acc_sum", (right & of_depth).sum())
                 add(f"{name}_{depth}_acc_total", of_depth.sum())
         return loss
@@ -126,12 +128,12 @@ class SelectedDrafts:
 
     def __init__(self, head: Any, num_tokens: int, num_k: int):
         module, device = head.candidate_selector, head.fc.weight.device
-        self.projection = module.hidden_projection
+        self.projection, self.offsets = module.hidden_projection, head.d2t
         self.selector = served(module.predecessor_codebook, module.successor_codebook, self.projection.weight)
-        self.offsets, rank = head.d2t, self.selector.predecessor_codebook.shape[1]
-        self.ids = torch.zeros(num_tokens, num_k, self.selector.num_candidates, dtype=torch.int64, device=device)
-        self.logits = torch.zeros(self.ids.shape, device=device)
-        self.gates = torch.zeros(num_tokens, num_k, rank, device=device)
+        shape = (num_tokens, num_k, self.selector.num_candidates)
+        self.ids = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(shape, device=device)
+        self.gates = torch.zeros(num_tokens, num_k, self.projection.out_features, device=device)
 
     def note(self, hidden: Tensor, logits: Tensor, rows: StepRows) -> None:
         """States after the last norm [n, hidden] and logits [n, draft vocabulary] of ``rows``."""
@@ -143,7 +145,7 @@ class SelectedDrafts:
         """[N, num_k] target ids, left to right; the token of ``tokens`` [N] at a position precedes its first draft."""
         out, scores = tokens.new_zeros(self.ids.shape[:2]), torch.empty_like(self.logits)
         anchors = torch.arange(len(tokens), device=tokens.device).repeat_interleave(self.ids.shape[1])
-        ids, logits, gates = (part.flatten(0, 1) for part in (self.ids, self.logits, self.gates))
-        candidates = peagle_kernels.Candidates(ids, logits, gates, tokens, anchors)
+        ids, logits = self.ids.flatten(0, 1), self.logits.flatten(0, 1)
+        candidates = peagle_kernels.Candidates(ids, logits, self.gates.flatten(0, 1), tokens, anchors)
         peagle_kernels.select_candidates_torch(out, candidates, self.selector, self.offsets, scores)
         return out

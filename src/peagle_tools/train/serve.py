@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,16 +41,11 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
     """
     words: dict[str, Any] = {"model": config.target, "dtype": config.target_dtype, **config.engine}
     if hidden_states:
-        from hs_connectors import HiddenStatesBackend
+        from hs_connectors import FileBackend
         from vllm.platforms import current_platform
 
         layers = [*config.aux_layers, read_target(config.target).num_layers]
-        if current_platform.is_cpu() and config.data.backend != "file":
-            raise ToolError(f"data.backend: {config.data.backend} needs a GPU; on a CPU it is `file`")
-        backend, parser = HiddenStatesBackend.registry[config.data.backend], ArgumentParser()
-        backend.add_launch_args(parser)
-        options = {**vars(parser.parse_args([])), **config.speculators, "hidden_states_path": str(hidden_states)}
-        transfer = backend.build_kv_transfer_config(Namespace(**options))
+        transfer = FileBackend.build_kv_transfer_config(Namespace(hidden_states_path=str(hidden_states)))
         if current_platform.is_cpu():
             transfer |= {"kv_connector": "CpuHiddenStates", "kv_connector_module_path": "peagle_tools.train.cpu_states"}
         words["speculative_config"] = {
@@ -63,11 +58,11 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
         words["enable_prefix_caching"] = False
     flags: list[str] = []
     for name, value in words.items():
-        dashed = name.replace("_", "-")
+        option = name.replace("_", "-")
         if isinstance(value, bool):
-            flags.append(f"--{dashed}" if value else f"--no-{dashed}")
+            flags.append(f"--{option}" if value else f"--no-{option}")
         else:
-            flags += [f"--{dashed}", value if isinstance(value, str) else json.dumps(value)]
+            flags += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
     return flags
 
 
@@ -115,9 +110,10 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
 def _end_left(left: Path) -> None:
     """Kill the server of a step that was killed: while vLLM starts, SIGTERM does not end it."""
     try:
-        found = json.loads(left.read_text())
-        if psutil.Process(found["pid"]).create_time() == found["began"]:
-            os.killpg(found["pid"], signal.SIGKILL)
-            psutil.wait_procs([psutil.Process(found["pid"])], 20)
+        server = json.loads(left.read_text())
+        process = psutil.Process(server["pid"])
+        if process.create_time() == server["began"]:
+            os.killpg(process.pid, signal.SIGKILL)
+            psutil.wait_procs([process], 20)
     except (OSError, ValueError, psutil.NoSuchProcess):
         return

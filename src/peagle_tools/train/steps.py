@@ -22,7 +22,6 @@ from peagle_vllm.heads.target import read_target
 
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("InvalidResponseError", "empty assistant generation")
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
@@ -57,43 +56,17 @@ def answers(config: Config) -> str:
         TryAgain: some prompts have no answer yet.
     """
     prompts, file = config.run / "prompts.jsonl", config.run / "answers.jsonl"
-    turns = {row["id"]: sum(said["role"] == "user" for said in row["messages"]) for row in read_lines(prompts)}
-    order = {key: number for number, key in enumerate(turns)}
-    if len(order) <= config.data.held_out:
-        raise ToolError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
+    turns = {row["id"]: [message["role"] for message in row["messages"]].count("user") for row in read_lines(prompts)}
+    if len(turns) <= config.data.held_out:
+        raise ToolError(f"{prompts}: {len(turns)} prompts, of which {config.data.held_out} are held out; add prompts")
     done = [row["primary_id"] for row in read_lines(file, must_exist=False)]
-    if others := set(done) - set(order):
-        which = f"{len(others)} of its prompts are not in {prompts}"
+    if unknown := set(done) - set(turns):
+        which = f"{len(unknown)} of its prompts are not in {prompts}"
         raise ToolError(f"{file}: {which}; remove it, or put these prompts back")
     if file.exists():  # without a line that was cut off
         write_lines(file, (row for row in read_lines(file) if row["primary_id"] != done[-1]))
-    errors, bare = file.with_suffix(".errors.jsonl"), config.run / "logs/prompts.jsonl"
-    errors.unlink(missing_ok=True)
-    bare.parent.mkdir(exist_ok=True)
-    write_lines(bare, ({"id": row["id"], "messages": row["messages"]} for row in read_lines(prompts)))
-    command = ["regenerate-responses", "--dataset", str(bare), "--outfile", str(file), "--resume"]
-    command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target]
-    command += ["--max-tokens", str(config.data.max_tokens), "--concurrency", str(config.data.concurrency)]
-    sampling: dict[str, Any] = {"temperature": 0, "repetition_detection": LOOP}
-    log = config.run / "logs/answers.log"
-    with serve.running(config, log.with_name("answers-server.log")) as server:
-        if config.data.temperature:
-            greedy = set(list(order)[: config.data.held_out]) - (set(done) - set(done[-1:]))
-            if greedy:  # they come first in the file
-                limit = ["--limit", str(len(greedy))]
-                speculators([*command, *limit, "--sampling-params", json.dumps(sampling)], log, server)
-        sampling |= {"temperature": config.data.temperature, "seed": config.optimizer.seed}
-        speculators([*command, "--sampling-params", json.dumps(sampling)], log, server)
-        answered = {row["primary_id"] for row in read_lines(file, must_exist=False)}
-        failures = {row["id"]: row["metadata"]["error"] for row in read_lines(errors, must_exist=False)}
-        final = {key for key, error in failures.items() if any(words in error for words in FINAL)}
-        refused = {key: failures[key] for key in final - answered}
-        if missing := [key for key in order if key not in answered and key not in refused]:
-            reason = one_line(failures.get(missing[0], "no reason given"), 200)
-            which = f"{len(missing)} of {len(order)} prompts have no answer yet"
-            raise TryAgain(f"{which} ({reason}); the same command continues")
-    if not answered:
-        raise ToolError(f"none of {len(order)} prompts has an answer ({one_line(next(iter(refused.values())), 300)})")
+    refused = _ask(config, list(turns), set(done) - set(done[-1:]))
+    order = {key: number for number, key in enumerate(turns)}
 
     def place(line: bytes) -> tuple[int, str]:
         row = json.loads(line)
@@ -104,11 +77,40 @@ def answers(config: Config) -> str:
     write_lines(file, (_plain(json.loads(line)) for line in lines))
     ends = Counter(row["finish_reason"] for row in read_lines(file))
     cut = f"{ends['length']} of them ended by max_tokens, {ends['repetition']} where they loop"
+    answered = {row["primary_id"] for row in read_lines(file)}
     counts = f"{ends.total()} answers to {len(answered)} prompts, {cut}"
     if (unasked := sum(turns[key] for key in answered) - ends.total()) > 0:
         counts += f", {unasked} later turns not asked, after more than max_tokens in all"
-    see = f", see {errors.name}" if refused else ""
-    return f"{counts}; {len(refused)} prompts refused or answered with nothing{see}"
+    see = ", see answers.errors.jsonl" if refused else ""
+    return f"{counts}; {refused} prompts refused or answered with nothing{see}"
+
+
+def _ask(config: Config, prompts: list[str], done: set[str]) -> int:
+    """Let speculators add answers to ``prompts``, which are ids, to answers.jsonl; how many have none for good."""
+    file, log = config.run / "answers.jsonl", config.run / "logs/answers.log"
+    errors = file.with_suffix(".errors.jsonl")
+    errors.unlink(missing_ok=True)
+    command = ["regenerate-responses", "--dataset", str(config.run / "prompts.jsonl"), "--outfile", str(file)]
+    command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target, "--resume"]
+    command += ["--max-tokens", str(config.data.max_tokens), "--concurrency", str(config.data.concurrency)]
+    sampling: dict[str, Any] = {"temperature": 0, "repetition_detection": LOOP}
+    with serve.running(config, log.with_name("answers-server.log")) as server:
+        if config.data.temperature and (greedy := set(prompts[: config.data.held_out]) - done):
+            limit = ["--limit", str(len(greedy))]  # they come first in the file
+            speculators([*command, *limit, "--sampling-params", json.dumps(sampling)], log, server)
+        sampling |= {"temperature": config.data.temperature, "seed": config.optimizer.seed}
+        speculators([*command, "--sampling-params", json.dumps(sampling)], log, server)
+        answered = {row["primary_id"] for row in read_lines(file, must_exist=False)}
+        failures = {row["id"]: row["metadata"]["error"] for row in read_lines(errors, must_exist=False)}
+        without = [key for key in prompts if key not in answered]
+        missing = [key for key in without if not any(words in failures.get(key, "") for words in FINAL)]
+        if missing:
+            reason = one_line(failures.get(missing[0], "no reason given"), 200)
+            which = f"{len(missing)} of {len(prompts)} prompts have no answer yet"
+            raise TryAgain(f"{which} ({reason}); the same command continues")
+    if not answered:
+        raise ToolError(f"none of {len(prompts)} prompts has an answer ({one_line(failures[without[0]], 300)})")
+    return len(without)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def data(config: Config) -> str:
     """Make speculators' Arrow data of the answers, ``data/``, the ``held_out`` documents last.
 
     Raises:
-        ToolError: documents are longer than a step, and ``data.long`` does not say that they be split.
+        ToolError: answers are missing or too few, or documents are longer than a step.
     """
     from datasets import Dataset
     from speculators.train.vocab_mapping import save_token_frequency_distribution
@@ -145,24 +147,22 @@ def data(config: Config) -> str:
         which = f"{count}, are too few: {num_held} greedy ones are held out"
         raise ToolError(f"{file}: {which}; add prompts, or lower held_out in data")
     lengths = [facts[number][1] for number in learn | held]
-    longer = config.longer_than_a_step(lengths)
+    config.check_lengths(lengths)
 
     def documents() -> Iterator[dict[str, Any]]:
-        for wanted in (learn, held):
+        for numbers in (learn, held):
             for number, row in enumerate(read_lines(file)):
-                if number in wanted:
+                if number in numbers:
                     ids = row["input_ids"]
                     yield {"input_ids": ids, "loss_mask": row["loss_mask"], "seq_len": len(ids)}
 
     with new_folder(config.data_folder) as folder:
-        made = Dataset.from_generator(documents, cache_dir=str(folder / "cache")).with_format("torch")
-        made.save_to_disk(folder)
-        save_token_frequency_distribution(made, folder / "token_freq.pt")
+        dataset = Dataset.from_generator(documents, cache_dir=str(folder / "cache")).with_format("torch")
+        dataset.save_to_disk(folder)
+        save_token_frequency_distribution(dataset, folder / "token_freq.pt")
         shutil.rmtree(folder / "cache")
-    of_held = len(facts) - len(lengths)
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
-    left_out = f"{of_held} more of held-out conversations are left out"
-    return f"{counts}; {left_out}, {len(longer)} are longer than a step and split"
+    return f"{counts}; {len(facts) - len(lengths)} more of held-out conversations are left out"
 
 
 def states(config: Config) -> str:
@@ -181,33 +181,34 @@ def states(config: Config) -> str:
     write_whole(stamp, json.dumps(config.stamp, indent=2) + "\n")
     if config.data.online:
         return "hidden states come from the server while training (data.online); nothing is stored"
-    if config.data.backend not in ("file", "fp8"):
-        raise ToolError(f"data.backend: {config.data.backend} stores no files; set `online: true` or `backend: file`")
     folder.mkdir(exist_ok=True)
     missing = missing_states(config, rows)
-    tokens, layers, hidden = sum(rows["seq_len"]), len(config.aux_layers) + 1, read_target(config.target).hidden_size
-    size = 1 if config.data.backend == "fp8" else BYTES[config.target_dtype]
-    need, free = tokens * layers * hidden * size, shutil.disk_usage(folder).free
-    product = f"{tokens:,} tokens x {layers} layers x {hidden:,} x {size} bytes"
-    print(f"hidden states: {product} = {need / 1e9:,.3f} GB; {free / 1e9:,.1f} GB are free in {folder}", flush=True)
-    if need * len(missing) / len(rows) > free:
-        raise ToolError(f"{folder}: not enough room; use `backend: fp8` or `online: true` in data, or another disk")
+    _check_room(config, sum(rows["seq_len"]), len(missing) / len(rows))
     if not missing:
         return f"hidden states of {len(rows)} documents were there"
-    log, left = config.run / "logs/states.log", missing
+    log = config.run / "logs/states.log"
+    words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
+    words += ["--preprocessed-data", str(config.data_folder), "--concurrency", str(config.data.concurrency)]
+    words += ["--request-timeout", "3600"]  # a loaded machine is slow
     with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
-        words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
-        words += ["--preprocessed-data", str(config.data_folder), "--concurrency", str(config.data.concurrency)]
-        while left:
-            for number in left:
-                (folder / f"hs_{number}.safetensors").unlink(missing_ok=True)
-            speculators(words, log, server)
-            before, left = len(left), missing_states(config, rows)
-            if left:
-                reasons = SKIPPED.findall(log.read_text(errors="replace")) or ["no reason given"]
-                which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
-                why = f"{one_line(reasons[-1] or 'no answer in time', 200)}; its log: {log}"
-                if len(left) == before:
-                    raise TryAgain(f"{which} ({why}); the same command continues")
-                print(f"states: {which} ({why}); they are asked for again", flush=True)
+        for number in missing:
+            (folder / f"hs_{number}.safetensors").unlink(missing_ok=True)
+        speculators(words, log, server)
+        if left := missing_states(config, rows):
+            reasons = SKIPPED.findall(log.read_text(errors="replace")) or ["no reason given"]
+            which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
+            why = f"{one_line(reasons[-1] or 'no answer in time', 200)}; its log: {log}"
+            raise TryAgain(f"{which} ({why}); the same command continues")
     return f"hidden states of {len(rows)} documents; those of {len(rows) - len(missing)} were there"
+
+
+def _check_room(config: Config, tokens: int, share: float) -> None:
+    """Print the size of all hidden states; ToolError where the disk has no room for ``share`` of it."""
+    layers, hidden = len(config.aux_layers) + 1, read_target(config.target).hidden_size
+    size = 4 if config.target_dtype == "float32" else 2
+    folder, need = config.data_folder / "hidden_states", tokens * layers * hidden * size
+    free = shutil.disk_usage(folder).free
+    product = f"{tokens:,} tokens x {layers} layers x {hidden:,} x {size} bytes"
+    print(f"hidden states: {product} = {need / 1e9:,.3f} GB; {free / 1e9:,.1f} GB are free in {folder}", flush=True)
+    if need * share > free:
+        raise ToolError(f"{folder}: not enough room; use `online: true` in data, or another disk")

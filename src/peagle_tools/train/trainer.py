@@ -25,6 +25,9 @@ from peagle_tools.train.replay import measure
 from peagle_tools.train.selector_training import build_optimizers
 from peagle_vllm.heads.files import one_line
 
+# Shares by depth in log.jsonl, and how speculators' and our names of these metrics begin.
+SHARES = {"accuracy": "position_", "recall_at_16": "recall_", "selector_accuracy": "selector_"}
+
 
 class Trainer(library.Trainer):
     """speculators' ``Trainer`` with seeds of each step, checkpoints between steps, and one process or several.
@@ -44,7 +47,7 @@ class Trainer(library.Trainer):
     ):
         self.settings, self.total = settings, total
         self.log_file = settings.run / "log.jsonl"
-        self.local_step, self.stopping, self.loss = 0, False, torch.zeros(())
+        self.stopping, self.loss = False, torch.zeros(())
         super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
         self.model.register_forward_pre_hook(self._seed)
         self.model.register_forward_hook(self._keep_loss)
@@ -60,27 +63,24 @@ class Trainer(library.Trainer):
         self.world = dist.get_world_size() if self.is_distributed else 1
         self.checkpointer = Checkpoints(self.config.save_path)
         state = self.checkpointer.state
-        self.current_epoch, self._resume_local_step = state.get("epoch", 0), state.get("local_step", 0)
-        self.global_step, self.local_step = state.get("step", 0), self._resume_local_step
+        self.current_epoch, self.global_step = state.get("epoch", 0), state.get("step", 0)
+        self.local_step = self._resume_local_step = state.get("local_step", 0)
         if state:
             self._check_same_run(state)
 
     def setup_optimizer(self) -> None:
-        original = library.build_optimizers
+        """speculators' optimizers, with a group for the selector."""
         if self.settings.selector:
             library.build_optimizers = partial(build_optimizers, rate=self.settings.selector.lr)
-        try:
-            super().setup_optimizer()
-        finally:
-            library.build_optimizers = original
+        super().setup_optimizer()
 
     def _check_same_run(self, state: dict[str, Any]) -> None:
-        then, now = state["run"], self._run_of()
-        changed = next((name for name in now if then.get(name) != now[name]), None)
-        if changed is not None:
-            what = f"{changed} was {then.get(changed)!r} and is {now[changed]!r}"
-            remedy = "put it back, or begin another run with another `folder`"
-            raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {remedy}")
+        before = state["run"]
+        for name, value in self._run_of().items():
+            if before.get(name) != value:
+                what = f"{name} was {before.get(name)!r} and is {value!r}"
+                remedy = "put it back, or begin another run with another `folder`"
+                raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {remedy}")
 
     def run(self) -> None:
         """Train to the end.
@@ -118,14 +118,14 @@ class Trainer(library.Trainer):
         self.loss = output[1].detach()
 
     def _optimizers_step(self) -> None:
-        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if not (norm + self.loss).isfinite():
-            step = self.global_step + 1
-            rows = listed(sorted({self.train_loader.dataset.pieces[i][0] for i in self.batches[self.local_step]}))
-            found = f"step {step}: the loss is {float(self.loss)}, the norm of its gradient {float(norm)}, with {rows}"
-            kept = f"step-{self.checkpointer.steps()[-1]} is kept" if self.checkpointer.steps() else "nothing was saved"
-            raise ToolError(f"{found} of the data; {kept}. Look at their hidden states, or lower optimizer.lr")
+            numbers = f"the loss is {float(self.loss)}, the norm of its gradient {float(norm)}"
+            rows = listed(sorted(self.batches[self.local_step]))  # those that are trained on are the first ones
+            saved = self.checkpointer.steps()
+            kept = f"step-{saved[-1]} is kept" if saved else "nothing was saved"
+            remedy = "Look at their hidden states, or lower optimizer.lr"
+            raise ToolError(f"step {self.global_step + 1}: {numbers}, with {rows} of the data; {kept}. {remedy}")
         super()._optimizers_step()
 
     def _after_step(self) -> None:
@@ -151,23 +151,22 @@ class Trainer(library.Trainer):
         metrics = self.val_epoch(self.epoch) or {}
         if self.rank == 0:
             add_line(self.log_file, {"step": self.global_step, "held_out": _shown(metrics, "_epoch")})
-        found = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
+        al = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
         self.model.train()
-        return found
+        return al
 
     def _save(self, score: float | None) -> None:
         state = {"step": self.global_step, "epoch": self.epoch, "local_step": self.local_step, "score": score}
-        state["run"] = self._run_of()
-        self.checkpointer.write(self.model, self.optimizers, self.schedulers, state)
+        self.checkpointer.write(self.model, self.optimizers, self.schedulers, state | {"run": self._run_of()})
 
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run, by its key in peagle.yaml."""
-        which: Any = {"data": {"held_out"}, "head": True, "step": True, "optimizer": True}
-        parts = self.settings.model_dump(mode="json", include=which)
-        found = {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
-        found |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
+        parts: Any = {"data": {"held_out"}, "head": True, "step": True, "optimizer": True}
+        sections = self.settings.model_dump(mode="json", include=parts)
+        values = {f"{part}.{key}": value for part, keys in sections.items() for key, value in keys.items()}
+        values |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
         selector = self.settings.selector and self.settings.selector.model_dump()
-        return {**found, "processes": self.world, "selector": selector}
+        return {**values, "processes": self.world, "selector": selector}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -188,12 +187,13 @@ class Trainer(library.Trainer):
     def _log(self) -> Iterator[None]:
         """The library's metrics of a step as a line of log.jsonl, and a bar with the time that is left."""
         library.tqdm = lambda loader, **_: loader  # the library's bar, which knows an epoch only
-        begun, shown = self.global_step, self.rank == 0
-        self.bar = tqdm(total=self.total, initial=begun, unit="step", mininterval=1, disable=not shown)
-        handler, logger = _Log(self), getLogger("speculators.metrics")
-        if shown:
-            # Later steps are run again.
-            write_lines(self.log_file, [r for r in read_lines(self.log_file, must_exist=False) if r["step"] <= begun])
+        begun, is_first = self.global_step, self.rank == 0
+        self.bar = tqdm(total=self.total, initial=begun, unit="step", mininterval=1, disable=not is_first)
+        handler, logger = Handler(), getLogger("speculators.metrics")
+        handler.emit = self._note_step  # type: ignore[method-assign]
+        if is_first:
+            lines = read_lines(self.log_file, must_exist=False)
+            write_lines(self.log_file, [line for line in lines if line["step"] <= begun])  # later ones are run again
             logger.addHandler(handler)
         try:
             yield
@@ -201,37 +201,26 @@ class Trainer(library.Trainer):
             logger.removeHandler(handler)
             self.bar.close()
 
-
-class _Log(Handler):
-    """Writes what speculators' trainer logs of a step."""
-
-    def __init__(self, trainer: Trainer):
-        super().__init__()
-        self.trainer = trainer
-
-    def emit(self, record: LogRecord) -> None:
+    def _note_step(self, record: LogRecord) -> None:
+        """Write what speculators' trainer logs of a step."""
         if not isinstance(record.msg, dict) or "train" not in record.msg:
             return
         line = {"step": record.msg["global_step"] + 1, "lr": record.msg["lr"], **_shown(record.msg["train"])}
-        line["tokens/s"] = round(record.msg["profile"]["tokens_per_s"] * self.trainer.world)
+        line["tokens/s"] = round(record.msg["profile"]["tokens_per_s"] * self.world)
         line["peak_gb"] = round(peak_memory() / 2**30, 2)
         line["time"] = round(time.time())
-        add_line(self.trainer.log_file, line)
-        right = " ".join(f"{share:.2f}" for share in line["accuracy"])
-        shown = {"loss": f"{line['loss']:.3f}", "right": right, "tokens/s": line["tokens/s"], "GB": line["peak_gb"]}
-        self.trainer.bar.set_postfix(shown, refresh=False)
+        add_line(self.log_file, line)
+        self.bar.set_postfix({key: line[key] for key in ("loss", "tokens/s", "peak_gb")}, refresh=False)
 
 
 def _shown(metrics: dict[str, float], end: str = "") -> dict[str, Any]:
     """Losses, and shares by depth, of speculators' metrics and ours, whose names have ``end``."""
-    shown: dict[str, Any] = {"loss": metrics.get("loss" + end)}
-    if "selector_loss" + end in metrics:
-        shown["selector_loss"] = metrics["selector_loss" + end]
-    for name, begin in (("accuracy", "position_"), ("recall_at_16", "recall_"), ("selector_accuracy", "selector_")):
-        shares = [share for key, share in metrics.items() if key.startswith(begin) and key.endswith("_acc" + end)]
-        if shares or name == "accuracy":
-            shown[name] = [round(share, 4) for share in shares]
-    return shown
+    line: dict[str, Any] = {key: metrics[key + end] for key in ("loss", "selector_loss") if key + end in metrics}
+    for key, begin in SHARES.items():
+        shares = [share for name, share in metrics.items() if name.startswith(begin) and name.endswith(f"_acc{end}")]
+        if shares:
+            line[key] = [round(share, 4) for share in shares]
+    return line
 
 
 def peak_memory() -> int:

@@ -1,10 +1,8 @@
 """``peagle-vllm train run``: peagle.yaml to speculators' options, the head, its data, and the trainer around them."""
 
-import json
 import os
 import warnings
 from argparse import Namespace
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,14 +12,12 @@ from pydantic import ValidationError
 from speculators.model import SpeculatorModel
 from speculators.train import cli as library
 from speculators.train.config import TrainConfig
-from speculators.train.config.resolution import _BACKEND_DESTS
 from speculators.train.logger import setup_metric_logger
 from transformers.utils.logging import disable_progress_bar
 
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.checked_yaml import nearest
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.provenance import versions
 from peagle_tools.train import cpu, warm_start
 from peagle_tools.train.documents import loaders
 from peagle_tools.train.draft_model import PEagleDraftModel
@@ -34,6 +30,7 @@ SET_ELSEWHERE = "another key of peagle.yaml sets it"
 REFUSED = {
     "fsdp_shard": "remove it: processes run mask rows different numbers of times, and would wait for each other",
     "gradient_checkpointing": "remove it: the head does that itself",
+    "hidden_states_backend": "remove it: hidden states are files",
     **dict.fromkeys(("checkpoint_freq", "max_steps", "save_best", "train_data_ratio"), SET_ELSEWHERE),
     **dict.fromkeys(("draft_config", "from_pretrained"), "remove it: head.init says what a head begins as"),
 }
@@ -63,8 +60,6 @@ def train(config: Config) -> Trainer:
     trainer = make_trainer(config, options)
     if trainer.rank == 0:
         write_whole(config.run / "run.yaml", options.dump_yaml())
-        used = {**versions(), "speculators": version("speculators")}
-        write_whole(config.run / "versions.json", json.dumps(used, indent=2) + "\n")
     for name in filter(None, (options.logging.logger or "").split(",")):
         if not find_spec(name):
             raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
@@ -83,8 +78,8 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     head.embed_tokens.weight.requires_grad_(head.config.embed_requires_grad)
     if config.selector:
         head.candidate_selector = new_selector(head, config.selector.rank, config.head.init)
-    found = loaders(config, args, head)
-    total = config.optimizer.steps or sum(_num_batches(found[0], epoch) for epoch in range(args.epochs))
+    batches = loaders(config, args, head)
+    total = config.optimizer.steps or sum(_num_batches(batches[0], epoch) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
     if config.selector:
@@ -92,7 +87,7 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
-    return Trainer(config, head, library.TrainerConfig(**fields), found, total)
+    return Trainer(config, head, library.TrainerConfig(**fields), batches, total)
 
 
 def _num_batches(loader: Any, epoch: int) -> int:
@@ -107,10 +102,10 @@ def to_options(config: Config) -> TrainConfig:
     Raises:
         ToolError: ``speculators`` has a name or a value that speculators has not.
     """
-    head, step, optimizer = config.head, config.step, config.optimizer
+    head, step = config.head, config.step
     ours: dict[str, Any] = {
         "speculator_type": "peagle",
-        "seed": optimizer.seed,
+        "seed": config.optimizer.seed,
         "verifier_name_or_path": config.target,
         "num_layers": head.layers,
         "target_layer_ids": config.aux_layers,
@@ -118,14 +113,13 @@ def to_options(config: Config) -> TrainConfig:
         "mask_token_id": mask_token(config),
         "draft_attn_impl": "sdpa",  # the head has its own
         "data_path": str(config.data_folder),
-        "hidden_states_backend": config.data.backend,
         "total_seq_len": step.tokens,
         "hidden_states_dtype": step.dtype,
         "vllm_endpoint": config.data.endpoint,
         "on_missing": "generate" if config.data.online else "raise",
-        "optimizer": optimizer.name,
-        "lr": optimizer.lr,
-        "epochs": optimizer.steps or optimizer.epochs or 10,
+        "optimizer": config.optimizer.name,
+        "lr": config.optimizer.lr,
+        "epochs": config.optimizer.steps or config.optimizer.epochs or 10,
         "save_path": str(config.run / "checkpoints"),
         "log_dir": str(config.run / "logs"),
         "num_depths": head.depths,
@@ -141,7 +135,7 @@ def to_options(config: Config) -> TrainConfig:
         "log_freq": 10,
         "num_workers": min(12, (os.cpu_count() or 1) // 2),
     }
-    known = [*TrainConfig().flatten(), *_BACKEND_DESTS]
+    known = list(TrainConfig().flatten())
     for name in config.speculators:
         if name in ours:
             raise ToolError(f"speculators.{name}: {SET_ELSEWHERE}")
@@ -149,10 +143,8 @@ def to_options(config: Config) -> TrainConfig:
             raise ToolError(f"speculators.{name}: {REFUSED[name]}")
         if name not in known:
             raise ToolError(f"speculators.{name}: is no option of speculators{nearest(name, known)}")
-    flat = {**defaults, **ours, **config.speculators}
-    backend = {name: flat.pop(name) for name in list(flat) if name in _BACKEND_DESTS}
     try:
-        return TrainConfig.from_sources(cli=flat, argv=[], backend_cli=backend)
+        return TrainConfig.from_sources(cli={**defaults, **ours, **config.speculators}, argv=[])
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
@@ -164,20 +156,21 @@ def mask_token(config: Config) -> int:
     Raises:
         ToolError: the tokenizer uses it, or has no id to spare.
     """
-    given, tokens, size = config.head.mask_token, read_tokens(config.target), read_target(config.target).vocab_size
+    mask_id, size = config.head.mask_token, read_target(config.target).vocab_size
+    tokens = read_tokens(config.target)
     free = [token.id for token in special_tokens(tokens)] + [i for i in range(size) if tokens and i not in tokens]
+    if mask_id is None:
+        if free:
+            return free[0]
+        what = "has no token to spare" if tokens else "has no tokenizer.json that can be read"
+        raise ToolError(f"head.mask_token: {config.target} {what}; name the id of a token that is in no text")
     advice = f"set head.mask_token to one that it does not use{f', {free[0]} say' if free else ''}"
-    if given is None:
-        if not free:
-            what = "has no token to spare" if tokens else "has no tokenizer.json that can be read"
-            raise ToolError(f"head.mask_token: {config.target} {what}; name the id of a token that is in no text")
-        return free[0]
-    token = find_token(tokens, given)
-    if given >= size:
-        raise ToolError(f"head.mask_token: the target has {size} tokens, and {given} is none of them; {advice}")
+    if mask_id >= size:
+        raise ToolError(f"head.mask_token: the target has {size} tokens, and {mask_id} is none of them; {advice}")
+    token = find_token(tokens, mask_id)
     if token and token.kind in ("ordinary", "in use"):
-        raise ToolError(f"head.mask_token: the target's tokenizer uses {given} for {token.text!r}; {advice}")
-    return given
+        raise ToolError(f"head.mask_token: the target's tokenizer uses {mask_id} for {token.text!r}; {advice}")
+    return mask_id
 
 
 def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
@@ -189,11 +182,9 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
     if config.head.init not in (None, "target"):
         return warm_start.begun_from(config, args).float()
-    d2t, t2d, size = None, None, read_target(config.target).vocab_size
-    if config.head.draft_vocab:
-        d2t, t2d, size = warm_start.likeliest_tokens(config, args)
+    vocabulary = warm_start.draft_vocabulary(config, args)
     try:
-        head = library.build_draft_model(args, PEagleDraftModel, t2d, d2t, size).float()
+        head = library.build_draft_model(args, PEagleDraftModel, **vocabulary).float()
     except ValueError as error:
         raise ToolError(f"head: {error}") from None
     if config.head.init:

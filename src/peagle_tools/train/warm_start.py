@@ -18,14 +18,13 @@ from peagle_vllm.heads.target import read_target
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # An EAGLE-3 head takes the last two from its target.
 NOT_IN_A_HEAD = ("verifier_", "mask_hidden", "lm_head.", "embed_tokens.")
-SMALL = 0.1  # of what is left beside the identity where the head begins as the target's last layers
+SMALL = 0.1  # of what is left next to the identity where the head begins as the target's last layers
 
 
 def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     """The head of ``args`` with layers, norms, vocabulary and weights of the head that ``head.init`` names.
 
-    Layers beyond that head's begin as the identity, so that it drafts the same; of a whole vocabulary, ``draft_vocab``
-    keeps the tokens that the target says most.
+    Layers beyond that head's begin as the identity, so that it drafts the same.
 
     Raises:
         ToolError: that head cannot become the one of peagle.yaml.
@@ -37,51 +36,50 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     if head.kind == "target" or not head.is_speculators:
         remedy = "" if head.kind == "target" else "; `peagle-vllm convert --to speculators` writes one so"
         raise ToolError(f"head.init: {init} is no head as speculators writes it{remedy}")
-    vocab_size, draft_vocab = read_target(config.target).vocab_size, wanted.draft_vocab or head.draft_vocab_size
-    given: dict[str, tuple[Any, Any]] = {"aux_layers": (config.aux_layers, list(head.aux_layer_ids or ()))}
+    same: dict[str, tuple[Any, Any]] = {"aux_layers": (config.aux_layers, list(head.aux_layer_ids or ()))}
     if head.kind != "eagle3" and wanted.mask_token is not None:
-        given["mask_token"] = (wanted.mask_token, head.mask_token_id)
-    if not draft_vocab < head.draft_vocab_size == vocab_size:
-        given["draft_vocab"] = (draft_vocab, head.draft_vocab_size)
-    for key, (ours, theirs) in given.items():
+        same["mask_token"] = (wanted.mask_token, head.mask_token_id)
+    if wanted.draft_vocab:
+        same["draft_vocab"] = (wanted.draft_vocab, head.draft_vocab_size)
+    for key, (ours, theirs) in same.items():
         if ours != theirs:
             raise ToolError(f"head.{key}: is {ours}, but the head of head.init ({init}) has {theirs}; write {theirs}")
-    if head.num_layers > wanted.layers:
+    further = wanted.layers - head.num_layers
+    if further < 0:
         least = f"the head of head.init ({init}) has {head.num_layers}; write {head.num_layers} or more"
         raise ToolError(f"head.layers: is {wanted.layers}, but {least}")
     layer = cli.load_draft_transformer_layer_config(init, config.target)
-    kinds = (getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers)[: head.num_layers]
-    layer.num_hidden_layers, further = wanted.layers, wanted.layers - head.num_layers
-    layer.layer_types = kinds + ["full_attention"] * further
+    kinds = getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers
+    layer.num_hidden_layers = wanted.layers
+    layer.layer_types = kinds[: head.num_layers] + ["full_attention"] * further
     weights = load_file(folder / "model.safetensors")
-    if draft_vocab < head.draft_vocab_size:
-        weights["d2t"], weights["t2d"], _ = likeliest_tokens(config, args)
-        if "lm_head.weight" in weights:
-            weights["lm_head.weight"] = weights["lm_head.weight"][weights["t2d"]]
-    shape = {name: head.config.get(name, False) for name in NORMS} | {"draft_vocab_size": draft_vocab}
+    options = vars(args) | {name: head.config.get(name, False) for name in NORMS}
+    options["draft_vocab_size"] = head.draft_vocab_size
     if head.kind == "peagle":
-        shape["mask_token_id"] = head.mask_token_id
-    options = {**vars(args), **shape}
-    made = PEagleDraftModel.from_training_args(layer, weights.get("t2d"), weights.get("d2t"), **options)
-    missing, unknown = made.load_state_dict(weights, strict=False)
-    fresh = tuple(f"layers.{head.num_layers + number}." for number in range(further))
-    if wrong := [*unknown, *(name for name in missing if not name.startswith((*fresh, *NOT_IN_A_HEAD)))]:
+        options["mask_token_id"] = head.mask_token_id
+    model = PEagleDraftModel.from_training_args(layer, weights.get("t2d"), weights.get("d2t"), **options)
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    new_layers = range(head.num_layers, wanted.layers)
+    new = (*(f"layers.{number}." for number in new_layers), *NOT_IN_A_HEAD)
+    if wrong := [*unknown, *(name for name in missing if not name.startswith(new))]:
         raise ToolError(f"head.init: {init}: {wrong[0]} is in one of the two heads only")
-    for number in range(head.num_layers, wanted.layers):
-        _scale_output(made.layers[number], 0)
-    return made
+    for number in new_layers:
+        _scale_output(model.layers[number], 0)
+    return model
 
 
-def likeliest_tokens(config: Config, args: Namespace) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """d2t [draft_vocab] and t2d [vocabulary] of the tokens that the target says most, and how many they are.
+def draft_vocabulary(config: Config, args: Namespace) -> dict[str, Any]:
+    """d2t [draft_vocab], t2d [vocabulary] and draft_vocab_size: the tokens that the target says most, or all of them.
 
     Raises:
         ToolError: they are not counted.
     """
+    if not config.head.draft_vocab:
+        return {"d2t": None, "t2d": None, "draft_vocab_size": read_target(config.target).vocab_size}
     counts = config.data_folder / "token_freq.pt"
     if not counts.exists():
         raise ToolError(f"head.draft_vocab: {counts} is not there; `peagle-vllm train pipeline` counts tokens")
-    return cli.parse_vocab_mappings(args)
+    return dict(zip(("d2t", "t2d", "draft_vocab_size"), cli.parse_vocab_mappings(args), strict=True))
 
 
 @torch.no_grad()
@@ -94,23 +92,21 @@ def begin_as_target(head: PEagleDraftModel, target: str) -> None:
     Raises:
         ToolError: its layers are not of the head's kind or size.
     """
-    num_layers = read_target(target).num_layers
-    first = num_layers - len(head.layers) + 1
+    first, hidden = read_target(target).num_layers - len(head.layers) + 1, head.hidden_size
     before = [number for number in head.target_layer_ids if number <= first]
-    entry, hidden = head.target_layer_ids.index(max(before, default=min(head.target_layer_ids))), head.hidden_size
+    start = hidden * head.target_layer_ids.index(max(before, default=min(head.target_layer_ids)))
     head.fc.weight.mul_(SMALL)
-    head.fc.weight[:, entry * hidden : (entry + 1) * hidden] += torch.eye(hidden)
+    head.fc.weight[:, start : start + hidden] += torch.eye(hidden)
     _scale_output(head.layers[0], SMALL)
-    taken: list[tuple[Any, str]] = [(head.norm, "model.norm")]
-    taken += [(layer, f"layers.{first + i}") for i, layer in enumerate(head.layers[1:])]
-    names = [f"{name}.{weight}" for module, name in taken for weight in module.state_dict()]
-    found = load_model_layers(names, target)
-    if missing := [name for name in names if name not in found]:
+    modules = {"model.norm": head.norm} | {f"layers.{first + i}": layer for i, layer in enumerate(head.layers[1:])}
+    names = [f"{name}.{weight}" for name, module in modules.items() for weight in module.state_dict()]
+    weights = load_model_layers(names, target)
+    if missing := [name for name in names if name not in weights]:
         what = f"{missing[0]} is not in {target}"
         raise ToolError(f"head.init: target: its layers are not of the head's kind ({what}); leave init out")
-    for module, name in taken:
+    for name, module in modules.items():
         try:
-            module.load_state_dict({weight: found[f"{name}.{weight}"] for weight in module.state_dict()})
+            module.load_state_dict({weight: weights[f"{name}.{weight}"] for weight in module.state_dict()})
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise ToolError(f"head.init: target: its layers have other sizes ({reason}); leave init out") from None
