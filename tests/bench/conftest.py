@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from peagle_tools.bench import client
-from peagle_tools.bench.suite import Suite, read_suite
+from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import server
+from peagle_tools.shared.checked_yaml import read_yaml
 from tests.bench.standin.sweep import CLIENT, SERVER
 
 SUITE = """\
@@ -45,7 +46,7 @@ def suite_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def suite(suite_file: Path) -> Suite:
-    return read_suite(suite_file)
+    return read_yaml(suite_file, Suite, "suite")
 
 
 @pytest.fixture

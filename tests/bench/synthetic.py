@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,15 @@ def result(
     dtype: str = "float32",
 ) -> CellResult:
     """One cell; ``edit`` may change what the client wrote."""
-    kind = suite.arms[cell.arm].kind
-    data = {} if reason else raw(kind, cell.k, cell.concurrency, noise=noise)
+    data = {} if reason else raw(cell.arm, cell.k, cell.concurrency, noise=noise)
     if data:
         edit(cell, data)
     return CellResult(
         cell=cell,
-        kind=kind,
         reason=reason,
         configuration={
             "dataset": suite.datasets[cell.dataset].model_dump(mode="json"),
-            "serve": ["--dtype", dtype, *suite.serve.words],
+            "serve": ["--dtype", dtype, *shlex.split(suite.serve.flags)],
             "bench": ["--temperature", "0.0"],
         },
         versions={"vllm": "0.0"},
@@ -63,7 +62,7 @@ def write(
         noise = 1 + rng.uniform(-spread, spread)
         noise *= (slower or {}).get((cell.arm, cell.k, cell.concurrency), 1.0)
         why = (failed or {}).get(cell.id, "")
-        text = result(suite, cell, noise=noise, reason=why, **more).to_json()
+        text = result(suite, cell, noise=noise, reason=why, **more).model_dump_json()
         (folder / f"cells/{cell.id}.json").write_text(text)
     (folder / "sweep.json").write_text(json.dumps({"suite": suite.model_dump(mode="json")}))
     return folder

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,8 +108,9 @@ def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suit
 )
 def test_drafts_by_look_up_and_by_the_head_are_told_apart(config: dict, share: str | None, suite: Suite) -> None:
     repeated = {0: Acceptance(4, (2, 0)), 1: Acceptance(4, (2, 0)), 3: Acceptance(2, (2, 2))}
-    results = [replace(synthetic.result(suite, Cell("P-EAGLE", 3, "prompts", 1, 1)), places=Places(repeated=repeated))]
-    results.append(synthetic.result(suite, Cell("none", 0, "prompts", 1, 1)))
+    cells = [Cell("P-EAGLE", 3, "prompts", 1, 1), Cell("none", 0, "prompts", 1, 1)]
+    update = {"places": Places(repeated=repeated)}
+    results = [synthetic.result(suite, cell).model_copy(update=update) for cell in cells]
     text = [*looked_up(choices("P-EAGLE", points(results)), {"parallel_drafting": True, **config})]
     assert [line[:3] for line in text] == [share] * (share is not None)
     if not config:

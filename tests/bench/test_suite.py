@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from peagle_tools.bench.cells import grid
-from peagle_tools.bench.suite import read_suite
+from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
+from peagle_tools.shared.checked_yaml import read_yaml
 from peagle_tools.shared.errors import ToolError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,12 +23,7 @@ MISTAKES = {
     "key twice": ("repeats: 2", "repeats: 2\nname: other", 18, "name: is there twice"),
     "no key": ("repeats: 2", "? [repeats]\n: 2", 17, "found unhashable key"),
     "no k": ("    k: [3, 7]\n  P-", "  P-", 5, "arms.EAGLE-3: a speculative_config needs k"),
-    "two sources": (
-        "    prompts: 12",
-        "    hub: gsm8k\n    prompts: 12",
-        12,
-        "datasets.prompts: give exactly one of hub",
-    ),
+    "two sources": ("    prompts: 12", "    hub: gsm8k\n    prompts: 12", 12, "datasets.prompts: give exactly one of"),
     "no folder": ("./eagle}", "./eagel}", 6, "arms.EAGLE-3.speculative_config.model: there is no folder ./eagel"),
     "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
     "our flag": ("none: {}", 'none: {flags: "--port 80"}', 4, "arms.none.flags: --port does not belong here"),
@@ -44,13 +40,12 @@ def test_a_mistake_is_named_with_line_and_key(suite_file: Path, name: str) -> No
     assert old in text
     suite_file.write_text(text.replace(old, new))
     with pytest.raises(ToolError) as error:
-        read_suite(suite_file)
+        read_yaml(suite_file, Suite, "suite")
     first = str(error.value).splitlines()[0]
     assert first.startswith(f"{suite_file}:{line}: {message}")
 
 
-def test_parts_are_chosen(suite_file: Path) -> None:
-    suite = read_suite(suite_file)
+def test_parts_are_chosen(suite: Suite) -> None:
     assert len({cell.id for cell in grid(suite)}) == 20
     cells = grid(suite, k=[7], concurrency=[4], repeats=1)
     assert [(c.arm, c.k, c.concurrency) for c in cells] == [("none", 0, 4), ("EAGLE-3", 7, 4), ("P-EAGLE", 7, 4)]
@@ -59,9 +54,8 @@ def test_parts_are_chosen(suite_file: Path) -> None:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_suites(file: Path) -> None:
-    suite = read_suite(file)
-    assert suite.name == file.stem
-    assert {"none", "EAGLE-3", "P-EAGLE"} <= {arm.kind for arm in suite.arms.values()}
+    suite = read_yaml(file, Suite, "suite")
+    assert suite.name == file.stem and {"none", "EAGLE-3", "P-EAGLE"} <= suite.arms.keys()
 
 
 @pytest.mark.parametrize("command", [["bench", "run", "x"], ["bench", "report", "x"], ["bench", "compare", "a", "b"]])

@@ -11,7 +11,8 @@ import pytest
 
 from peagle_tools.bench.cells import read_results
 from peagle_tools.bench.metrics import Spread
-from peagle_tools.bench.suite import read_suite
+from peagle_tools.bench.suite import Suite
+from peagle_tools.shared.checked_yaml import read_yaml
 from tests.inspect.running import only_line, run
 from tests.support.models import EAGLE3, PEAGLE, TARGET
 
@@ -121,8 +122,8 @@ def test_the_suite_is_valid_in_its_folder(prompts: Path, elsewhere: Path, monkey
     assert "needs full CUDA graphs, and there is no GPU" in only_line(run(monkeypatch, "tune", *PAIR, *options))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     run(monkeypatch, "tune", TARGET, "head", *options)
-    suite = read_suite(elsewhere / "mine/suite.yaml")
-    assert suite.serve.words == ["--dtype", "float32"] and (suite.concurrency, suite.repeats) == ([1, 8, 64], 3)
+    suite = read_yaml(elsewhere / "mine/suite.yaml", Suite, "suite")
+    assert suite.serve.flags == "--dtype float32" and (suite.concurrency, suite.repeats) == ([1, 8, 64], 3)
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
     none, plain, adaptive = suite.arms.values()
     assert not none.k and plain.k == [3, 5, 7] and adaptive.k == [7]
@@ -133,9 +134,8 @@ def test_the_suite_is_valid_in_its_folder(prompts: Path, elsewhere: Path, monkey
 def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN", "no-start")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # the stand-in needs no `datasets`
-    ran = run(monkeypatch, "tune", *PAIR, "--concurrency", 4)
-    assert "no --prompts, so MT-Bench from the hub" in ran.out
-    suite = read_suite(elsewhere / SWEEP / "suite.yaml")
+    assert "no --prompts, so MT-Bench from the hub" in run(monkeypatch, "tune", *PAIR, "--concurrency", 4).out
+    suite = read_yaml(elsewhere / SWEEP / "suite.yaml", Suite, "suite")
     assert suite.datasets["prompts"].hub == "mt-bench" and suite.concurrency == [4]
 
 
@@ -150,17 +150,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (elsewhere / "good").write_text("one\n")
+def test_bad_input_is_one_line(name: str, prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "empty").write_text("\n")
     (elsewhere / "talk").write_text("one\n<|user|>Why?\n")
     options, reason = BAD[name]
-    assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", "good", *options))
+    assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", prompts, *options))
     assert not list(elsewhere.glob("bench-results/*/*"))  # else the corrected command would be refused
 
 
-def test_a_pair_that_does_not_fit(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (elsewhere / "good").write_text("one\n")
-    ran = run(monkeypatch, "tune", TARGET, EAGLE3, "--prompts", "good")
+def test_a_pair_that_does_not_fit(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = run(monkeypatch, "tune", TARGET, EAGLE3, "--prompts", prompts)
     assert ran.code == 1 and ran.err.startswith("error: ") and len(ran.err.splitlines()) == 1
-    assert "nowhere is not a folder" in only_line(run(monkeypatch, "tune", "nowhere", PEAGLE, "--prompts", "good"))
+    assert "nowhere is not a folder" in only_line(run(monkeypatch, "tune", "nowhere", PEAGLE, "--prompts", prompts))

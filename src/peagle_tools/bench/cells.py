@@ -8,12 +8,12 @@ RESULTS/report.md           with plots/*.svg; made from the above, any time
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from peagle_tools.bench.suite import Suite, slug
 from peagle_tools.shared.acceptance import Acceptance, Places
@@ -81,45 +81,38 @@ def grid(
         Cell(name, depth, dataset, c, repeat)
         for repeat in range(1, (repeats or suite.repeats) + 1)
         for name, arm in suite.arms.items()
-        for depth in arm.depths
+        for depth in arm.k or [0]
         for dataset in suite.datasets
         for c in suite.concurrency
         if (not arms or name in arms) and (not k or depth in {0, *k}) and (not concurrency or c in concurrency)
     ]
 
 
-@dataclass(frozen=True)
-class CellResult:
+class CellResult(BaseModel):
     """One cell. A failed one has a reason and no measurement."""
 
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
     cell: Cell
-    kind: str  # none, EAGLE-3, P-EAGLE or other
     reason: str  # why it failed
     configuration: dict[str, Any]
     versions: dict[str, str]
     hardware: dict[str, str]
     began: str
     drafts: Acceptance | None = None
-    places: Places = field(default_factory=Places)
+    places: Places = Places()
     # What ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
-    raw: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, Any] = {}
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
 
     @property
     def ok(self) -> bool:
         return not self.reason
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
-
-
-_CELL_RESULT = TypeAdapter(CellResult)
-
 
 def read_cell(file: Path) -> CellResult:
     """Raises ToolError when the file is not what ``bench run`` wrote for a cell."""
     try:
-        return _CELL_RESULT.validate_json(file.read_bytes())
+        return CellResult.model_validate_json(file.read_bytes())
     except ValidationError as error:
         wrong = ": ".join([*map(str, error.errors()[0]["loc"]), error.errors()[0]["msg"]])
         fix = "delete it, and the same `bench run` measures it again"

@@ -1,5 +1,7 @@
 """``peagle-vllm bench run | report | compare``. Heavy imports stay inside the commands."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 DEFAULT = Path("bench-results")
+
+
+@contextmanager
+def sweeping() -> Iterator[None]:
+    """An error ends the command with its line, and so does Ctrl-C, for the same command continues."""
+    exit_on_sigterm()
+    try:
+        with one_line_errors():
+            yield
+    except KeyboardInterrupt:
+        fail("interrupted; the same command continues where it stopped", 130)
 
 
 @app.command()
@@ -33,23 +46,20 @@ def run(
     """
     check_extra("vllm")
     from peagle_tools.bench.cells import grid
-    from peagle_tools.bench.suite import read_suite
+    from peagle_tools.bench.suite import Suite
     from peagle_tools.bench.sweep import Sweep
+    from peagle_tools.shared.checked_yaml import read_yaml
 
-    exit_on_sigterm()
-    try:
-        with one_line_errors():
-            plan = read_suite(suite)
-            if unknown := [name for name in arm or [] if name not in plan.arms]:
-                fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(plan.arms)}")
-            if any(dataset.hub for dataset in plan.datasets.values()):
-                check_extra("datasets")  # else every cell would fail
-            cells = grid(plan, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
-            folder = results or DEFAULT / plan.name
-            print(f"{plan.name}: results go to {folder}")
-            failed = Sweep(plan, suite.parent, folder, cells).run()
-    except KeyboardInterrupt:
-        fail("interrupted; the same command continues where it stopped", 130)
+    with sweeping():
+        plan = read_yaml(suite, Suite, "suite")
+        if unknown := [name for name in arm or [] if name not in plan.arms]:
+            fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(plan.arms)}")
+        if any(dataset.hub for dataset in plan.datasets.values()):
+            check_extra("datasets")  # else every cell would fail
+        cells = grid(plan, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)
+        folder = results or DEFAULT / plan.name
+        print(f"{plan.name}: results go to {folder}")
+        failed = Sweep(plan, suite.parent, folder, cells).run()
     raise typer.Exit(1 if failed else 0)
 
 

@@ -26,8 +26,6 @@ COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
 MODEL_NAME = "target"  # what clients call the model, so that no path gets into a result
 # Dev mode adds the endpoint that empties the prefix cache between cells. On loopback only.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-RESULT, ANSWERS = "vllm.json", "answers.json"
-PAUSE = 0.1  # seconds between two checks of a running client
 
 
 class CellFailed(Exception):
@@ -46,13 +44,14 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) 
         serving.check()
         raise CellFailed(f"the server did not empty its prefix cache: {error}") from None
     with TemporaryDirectory() as folder:
+        result = Path(folder, "vllm.json")
         command = [*COMMAND, *bench_arguments(suite, cell), "--port", str(serving.port)]
-        command += ["--result-dir", folder, "--result-filename", RESULT]
+        command += ["--result-dir", folder, "--result-filename", result.name]
         process = processes.start(command, cwd=cwd, env=environment(suite), log=log)
         deadline = time.monotonic() + suite.cell_seconds
         try:
             while (status := process.poll()) is None:
-                time.sleep(PAUSE)
+                time.sleep(0.1)
                 serving.check()
                 if time.monotonic() > deadline:
                     raise CellFailed(f"not done after {suite.cell_seconds} s (cell_seconds)")
@@ -61,12 +60,7 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) 
         serving.check()
         if status:
             raise CellFailed(f"vllm bench serve: {processes.how_it_ended(status)}: {processes.failure_reason(log)}")
-        try:
-            raw, answers = json.loads(Path(folder, RESULT).read_text()), Path(folder, ANSWERS)
-            if answers.exists():
-                raw["answers"] = [Answer(*answer) for answer in json.loads(answers.read_text())]
-        except (OSError, ValueError):
-            raise CellFailed(f"vllm bench serve wrote no result: {processes.failure_reason(log)}") from None
+        raw: dict[str, Any] = json.loads(result.read_text())
     sent = suite.datasets[cell.dataset].num_prompts(cell.concurrency)
     if raw.get("completed") != sent or raw.get("failed"):
         first = next((text for text in raw.get("errors", []) if text), "no error was given")
@@ -78,10 +72,11 @@ def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) 
 def serve_arguments(suite: Suite, arm_name: str, k: int) -> list[str]:
     """Arguments of the server for one arm at one depth; host and port are left out."""
     arm = suite.arms[arm_name]
-    arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME, *suite.serve.words, *arm.words]
+    arguments = ["--model", suite.target, "--served-model-name", MODEL_NAME]
+    arguments += [*shlex.split(suite.serve.flags), *shlex.split(arm.flags)]
     if arm.speculative_config is not None:
-        arguments += ["--speculative-config", json.dumps({**arm.speculative_config, "num_speculative_tokens": k})]
-        arguments += BY_REQUEST if BY_REQUEST[0] not in arguments else ()
+        config = {**arm.speculative_config, "num_speculative_tokens": k}
+        arguments += ["--speculative-config", json.dumps(config), *BY_REQUEST]
     return arguments
 
 
@@ -112,26 +107,15 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
-def digests(suite: Suite, folder: Path) -> dict[str, str]:
-    """SHA-256 of each data set that is a file; ``folder`` is the suite's."""
-    files = {name: dataset.jsonl for name, dataset in suite.datasets.items() if dataset.jsonl is not None}
-    return {name: hashlib.sha256((folder / file).read_bytes()).hexdigest() for name, file in files.items()}
-
-
-def configuration(suite: Suite, folder: Path, cell: Cell) -> dict[str, Any]:
-    """Everything that was measured, as commands, variables and data; ``folder`` is the suite's."""
-    dataset = suite.datasets[cell.dataset]
-    facts: dict[str, Any] = {
+def configuration(suite: Suite, cell: Cell) -> dict[str, Any]:
+    """Everything that was measured, as commands, variables and data."""
+    return {
         "suite": suite.name,
-        "suite_fingerprint": suite.fingerprint(),
         "serve": ["python", *server.COMMAND[1:], *serve_arguments(suite, cell.arm, cell.k)],
         "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
         "environment": environment(suite, cell.arm),
-        "dataset": dataset.model_dump(mode="json", exclude_none=True),
+        "dataset": suite.datasets[cell.dataset].model_dump(mode="json", exclude_none=True),
     }
-    if dataset.jsonl is not None:
-        facts["dataset"]["sha256"] = digests(suite, folder)[cell.dataset]
-    return facts
 
 
 def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
@@ -204,8 +188,8 @@ def main() -> None:
         if args.prompts:
             write_prompts(args, Path(folder, "prompts.jsonl"))
         bench_serve(args)
-    if args.result_dir:
-        Path(args.result_dir, ANSWERS).write_text(json.dumps(answers_of(messages)))
+    result = Path(args.result_dir, args.result_filename)
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"answers": answers_of(messages)}))
 
 
 if __name__ == "__main__":

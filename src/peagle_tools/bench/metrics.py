@@ -7,7 +7,7 @@ docs/bench.md states every formula.
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,10 +89,6 @@ class Point(Condition):
         return self.repeats - len(self.cells)
 
     @property
-    def kind(self) -> str:
-        return self.cells[0].kind
-
-    @property
     def exact(self) -> bool:
         """Whether the commands say float32 and temperature 0: speculation may change no text."""
         commands = self.cells[0].configuration
@@ -122,17 +118,22 @@ def points(results: Iterable[CellResult]) -> list[Point]:
     return [Point(**vars(c), cells=cells, repeats=len(groups[c])) for c, cells in whole.items() if cells]
 
 
-def same_texts(point: Point, base: Point | None) -> float:
-    """Share of requests answered with the same text as without speculation, in the worst repeat; NaN when unknown."""
-    wanted = base.cells[0].raw["texts_sha256"] if base else ()
-    answers = [cell.raw["texts_sha256"] for cell in point.cells]
-    shares = [sum(map(operator.eq, texts, wanted)) / len(wanted) for texts in answers if wanted and texts]
-    return min(shares, default=math.nan)
-
-
 def without_speculation(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
     """The points without speculation by data set and concurrency."""
-    return {(p.dataset, p.concurrency): p for p in points if p.kind == "none"}
+    return {(p.dataset, p.concurrency): p for p in points if not p.k}
+
+
+def same_texts(points: Collection[Point]) -> dict[Condition, float]:
+    """Share of requests answered with the same text as without speculation, in the worst repeat; NaN when unknown."""
+    bases = without_speculation(points)
+    worst = {}
+    for point in points:
+        base = bases.get((point.dataset, point.concurrency))
+        wanted = base.cells[0].raw["texts_sha256"] if base else ()
+        answers = [cell.raw["texts_sha256"] for cell in point.cells]
+        shares = [sum(map(operator.eq, texts, wanted)) / len(wanted) for texts in answers if wanted and texts]
+        worst[point.condition] = min(shares, default=math.nan)
+    return worst
 
 
 def best_depth(candidates: Iterable[Point]) -> Point:
@@ -146,12 +147,3 @@ def best_points(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
     for point in points:
         groups[point.arm, point.concurrency].append(point)
     return {place: best_depth(group) for place, group in groups.items()}
-
-
-def arm_pairs(points: Iterable[Point]) -> list[tuple[str, str]]:
-    """Arms to compare: P-EAGLE / EAGLE-3, the first P-EAGLE arm / others of its kind, all / no speculation."""
-    kinds = {point.arm: point.kind for point in points}
-    parallel, eagle, none = ([arm for arm in kinds if kinds[arm] == kind] for kind in ("P-EAGLE", "EAGLE-3", "none"))
-    pairs = [(a, b) for a in parallel for b in eagle]
-    pairs += [(parallel[0], b) for b in parallel[1:]]
-    return pairs + [(a, b) for b in none for a in kinds if a not in none]

@@ -1,16 +1,17 @@
 """Write report.md, report.csv and plots/*.svg of a results folder."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas
+import yaml
 
 from peagle_tools.bench import metrics, plots
 from peagle_tools.bench.cells import CellResult, read_results, read_sweep
-from peagle_tools.bench.metrics import Point, best_points, number, same_texts, without_speculation
+from peagle_tools.bench.metrics import Point, best_points, number, same_texts
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import slug
 from peagle_tools.shared.acceptance import Acceptance, merged, sum_of
@@ -38,7 +39,7 @@ def section(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], no
 
 def cell_table(dataset: str, points: Sequence[Point]) -> str:
     """One row a point: rates, latencies and acceptance."""
-    base = without_speculation(points)
+    texts = same_texts(points)
 
     def tail(point: Point, name: str) -> str:
         shown = (number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
@@ -54,7 +55,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
             tail(p, "tpot"),
             p.spread("acceptance_length").text(".2f"),
             " ".join(f"{100 * share:.0f}" for share in p.acceptance),
-            number(100 * same_texts(p, base.get((dataset, p.concurrency)))),
+            number(100 * texts[p.condition]),
             f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
         )
         for p in points
@@ -81,7 +82,8 @@ def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
             if counts
         ]
         header = ("drafter", *(str(end) if title == REPEATED else f"up to {end}" for end in ends))
-        tables += [section(f"AL by {title}, {dataset}", header, rows, "In brackets the share of drafts.")] * bool(rows)
+        if rows:
+            tables.append(section(f"AL by {title}, {dataset}", header, rows, "In brackets the share of drafts."))
     return tables
 
 
@@ -90,10 +92,10 @@ def _length(seen: Acceptance, counts: Mapping[int, Acceptance]) -> str:
     return f"{seen.length:.2f} ({seen.num_drafts / sum_of(list(counts.values())).num_drafts:.0%})"
 
 
-def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
-    """Output tokens/s of each arm at its best K, and the ratios between them."""
+def best_table(dataset: str, points: Sequence[Point]) -> str:
+    """Output tokens/s of each arm at its best K, then the ratios of each arm to those before it in the suite."""
     best, concurrencies = best_points(points), sorted({p.concurrency for p in points})
-    columns = [f"c={c}" for c in concurrencies]
+    arms = list(dict.fromkeys(p.arm for p in points))
 
     def rate(point: Point | None) -> str:
         if point is None:
@@ -103,12 +105,11 @@ def best_tables(dataset: str, points: Sequence[Point]) -> list[str]:
     def ratio(a: Point | None, b: Point | None) -> str:
         return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
 
-    rates = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in dict.fromkeys(p.arm for p in points)]
-    pairs = metrics.arm_pairs(points)
-    ratios = [[f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)] for a, b in pairs]
-    note = "Output tokens/s at the best K of each arm; ? marks a ratio in doubt."
-    first = section(f"Best K, {dataset}", ["tokens/s", *columns], rates, "" if ratios else note)
-    return [first] + [section(f"Ratios at the best K, {dataset}", ["", *columns], ratios, note)] * bool(ratios)
+    rows = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in arms]
+    for b, a in itertools.combinations(arms, 2):
+        rows.append([f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)])
+    note = "Output tokens/s at the best K of each arm, and ratios of them; ? marks a ratio in doubt."
+    return section(f"Best K, {dataset}", ["", *(f"c={c}" for c in concurrencies)], rows, note)
 
 
 def as_csv(results: Iterable[CellResult]) -> str:
@@ -123,34 +124,15 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
     """What should not be: one repeat, other text, AL that changes with concurrency."""
     if all(p.repeats < 2 for p in points):
         yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
-    base = without_speculation(points)
+    texts = same_texts(points)
     for p in points:
-        share = same_texts(p, base.get((p.dataset, p.concurrency)))
+        share = texts[p.condition]
         if p.exact and share < 1:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
         fewest = min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency)
         length, first = (q.spread("acceptance_length") for q in (p, fewest))
         if length.over(first).falls(0.1) or first.over(length).falls(0.1):
             yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
-
-
-def setting(results: list[CellResult], suite: dict[str, Any]) -> str:
-    """Where and with what this was measured, in one paragraph."""
-    first = next(r for r in results if r.ok)
-    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    datasets = "; ".join(
-        f"{name}: at least {d['prompts']} {'chat' if d['chat'] else 'raw'} prompts a cell, "
-        f"at most {d['output_tokens']} output tokens each"
-        for name, d in suite["datasets"].items()
-    )
-    repeats = max(r.cell.repeat for r in results)
-    devices = " and ".join(sorted({device(r.hardware) for r in results}))
-    target = suite["target"].rsplit("/", 1)[-1]
-    return (
-        f"Target {target} on {devices}, {first.hardware.get('system', '')}; {versions}. "
-        f"{datasets}. Temperature {suite['temperature']:g}, {suite['warmups']} warm-up requests a cell, "
-        f"{repeats} repeat{'s' if repeats > 1 else ''}, arms interleaved. Measured {first.began[:10]}."
-    )
 
 
 def _list(title: str, lines: Sequence[str]) -> list[str]:
@@ -172,11 +154,12 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     groups = {name: [p for p in points if p.dataset == name] for name in dict.fromkeys(p.dataset for p in points)}
     if not groups:
         raise ToolError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
-    suite: dict[str, Any] = read_sweep(folder)["suite"]
-    best = [text for name, group in groups.items() for text in best_tables(name, group)]
+    sweep = read_sweep(folder)
+    suite, devices = sweep["suite"], " and ".join(sorted({device(r.hardware) for r in results}))
+    best = [best_table(name, group) for name, group in groups.items()]
     warned = _list("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
-    text = [f"# Sweep {suite['name']}", setting(results, suite), READING, *best, *warned]
+    text = [f"# Sweep {suite['name']}", f"Measured on {devices}, {results[0].began[:10]}. {READING}", *best, *warned]
     text += _list("Failed cells", failures)
     files = {"report.csv": as_csv(results)}
     for name, group in groups.items():
@@ -186,7 +169,8 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
             files[file] = plots.draw(partial(plot, points=group))
             text.append(f"![{title}, {name}]({file})")
         text += [cell_table(name, group), *place_tables(name, group)]
-    files["report.md"] = "\n\n".join([*text, *_list("Which K to serve", served)]) + "\n"
+    text += [f"## Setting\n\n```yaml\n{yaml.safe_dump(sweep, sort_keys=False)}```", *_list("Which K to serve", served)]
+    files["report.md"] = "\n\n".join(text) + "\n"
     (folder / "plots").mkdir(exist_ok=True)
     for name, content in files.items():
         write_whole(folder / name, content)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peagle_tools.bench.metrics import Point, Ratio, best_depth, without_speculation
+from peagle_tools.bench.metrics import Point, Ratio, best_depth, number, without_speculation
 from peagle_tools.shared.acceptance import merged, sum_of
 from peagle_vllm.lookup import DEFAULT, FIELD
 
@@ -25,6 +25,14 @@ class Choice:
     k: int  # ``num_speculative_tokens``; 0 is no speculation
     point: Point  # the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0
     gain: Ratio  # output tokens/s of ``point`` over no speculation
+
+    @property
+    def text(self) -> str:
+        sure = f"{self.gain.low:.2f}..{self.gain.high:.2f} over {self.gain.repeats} repeats"
+        gain = f"{self.gain.median:.2f} x no speculation ({'in doubt: ' * self.gain.in_doubt}{sure})"
+        if self.k:
+            return f"c={self.concurrency}: K={self.k}, {number(self.point.tokens_per_second.median)} tokens/s, {gain}"
+        return f"c={self.concurrency}: no speculation; K={self.point.k}, the fastest depth, is {gain}"
 
 
 def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
@@ -82,36 +90,34 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
 
     def mean_gain(arm: str) -> tuple[float, float]:
         """By its schedule, then by its fastest depths."""
-        gains = [(c.k, math.log(c.gain.median)) for c in arms[arm] if c.concurrency in shared]
-        return math.fsum(gain for k, gain in gains if k), math.fsum(gain for _, gain in gains)
+        gains = [(choice.k, choice.gain.median) for choice in arms[arm] if choice.concurrency in shared]
+        return math.prod(gain for k, gain in gains if k), math.prod(gain for _, gain in gains)
 
     arm = max(arms, key=mean_gain)
-    chosen = arms[arm]
     yield f"{dataset}: {arm}" + (", which has the largest mean gain of all arms." if len(arms) > 1 else ".")
-    for c in chosen:
-        sure = f"{'in doubt: ' * c.gain.in_doubt}{c.gain.low:.2f}..{c.gain.high:.2f} over {c.gain.repeats} repeats"
-        gain = f"{c.gain.median:.2f} x no speculation ({sure})"
-        if c.k:
-            yield f"c={c.concurrency}: K={c.k}, {c.point.tokens_per_second.median:,.0f} tokens/s, {gain}"
-        else:
-            yield f"c={c.concurrency}: no speculation; K={c.point.k}, the fastest depth, is {gain}"
-    schedule, measured = ranges(chosen), suite["arms"][arm]
-    yield from looked_up(chosen, measured["speculative_config"])
-    deepest = max(k for *_, k in schedule)
+    yield from (choice.text for choice in arms[arm])
+    yield from looked_up(arms[arm], suite["arms"][arm]["speculative_config"])
+    yield from _to_paste(arms[arm], suite["arms"][arm], suite["serve"], model)
+
+
+def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any, model: str | None) -> Iterator[str]:
+    """How to serve these choices; ``arm`` and ``serve`` are the suite's."""
+    schedule = ranges(chosen)
+    first, last, k = schedule[-1]
+    deepest = max(depth for *_, depth in schedule)
     if deepest == 0:
         yield "No depth gains more than the noise: leave --speculative-config out."
         return
-    config = {**measured["speculative_config"], "num_speculative_tokens": deepest}
-    first, last, k = schedule[-1]
     if k == 0:
         yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= first)} on, do not speculate."
     else:
         yield f"Speculation gains up to c={last}, the largest measured concurrency; vLLM keeps K={k} beyond it."
+    config = arm["speculative_config"] | {"num_speculative_tokens": deepest} | ({"model": model} if model else {})
     if len(schedule) > 1:  # one K throughout needs no schedule, which on V1 would cost the full CUDA graphs
         config["num_speculative_tokens_per_batch_size"] = schedule
         yield f"Warning: under data parallelism vLLM drops this schedule and uses K={deepest} at every batch size."
-    if variables := suite["serve"]["environment"] | measured["environment"]:
+    if variables := serve["environment"] | arm["environment"]:
         yield f"With {' '.join(f'{name}={value}' for name, value in variables.items())} set."
-    if flags := shlex.split(suite["serve"]["flags"]) + shlex.split(measured["flags"]):
+    if flags := shlex.split(serve["flags"]) + shlex.split(arm["flags"]):
         yield f"With {shlex.join(flags)} among the flags."
-    yield f"--speculative-config {shlex.quote(json.dumps(config | ({'model': model} if model else {})))}"
+    yield f"--speculative-config {shlex.quote(json.dumps(config))}"

@@ -4,8 +4,6 @@ Paths are relative to the suite's folder, the working directory of server and cl
 or ``../``; every other model name is one of the model hub.
 """
 
-import hashlib
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,34 +11,29 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
-from peagle_tools.shared.checked_yaml import Strict, read_yaml
+from peagle_tools.shared.checked_yaml import Strict
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
-SET_BY_THE_SWEEP = {
-    "--host": "the sweep serves on 127.0.0.1",
-    "--port": "the sweep chooses a free one",
-    "--model": "set `target:`",
-    "--speculative-config": "set `speculative_config:` in the arm",
-    "--served-model-name": "the sweep names the model",
-}
+SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "--speculative-config")
 
 
-def _exists(path: str, info: ValidationInfo) -> str:
+def _file(path: str, info: ValidationInfo) -> str:
     """``path``, if it is there; the folder that it is relative to is the validation's context."""
-    what, folder = "file" if info.field_name == "jsonl" else "folder", Path(info.context or ".")
-    if not ((folder / path).is_file() if what == "file" else (folder / path).is_dir()):
-        raise ValueError(f"there is no {what} {path} (looked in {folder})")
+    if not Path(info.context or ".", path).is_file():
+        raise ValueError(f"there is no file {path} (looked in {info.context})")
     return path
 
 
 def _model(name: str, info: ValidationInfo) -> str:
-    return _exists(name, info) if name.startswith(("./", "../", "/")) else name
+    if name.startswith(("./", "../", "/")) and not Path(info.context or ".", name).is_dir():
+        raise ValueError(f"there is no folder {name} (looked in {info.context})")
+    return name
 
 
 def _not_the_sweeps(flags: str) -> str:
     for word in shlex.split(flags):
         if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
-            raise ValueError(f"{name} does not belong here: {SET_BY_THE_SWEEP[name]}")
+            raise ValueError(f"{name} does not belong here: the sweep sets it, from the suite's other keys")
     return flags
 
 
@@ -54,7 +47,8 @@ Positive = Annotated[int, Field(ge=1)]
 Numbers = Annotated[list[Positive], AfterValidator(_unique)]
 Model = Annotated[str, AfterValidator(_model)]
 Words = Annotated[str, AfterValidator(_not_the_sweeps)]
-Data = Annotated[str, AfterValidator(_exists)]
+Data = Annotated[str, AfterValidator(_file)]
+Name = Annotated[str, Field(pattern="[A-Za-z0-9]")]  # what ``slug`` leaves of it names files
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -70,10 +64,6 @@ class Flags(Strict):
     flags: Words = ""
     environment: dict[str, str] = Field(default_factory=dict)
 
-    @property
-    def words(self) -> list[str]:
-        return shlex.split(self.flags)
-
 
 class Arm(Flags):
     """One drafter: a speculative config for each K in ``k``; neither of them means no speculation."""
@@ -83,28 +73,11 @@ class Arm(Flags):
 
     @model_validator(mode="after")
     def _depths_fit_the_config(self) -> "Arm":
-        if self.speculative_config is None:
-            if self.k:
-                raise ValueError("k needs a speculative_config")
-        elif not self.k:
-            raise ValueError("a speculative_config needs k, the list of depths to measure")
-        elif "num_speculative_tokens" in self.speculative_config:
+        if bool(self.k) != (self.speculative_config is not None):
+            raise ValueError("a speculative_config needs k, the list of depths to measure, and k needs the config")
+        if "num_speculative_tokens" in (self.speculative_config or ()):
             raise ValueError("leave num_speculative_tokens out: k sets it")
         return self
-
-    @property
-    def depths(self) -> list[int]:
-        """The depths to serve; 0 is no speculation."""
-        return self.k or [0]
-
-    @property
-    def kind(self) -> Literal["none", "EAGLE-3", "P-EAGLE", "other"]:
-        """Which column of the published tables this arm belongs to."""
-        if self.speculative_config is None:
-            return "none"
-        if self.speculative_config.get("method") == "eagle3":
-            return "P-EAGLE" if self.speculative_config.get("parallel_drafting") else "EAGLE-3"
-        return "other"
 
 
 class Dataset(Strict):
@@ -135,8 +108,8 @@ class Suite(Strict):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     target: Model
     serve: Flags = Flags()
-    arms: Annotated[dict[str, Arm], Field(min_length=1)]
-    datasets: Annotated[dict[str, Dataset], Field(min_length=1)]
+    arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+    datasets: Annotated[dict[Name, Dataset], Field(min_length=1)]
     concurrency: Annotated[Numbers, Field(min_length=1)]
     repeats: Positive = 3
     warmups: Annotated[int, Field(ge=0)] = 8  # requests before each cell, not counted
@@ -149,27 +122,11 @@ class Suite(Strict):
         for names in (self.arms, self.datasets):
             seen: dict[str, str] = {}
             for name in names:
-                if not slug(name):
-                    raise ValueError(f"{name!r} holds no letter or digit to name files with")
                 if (first := seen.setdefault(slug(name), name)) != name:
                     raise ValueError(f"{first!r} and {name!r} would share file names")
         return self
-
-    def fingerprint(self) -> str:
-        """Changes when anything that is measured changes. More repeats leave it."""
-        facts = self.model_dump(mode="json", exclude={"repeats", "server_start_seconds"})
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def slug(name: str) -> str:
     """``name`` as part of a file name."""
     return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in name).split()).lower()
-
-
-def read_suite(file: Path) -> Suite:
-    """Read and check a suite.
-
-    Raises:
-        ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
-    """
-    return read_yaml(file, Suite, "suite")

@@ -10,6 +10,7 @@ What can go wrong, and what then happens:
     the disk is full                    the sweep ends with one line
 """
 
+import hashlib
 import itertools
 import json
 import time
@@ -22,11 +23,13 @@ from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
-from peagle_tools.shared.acceptance import from_bench_serve, places_of
+from peagle_tools.shared.acceptance import Answer, from_bench_serve, places_of
 from peagle_tools.shared.atomic_files import locked, write_whole
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.server import Server, ServerFailed
+
+CHANGE_NO_MEASUREMENT = {"repeats", "server_start_seconds"}  # keys of a suite
 
 
 class Sweep:
@@ -45,105 +48,97 @@ class Sweep:
         """
         if not self.cells:
             raise ToolError("nothing to measure: the options leave no cell of this suite")
-        if self.results.exists() and not self.results.is_dir():
-            raise ToolError(f"{self.results.name}: results need a folder, this is a file")
         self.results.mkdir(parents=True, exist_ok=True)
         with locked(self.results, ToolError(f"another sweep is writing into {self.results.name}")):
             self._open()
             files = {cell: self.results / f"cells/{cell.id}.json" for cell in self.cells}
             missing = [cell for cell, file in files.items() if not (file.exists() and read_cell(file).ok)]
-            self._began, failed = time.monotonic(), 0
-            self._left, self._kept = len(missing), 0
+            self._began, self._left = time.monotonic(), len(missing)
+            self._kept = self._failed = 0
             for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
-                failed += self._serve(list(group))
-        total = len(self.cells)
-        outcome = f"{failed} of {total} cells failed; the same command tries them again" if failed else "all well"
-        print(f"{total} cells: {outcome}", flush=True)
-        return failed
+                self._serve(list(group))
+        failures = f"{self._failed} of {len(self.cells)} cells failed; the same command tries them again"
+        print(f"{len(self.cells)} cells: {failures if self._failed else 'all well'}", flush=True)
+        return self._failed
 
     def _open(self) -> None:
         """Begin a sweep, or make sure that this one may continue what is there."""
         target = self.suite.target
         target = str(self.folder / target) if target.startswith((".", "/")) else target
-        for dataset in self.suite.datasets.values():
-            if dataset.jsonl is not None:  # each client reads it again; here a mistake costs less
-                read_conversations(self.folder / dataset.jsonl, target)
+        files = {name: self.folder / data.jsonl for name, data in self.suite.datasets.items() if data.jsonl is not None}
+        for file in files.values():  # each client reads it again; here a mistake costs less
+            read_conversations(file, target)
+        self._digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
         now: dict[str, Any] = {
-            "fingerprint": self.suite.fingerprint(),
             "versions": self.versions,
             "hardware": self.hardware,
-            "prompts": client.digests(self.suite, self.folder),
+            "prompts": self._digests,
             "suite": self.suite.model_dump(mode="json"),
         }
-        before, another = read_sweep(self.results), "name another folder with --results"
-        if before and before["fingerprint"] != now["fingerprint"]:
+        before, another = read_sweep(self.results) or now, "name another folder with --results"
+        if any(before["suite"].get(key) != now["suite"][key] for key in now["suite"].keys() - CHANGE_NO_MEASUREMENT):
             which = "another suite, or of an older state of this one"
             raise ToolError(f"{self.results.name} holds results of {which}; {another}")
-        for what in ("versions", "hardware", "prompts") if before else ():
-            old, new = before.get(what, now[what]), now[what]
-            changes = {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new}
-            if changed := [change for key, change in changes.items() if old.get(key) != new.get(key)]:
+        for what in ("versions", "hardware", "prompts"):
+            old, new = before[what], now[what]
+            changed = [f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)]
+            if changed:
                 raise ToolError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
         (self.results / "cells").mkdir(exist_ok=True)
         write_whole(self.results / "sweep.json", json.dumps(now, indent=1) + "\n")
 
-    def _serve(self, missing: list[Cell]) -> int:
-        """Measure cells of one arm, depth and repeat, none of which is there; returns how many failed."""
-        failed = starts = 0
+    def _serve(self, missing: list[Cell]) -> None:
+        """Measure cells of one arm, depth and repeat, on a further server where one has failed."""
+        first, starts = missing[0], 0
+        arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
         while missing:
-            first, starts = missing[0], starts + 1
-            served = 0
+            lost, starts = missing, starts + 1  # all of them, should this server not come up
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
             log = self.results / f"logs/{first.server_id}-server{f'-{starts}' if starts > 1 else ''}.log"
             try:
-                arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
                 with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
                     seconds = server.wait_until_ready(self.suite.server_start_seconds)
                     print(f"  ready after {seconds:.0f} s", flush=True)
                     server.check_sampling()
-                    for cell in missing:
-                        served += 1
-                        failed += not self._measure(cell, server)
+                    while missing:
+                        lost = missing[:1]
+                        self._measure(missing[0], server)
+                        missing = missing[1:]
             except ServerFailed as error:
-                unmeasured = missing[served - 1 : served] or missing
-                if not served:
-                    print(f"  the server cannot be measured: {error}\n  its log: {log}", flush=True)
-                    served = len(missing)
-                for cell in unmeasured:
+                print(f"  the server failed: {error}\n  its log: {log}", flush=True)
+                for cell in lost:
                     self._keep(cell, str(error))
-                failed += len(unmeasured)
-                if served < len(missing):
-                    print(f"  {error}; starting it again for the next cell", flush=True)
-            missing = missing[served:]
-        return failed
+                missing = missing[len(lost) :]
 
-    def _measure(self, cell: Cell, server: Server) -> bool:
-        """Keep the cell; whether it is whole. Raises ServerFailed, with nothing kept, when the server has failed."""
+    def _measure(self, cell: Cell, server: Server) -> None:
+        """Measure and keep a cell. Raises ServerFailed, with nothing kept, when the server has failed."""
         began, log = datetime.now(UTC), self.results / f"logs/{cell.id}-client.log"
         try:
             raw = client.measure(self.suite, cell, server, cwd=self.folder, log=log)
         except CellFailed as error:
             server.check_well()  # the server's failure is the cause of the client's
             self._keep(cell, str(error))
-            return False
-        places, kept = places_of(raw.get("answers", ())), client.without_texts(raw)
+            return
+        places, kept = places_of(Answer(*answer) for answer in raw.get("answers", ())), client.without_texts(raw)
         self._keep(cell, "", began, drafts=from_bench_serve(raw), places=places, raw=kept)
-        return True
 
     def _keep(self, cell: Cell, reason: str, began: datetime | None = None, **measured: Any) -> None:
         """Write the result of a cell, and a line about it; without what was ``measured`` it failed for ``reason``."""
+        configuration = client.configuration(self.suite, cell)
+        if digest := self._digests.get(cell.dataset):
+            configuration["dataset"]["sha256"] = digest
         result = CellResult(
             cell=cell,
-            kind=self.suite.arms[cell.arm].kind,
             reason=reason.replace(f"{Path.cwd()}/", "./").replace(f"{Path.home()}/", "~/"),  # no path of this machine
-            configuration=client.configuration(self.suite, self.folder, cell),
+            configuration=configuration,
             versions=self.versions,
             hardware=self.hardware,
             began=(began or datetime.now(UTC)).isoformat(timespec="seconds"),
             **measured,
         )
-        write_whole(self.results / f"cells/{cell.id}.json", result.to_json())
+        write_whole(self.results / f"cells/{cell.id}.json", result.model_dump_json() + "\n")
         self._kept, self._left = self._kept + 1, self._left - 1
+        self._failed += not result.ok
         # A mean cell of this run, its share of server starts included, gives the time left.
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
         number = f"[{len(self.cells) - self._left}/{len(self.cells)}]"

@@ -3,21 +3,18 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle_tools.bench.cli import DEFAULT
+from peagle_tools.bench.cli import DEFAULT, sweeping
 from peagle_tools.shared.atomic_files import write_whole
+from peagle_tools.shared.conversations import Messages
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.terminal import (
-    HeadArgument,
-    check_extra,
-    exit_if_unfit,
-    exit_on_sigterm,
-    fail,
-    one_line_errors,
-)
+from peagle_tools.shared.terminal import HeadArgument, check_extra, exit_if_unfit, fail
+
+if TYPE_CHECKING:
+    from peagle_tools.bench.suite import Suite
 
 MOST_PROMPTS = 80
 DATASET = "prompts"
@@ -59,18 +56,13 @@ def tune(
     Exit status: 0 measured; 1 the head does not fit; 2 unusable input, or a cell failed.
     """
     check_extra("vllm", *(["datasets"] if prompts is None else []))
-    if adaptive_verification:
-        import torch
-
-        if not torch.cuda.is_available():
-            fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
-    import yaml
+    import torch
 
     from peagle_tools.bench.cells import grid, read_results
     from peagle_tools.bench.metrics import points
     from peagle_tools.bench.report import warnings
     from peagle_tools.bench.schedule import advice
-    from peagle_tools.bench.suite import read_suite, slug
+    from peagle_tools.bench.suite import slug
     from peagle_tools.bench.sweep import Sweep
     from peagle_tools.shared.prompt_files import read_prompts
     from peagle_vllm.heads.checks import check
@@ -78,63 +70,74 @@ def tune(
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
 
+    if adaptive_verification and not torch.cuda.is_available():
+        fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
-    with one_line_errors():
+    with sweeping():
         chats = read_prompts(prompts, target) if prompts else []
-        lines = [json.dumps({"messages": messages}) + "\n" for messages in chats]
         checked = read_head(find(head))
         exit_if_unfit(check(checked, read_target(target)))
-    deepest = checked.trained_depth or 7
-    depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
-    config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
-    arms: dict[str, Any] = {"none": {}, "P-EAGLE": {"speculative_config": config, "k": depths}}
-    if adaptive_verification:
-        adaptive = config | {"enable_adaptive_verification": True}
-        arms["P-EAGLE, adaptive verification"] = {"speculative_config": adaptive, "k": [max(depths)]}
-    source = {"jsonl": "./suite.jsonl"} if lines else {"hub": "mt-bench"}
-    counts = {"prompts": min(len(lines) or MOST_PROMPTS, MOST_PROMPTS), "prompts_per_client": 4}
-    written = {
-        "name": name,
-        "target": _as_in_suite(target, folder),
-        "serve": {"flags": serve},
-        "arms": arms,
-        "datasets": {DATASET: {**source, **counts, "output_tokens": max_tokens}},
-        "concurrency": concurrency or [1, 8, *[FULL_BATCH] * adaptive_verification],
-        "repeats": 3,  # one repeat shows no noise
-    }
-    files = {folder / "suite.yaml": HEADER + yaml.safe_dump(written, sort_keys=False)}
-    files |= {folder / "suite.jsonl": "".join(lines)} if lines else {}
-    exit_on_sigterm()
-    try:
-        with one_line_errors():
-            if any(path.exists() and path.read_text() != text for path, text in files.items()):
-                fix = "name another folder with --results"
-                fail(f"{folder} holds a suite or results of other prompts or options; {fix}")
-            folder.mkdir(parents=True, exist_ok=True)
-            new = [path for path in files if not path.exists()]
-            for path, text in files.items():
-                write_whole(path, text)
-            try:
-                suite = read_suite(folder / "suite.yaml")
-            except ToolError:
-                for path in new:
-                    path.unlink()
-                raise
-            cells = grid(suite)
-            which = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
-            print(f"tune: {which}, at least {suite.datasets[DATASET].prompts} requests a cell")
-            starts = len({cell.server_id for cell in cells})
-            print(f"{len(cells)} cells over {starts} server starts; suite and results are in {folder}")
-            if failed := Sweep(suite, folder, folder, cells).run():
-                fail(f"{failed} cells failed; the lines above give the reasons")
-            measured = points(read_results(folder))
-    except KeyboardInterrupt:
-        fail("interrupted; the same command continues where it stopped")
+        deepest = checked.trained_depth or 7
+        depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
+        config = {"method": "eagle3", "model": _as_in_suite(head, folder), "parallel_drafting": True}
+        arms: dict[str, Any] = {"none": {}, "P-EAGLE": {"speculative_config": config, "k": depths}}
+        if adaptive_verification:
+            adaptive = config | {"enable_adaptive_verification": True}
+            arms["P-EAGLE, adaptive verification"] = {"speculative_config": adaptive, "k": [max(depths)]}
+        dataset: dict[str, Any] = {"jsonl": "./suite.jsonl"} if chats else {"hub": "mt-bench"}
+        dataset |= {"prompts": min(len(chats) or MOST_PROMPTS, MOST_PROMPTS), "prompts_per_client": 4}
+        written = {
+            "name": name,
+            "target": _as_in_suite(target, folder),
+            "serve": {"flags": serve},
+            "arms": arms,
+            "datasets": {DATASET: dataset | {"output_tokens": max_tokens}},
+            "concurrency": concurrency or [1, 8, *[FULL_BATCH] * adaptive_verification],
+            "repeats": 3,  # one repeat shows no noise
+        }
+        suite = _write_suite(folder, written, chats)
+        cells = grid(suite)
+        which = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
+        print(f"tune: {which}, at least {dataset['prompts']} requests a cell")
+        starts = len({cell.server_id for cell in cells})
+        print(f"{len(cells)} cells over {starts} server starts; suite and results are in {folder}")
+        if failed := Sweep(suite, folder, folder, cells).run():
+            fail(f"{failed} cells failed; the lines above give the reasons")
+        measured = points(read_results(folder))
     print()
     for line in warnings(DATASET, measured):
         print(f"Warning: {line}")
     print(*advice(DATASET, measured, suite.model_dump(mode="json"), head), sep="\n")
+
+
+def _write_suite(folder: Path, suite: dict[str, Any], chats: list[Messages]) -> "Suite":
+    """Write suite.yaml, and ``chats`` to suite.jsonl, into ``folder``; what is there must be the same.
+
+    Raises:
+        ToolError: other files are there, or the suite is not valid, and then nothing is left of it.
+    """
+    import yaml
+
+    from peagle_tools.bench.suite import Suite
+    from peagle_tools.shared.checked_yaml import read_yaml
+
+    files = {folder / "suite.yaml": HEADER + yaml.safe_dump(suite, sort_keys=False)}
+    if chats:
+        files[folder / "suite.jsonl"] = "".join(json.dumps({"messages": messages}) + "\n" for messages in chats)
+    if any(path.exists() and path.read_text() != text for path, text in files.items()):
+        fix = "name another folder with --results"
+        raise ToolError(f"{folder} holds a suite or results of other prompts or options; {fix}")
+    folder.mkdir(parents=True, exist_ok=True)
+    new = [path for path in files if not path.exists()]
+    for path in new:
+        write_whole(path, files[path])
+    try:
+        return read_yaml(folder / "suite.yaml", Suite, "suite")
+    except ToolError:
+        for path in new:
+            path.unlink()
+        raise
 
 
 def _as_in_suite(model: str, folder: Path) -> str:
