@@ -53,7 +53,7 @@ def tune(
 
     The suite that is measured is FOLDER/suite.yaml: copy it, add arms or data sets, and `bench run` the copy.
 
-    Exit status: 0 measured; 1 the head does not fit; 2 unusable input, or a cell failed.
+    Exit status: 0 measured; 1 the head does not fit; 2 unusable input, or a cell failed; 130 interrupted.
     """
     check_extra("vllm", *(["datasets"] if prompts is None else []))
     import torch
