@@ -14,12 +14,12 @@ import sys
 import tarfile
 from pathlib import Path
 
-from benchmarks import arms, rung1, rung2
+from benchmarks import arms, rung1, rung2, rung3
 from benchmarks.page import page, result
 from benchmarks.parts import Part, run_parts
 from peagle_tools.shared.atomic_files import write_whole
 
-RUNGS = {1: rung1, 2: rung2}
+RUNGS = {1: rung1, 2: rung2, 3: rung3}
 RESERVE = 30  # of the seconds: to end what still runs (15 at most), and for page and archive
 
 
@@ -52,7 +52,7 @@ def main() -> int:
     write_whole(folder / f"rung-{args.rung}.json", json.dumps(result(rung, rung.parts(), folder), indent=1) + "\n")
     with tarfile.open(folder / f"rung-{args.rung}.tar.gz", "w:gz") as archive:
         for file in sorted(folder.iterdir()):
-            if not file.name.endswith(".tar.gz"):
+            if file.is_file() and not file.name.endswith(".tar.gz"):
                 archive.add(file, f"rung-{args.rung}/{file.name}")
     print(f"\n{text}\nin {folder}: page-{args.rung}.txt, rung-{args.rung}.tar.gz")
     return 0 if all(state.get(part.name, {}).get("state") == "done" for part in parts) else 1

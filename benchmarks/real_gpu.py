@@ -6,6 +6,7 @@ latencies at one request rate. Without a GPU: tiny models, eager, some prompts.
 """
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ class GpuArm(RealArm):
         needed = [self.target, PROMPTS, *([HEADS / self.head] if self.head not in (None, "ngram") else [])]
         for folder in needed:
             if not folder.is_dir():
-                raise SystemExit(f"{folder.relative_to(arms.ROOT)} is not here: `make real-target`, or carry it along")
+                raise SystemExit(f"{os.path.relpath(folder, arms.ROOT)} is not here: `make real-target`, or carry it along")
 
 
 def p_eagle(name: str, k: int, **more: Any) -> GpuArm:

@@ -1,4 +1,4 @@
-"""Both rungs of ``benchmarks.gpu_day`` as rehearsals; their goals and pages; what they run on a GPU."""
+"""The rungs of ``benchmarks.gpu_day`` as rehearsals; their goals and pages; what they run on a GPU."""
 
 import itertools
 import json
@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import engine, gpu_day, real_gpu, rung1, rung2
+from benchmarks import engine, gpu_day, real_gpu, rung1, rung2, rung3, train_gpu
 from benchmarks.arms import ROOT
 from benchmarks.page import from_log, kernels
 from benchmarks.parts import STATE, Part
+from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.peagle_yaml import Config
 
 
 def rehearse(number: int, rung: ModuleType, out: Path) -> tuple[str, set[str]]:
@@ -51,6 +53,43 @@ def test_a_rehearsal_of_rung_2(tmp_path: Path) -> None:
     assert latencies["arm"] == rung2.OURS
     assert all(float(latencies[name]) > 0 for name in ("p50_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "start_seconds"))
     assert {f"server-P-EAGLE-K-3.1.server{end}.log" for end in ("", "-client")} <= archived
+
+
+def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
+    """From prompts to a checked head that vLLM loads from what comes back. Called again, nothing is done again."""
+    page, archived = rehearse(3, rung3, tmp_path)
+    assert re.search(r"^MISSED: tokens of answers that the head has seen is \d", page, re.M)
+    steps = ("server", "prompts", "answers", "data", "states", "first steps", "run", "check")
+    assert all(re.search(rf"^{step}  +\d+", page, re.M) for step in steps)
+    assert {"answers.jsonl.xz", "log.jsonl", "al.jsonl", "head.tar.0"} <= archived
+    with tarfile.open(tmp_path / "head.tar.0") as head:
+        head.extractall(tmp_path, filter="data")
+    best = tmp_path / "run/checkpoints/best"
+    for name in ("config.json", "model.safetensors", "edge/model.safetensors"):
+        assert (tmp_path / "head" / name).read_bytes() == (best / name).read_bytes()
+    before = best.stat().st_mtime_ns
+    run, al = itertools.islice(train_gpu.train(str(tmp_path / "x")), 2)
+    assert run["step"] == "run" and al["tokens seen"] > 0 and best.stat().st_mtime_ns == before
+
+
+def test_what_is_done_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the prompts those without a gap in their numbers, of these the answered ones; a cut-off line is none."""
+
+    def never_ends(*_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(train_gpu, "do", never_ends)
+    assert not train_gpu.within(0.05, "prompts", Config(target="x"))
+    monkeypatch.setattr(train_gpu, "do", lambda *_: None)
+    assert train_gpu.within(0.05, "prompts", Config(target="x"))
+    assert train_gpu.num_sampled(tmp_path) == 0
+    (tmp_path / "prompts.sampled.jsonl").write_text('{"number": 1}\n{"number": 0}\n{"number": 3}\n{"number": 2')
+    assert train_gpu.num_sampled(tmp_path) == 2
+    write_lines(tmp_path / "prompts.jsonl", ({"id": key} for key in "abc"))
+    (tmp_path / "answers.jsonl").write_text('{"primary_id": "c"}\n{"primary_id": "a"}\n{"primary_id": "b')
+    train_gpu.keep_answered(tmp_path)
+    assert [row["id"] for row in read_lines(tmp_path / "prompts.jsonl")] == ["a", "c"]
 
 
 @pytest.mark.parametrize("where", [["1", "engine"], ["1", "--seconds", "9", "--out", "x", "engine"]])
@@ -197,3 +236,19 @@ print(json.dumps([listed, configs, parts.SIDE_BY_SIDE, stages]))
     assert drawn == dict.fromkeys(("P-EAGLE, sampled K=3", "EAGLE-3, sampled K=3"), "probabilistic")
     adaptive = [name for name, config in configs.items() if config and config.get("enable_adaptive_verification")]
     assert adaptive == [rung2.FOR_FULL_BATCHES[0]]
+
+
+def test_what_rung_3_would_run_on_a_gpu() -> None:
+    """Settings that `train` takes, and parts that fit 600 seconds of a GPU host."""
+    code = """
+import json
+from benchmarks import rung3, train_gpu
+from peagle_tools.train.peagle_yaml import Config
+from peagle_tools.train.training import to_options
+config = Config.model_validate(train_gpu.SETTINGS, context="/")
+assert to_options(config.model_copy(update={"target": "models/tiny-llama"})).optimizer.optimizer == "muon"
+print(json.dumps([(p.name, p.limit, p.alone) for p in rung3.parts()]))
+"""
+    (train, limit, alone), *others = imported(True, code)
+    assert train == "train P-EAGLE" and alone and not any(alone for *_, alone in others) and len(others) == 2
+    assert limit + others[0][1] <= 600 - gpu_day.RESERVE

@@ -1,0 +1,59 @@
+"""Rung 3: ``peagle-vllm train`` on the real target, from prompts to a checked head, and what that head drafts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import real_gpu, train_gpu
+from benchmarks.arms import HAS_GPU, call
+from benchmarks.page import Goal, Table
+from benchmarks.parts import CELLS, Part
+from benchmarks.real import SETS, RealArm
+
+ENGINE_LIMIT = 90 * train_gpu.SLOWER  # seconds
+OURS, LOOKUP = (f"{name} K={train_gpu.K}" for name in ("P-EAGLE", "P-EAGLE with look-up"))
+TODAY, EAGLE3 = (RealArm(name, k=7) for name in ("P-EAGLE", "EAGLE-3"))  # of the committed heads
+
+NOTES = (
+    "SmolLM2-135M-Instruct, bfloat16: it writes prompts and answers, 512 in flight; a head of four layers with its "
+    "selector is trained for as many steps as the time holds. Tokens are those of answers. AL, held out: greedy, by "
+    "replay; on the sets in vLLM, compared with the committed heads' on a CPU."
+    if HAS_GPU
+    else "A rehearsal without a GPU: a tiny target, on a CPU. No number here says anything about a GPU."
+)
+
+
+def parts() -> list[Part]:
+    """The head, then its acceptance without and with look-up."""
+    env = {"VLLM_LOGGING_LEVEL": "WARNING"} | ({} if HAS_GPU else {"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    lookups = {OURS: 0, LOOKUP: 2} if HAS_GPU else {OURS: 0}
+    return [
+        Part("train P-EAGLE", call(train_gpu.train, CELLS, place="OUT.train"), train_gpu.SECONDS, env),
+        *(
+            Part(
+                f"acceptance {arm}", call(train_gpu.acceptance, CELLS, place="OUT.al", lookup=n), ENGINE_LIMIT, env, False
+            )
+            for arm, n in lookups.items()
+        ),
+    ]
+
+
+def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
+    yield "steps", [cell for cell in cells if "step" in cell]
+    yield "acceptance length of held-out answers", [cell for cell in cells if "AL, held out" in cell]
+    yield "acceptance length in vLLM, and its 95% interval", [cell for cell in cells if "al" in cell]
+
+
+def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
+    """20 million tokens of answers seen; longer drafts than the committed heads'."""
+    seen = next((cell["tokens"] for cell in cells if cell.get("step") == "run"), None)
+    yield Goal("tokens of answers that the head has seen", ">=", 20e6, seen)
+    for mine, other, least in ((OURS, EAGLE3, 1), (LOOKUP, EAGLE3, 1.5), (OURS, TODAY, 1.25)):
+        for name in SETS:
+            al = next(
+                (cell["al"] for cell in cells if "al" in cell and (cell["arm"], cell["set"]) == (mine, name)), None
+            )
+            base = sum(real_gpu.on_cpu(other, name) or (0, 0)) / 2
+            ratio = al / base if al and base else None
+            yield Goal(
+                f"acceptance length of {mine} over that of the committed {other.label} on {name}", ">=", least, ratio
+            )
