@@ -95,7 +95,8 @@ class GpuArm(RealArm):
         needed = [self.target, PROMPTS, *([HEADS / self.head] if self.head not in (None, "ngram") else [])]
         for folder in needed:
             if not folder.is_dir():
-                raise SystemExit(f"{os.path.relpath(folder, arms.ROOT)} is not here: `make real-target`, or carry it along")
+                name = os.path.relpath(folder, arms.ROOT)
+                raise SystemExit(f"{name} is not here: `make real-target`, or carry it along")
 
 
 def p_eagle(name: str, k: int, **more: Any) -> GpuArm:

@@ -26,14 +26,10 @@ def parts() -> list[Part]:
     """The head, then its acceptance without and with look-up."""
     env = {"VLLM_LOGGING_LEVEL": "WARNING"} | ({} if HAS_GPU else {"VLLM_USE_V2_MODEL_RUNNER": "0"})
     lookups = {OURS: 0, LOOKUP: 2} if HAS_GPU else {OURS: 0}
+    calls = {arm: call(train_gpu.acceptance, CELLS, place="OUT.al", lookup=n) for arm, n in lookups.items()}
     return [
         Part("train P-EAGLE", call(train_gpu.train, CELLS, place="OUT.train"), train_gpu.SECONDS, env),
-        *(
-            Part(
-                f"acceptance {arm}", call(train_gpu.acceptance, CELLS, place="OUT.al", lookup=n), ENGINE_LIMIT, env, False
-            )
-            for arm, n in lookups.items()
-        ),
+        *(Part(f"acceptance {arm}", command, ENGINE_LIMIT, env, False) for arm, command in calls.items()),
     ]
 
 
