@@ -31,7 +31,7 @@ from peagle_tools.shared.server import HOST, free_port
 from peagle_tools.train import serve
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
-from peagle_tools.train.pipeline import MODULES, WRITES, do
+from peagle_tools.train.pipeline import STEPS, do
 
 # In seconds: of all, of the target's prompts, of its answers, and what is left for the check behind the training.
 SECONDS, PROMPTS_SECONDS, ANSWERS_SECONDS, CHECK_SECONDS = (
@@ -94,7 +94,7 @@ def train(place: str) -> Iterator[dict[str, Any]]:
     """
     began, run, kept = time.monotonic(), run_folder(place), Path(place).parent
     run.mkdir(parents=True, exist_ok=True)
-    for module in MODULES.values():
+    for module, _ in STEPS.values():
         import_module(f"peagle_tools.train.{module}")  # an alarm in an import would leave it half done
     file = run / "stages.json"
     stages: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -139,7 +139,7 @@ def train(place: str) -> Iterator[dict[str, Any]]:
         rate, spent = statistics.median(rates), time.monotonic() - since
         left = SECONDS - CHECK_SECONDS - (time.monotonic() - began) - spent  # it starts once more
         steps = max(FEWEST_STEPS, int(0.85 * left * rate / config.step.tokens))  # the rest is for measuring
-        for name in WRITES["run"]:
+        for name in STEPS["run"][1]:
             path = run / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         yield finished("first steps", seconds=round(spent), rate=rate, steps=steps)
