@@ -74,7 +74,7 @@ def _head(rng: random.Random, cell: Cell, target: str, seed: int) -> tiny_heads.
     has_own = not kept or rng.random() < 0.5
     spec = replace(spec, own_embeddings=has_own, own_lm_head=has_own)
     if rng.random() < 0.4:
-        window = rng.choice((4, 8, 31, 48))
+        window = rng.choice((4, 8, targets.WINDOW, 48))  # also the target's: its groups may take the head's layers
         some = [rng.choice((window, None)) for _ in range(spec.layers)] if V2 else []
         spec = replace(spec, windows=tuple(some) if any(some) else (window,) * spec.layers)
     return spec

@@ -57,7 +57,7 @@ def write_dialect(folder: Path, plain: Path, case: Case) -> Path:
     return head.save(folder)
 
 
-def specforge_mended(head: Written) -> None:
+def specforge_with_id(head: Written) -> None:
     words.as_specforge(head).config["mask_token_id"] = MASK_TOKEN
 
 
@@ -77,7 +77,7 @@ CASES = {
     "nemo-first": Case(LLAMA, words.as_nemo_first, shards=2),
     "nemo-fc_norm": Case(HeadSpec(fc_norm=True), words.as_nemo),
     "nemo-qwen3": Case(QWEN3, words.as_nemo),
-    "specforge-with-id": Case(LLAMA, specforge_mended),
+    "specforge-with-id": Case(LLAMA, specforge_with_id),
     "specforge": Case(LLAMA, words.as_specforge, direct=False, options=NO_ID),
     "speculators": Case(REDUCED, words.as_speculators),
     "speculators-sharded": Case(LLAMA, words.as_speculators, shards=3),

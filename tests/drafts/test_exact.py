@@ -21,14 +21,13 @@ from tests.support.recorder import MAX_TIE_SHARE, Report, compare, planter, reco
 from tests.support.reference import Reference
 from tests.support.updates import TRANSFER, files, updatable, update
 
-pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
-
 TOP_1 = (("temperature", 1.5), ("top_k", 1))
 V2, STOCK = ARM == "plugin-v2", ARM == "stock-v1"
+# That stock vLLM, too, drafts what the simulation drafts, test_stock_defects.py and test_targets.py show with fewer.
+pytestmark = [pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1"), *[pytest.mark.full] * STOCK]
 CELLS = pairwise_cells()
-# Output tokens of most requests, how often a cell runs, with other requests, and the least rows of all cells together.
-# On V2 the interpreter takes a tenth of a second for a row.
-SIZE, SEEDS, LEAST_ROWS = (26, 1, 1000) if V2 else (40, 3, 2000 if STOCK else 4000)
+SIZE = 26  # output tokens of most requests: on V2 the interpreter takes a tenth of a second for a row
+LEAST_ROWS = 500 if STOCK else 1000  # of all cells together
 LEAST_SHARE_FROM_GRAPHS = 0.3  # of V2's rows
 
 
@@ -65,8 +64,8 @@ class Unspeculated:
         key = (cell.family, cell.dtype)
         if key not in self.known:
             settings = Settings(self.target(cell.family), max_model_len=MAX_MODEL_LEN, dtype=cell.dtype)
-            every = [asked(count, seed) for count in FACTORS["requests"] for seed in range(SEEDS)]
-            self.known[key] = without_speculation(settings, [request for some in every for request in some])
+            every = [request for count in FACTORS["requests"] for request in asked(count)]
+            self.known[key] = without_speculation(settings, every)
         return self.known[key]
 
 
@@ -75,14 +74,14 @@ def unspeculated(tmp_path_factory: pytest.TempPathFactory) -> Unspeculated:
     return Unspeculated(tmp_path_factory.mktemp("tiny"))
 
 
-def asked(count: int, seed: int) -> list[Request]:
-    wave = requests(count, SIZE, seed)
+def asked(count: int) -> list[Request]:
+    wave = requests(count, SIZE)
     return without_stock_defects(wave) if STOCK else wave
 
 
 def is_drawn(req: str) -> bool:
-    """Every other request of a batch."""
-    return int(req.rpartition(".")[2]) % 2 == 0
+    """One in three requests of a batch: none of their drafts is accepted, so they take many steps."""
+    return int(req.rpartition(".")[2]) % 3 == 0
 
 
 # Every fifth cell runs our kernels: of those with graphs and of those without every tenth.
@@ -110,26 +109,25 @@ def test_drafts(cell: Cell, unspeculated: Unspeculated, totals: Totals):
         update(live, *files(head))
     else:
         live = engine(cell.settings(target, head))
-    for seed in range(SEEDS):
-        with (
-            emulate(live, [1, 2, 4], sizes=(16, 48)) if graphs else nullcontext() as seen,
-            record(live, plant, keep_hidden=cell.dtype == "bfloat16") as noted,
-            watch_preemptions(live) as preempted,
-        ):
-            some = asked(cell.requests, seed)
-            finished = live.run([replace(r, sampling=TOP_1) if cell.is_drawn and is_drawn(r.id) else r for r in some])
-        report = compare(noted, finished, reference, live.settings)
-        print(report, seen, *report.ties, sep="\n")
-        if cell.dtype == "float32":
-            different = [req for req, done in finished.items() if done.output != right[req].output]
-            assert not different, f"greedy output is not the unspeculated one: {different}"
-        totals.report[cell.dtype] += report
-        totals.rejections |= {(cell.k, refused) for refused in report.rejections}
-        totals.preemptions += preempted.call_count
-        totals.cached_tokens += sum(done.num_cached_tokens for done in finished.values())
-        if seen:
-            totals.modes += Counter(full=seen.replayed.total(), piecewise=seen.pieces.total(), eager=seen.eager)
-            totals.from_graphs += report.rows
+    with (
+        emulate(live, [1, 2, 4], sizes=(16, 48)) if graphs else nullcontext() as seen,
+        record(live, plant, keep_hidden=cell.dtype == "bfloat16") as noted,
+        watch_preemptions(live) as preempted,
+    ):
+        some = asked(cell.requests)
+        finished = live.run([replace(r, sampling=TOP_1) if cell.is_drawn and is_drawn(r.id) else r for r in some])
+    report = compare(noted, finished, reference, live.settings)
+    print(report, seen, *report.ties, sep="\n")
+    if cell.dtype == "float32":
+        different = [req for req, done in finished.items() if done.output != right[req].output]
+        assert not different, f"greedy output is not the unspeculated one: {different}"
+    totals.report[cell.dtype] += report
+    totals.rejections |= {(cell.k, refused) for refused in report.rejections}
+    totals.preemptions += preempted.call_count
+    totals.cached_tokens += sum(done.num_cached_tokens for done in finished.values())
+    if seen:
+        totals.modes += Counter(full=seen.replayed.total(), piecewise=seen.pieces.total(), eager=seen.eager)
+        totals.from_graphs += report.rows
 
 
 def test_totals(totals: Totals):
@@ -141,7 +139,7 @@ def test_totals(totals: Totals):
         assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[dtype] * report.tokens)
     print(totals)
     assert whole.rows >= LEAST_ROWS
-    depths = [k for k in FACTORS["k"] if k <= 11 or not V2]  # V2 has too few rows for each of 19 counts at K = 18
+    depths = [k for k in FACTORS["k"] if k <= 8]  # too few rows for each count of more
     assert totals.rejections >= {(k, refused) for k in depths for refused in range(k + 1)}
     assert totals.preemptions > 0
     assert totals.cached_tokens > 0

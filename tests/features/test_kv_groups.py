@@ -6,7 +6,7 @@ import pytest
 
 from tests.drafts import targets
 from tests.drafts.targets import WINDOW
-from tests.support.engines import Engine, Request, Settings, engine, without_speculation
+from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.random_heads import HEAD_DIM, HeadSpec, prompt, write_head, write_pair
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
@@ -35,16 +35,3 @@ def test_where_a_head_splits_the_groups_the_log_says_so(tmp_path: Path, warned):
     like = write_head(tmp_path / "like", target, HeadSpec(windows=(WINDOW,) * 2))
     assert groups(engine(Settings(target, like, k=3, max_model_len=96))) == 1
     assert len(warned("splits the KV cache")) == 1
-
-
-@pytest.mark.arm("plugin-v2")
-def test_layers_in_several_groups_have_slots_of_their_own(tmp_path: Path):
-    target = targets.write(tmp_path, "mistral")
-    head = write_head(tmp_path / "head", target, HeadSpec(windows=(WINDOW, None)))
-    requests = [Request("a", prompt(40), 12), Request("b", prompt(9, 1), 12)]
-    alone = without_speculation(Settings(target, max_model_len=96), requests)
-    right = {req: finished.tokens for req, finished in alone.items()}
-    live = engine(Settings(target, head, k=3, max_model_len=96))
-    assert groups(live) > 1
-    report, _ = serve_exactly(live, requests, Reference(None, head), right, keep_hidden=True)
-    assert report.rows > 6

@@ -14,9 +14,8 @@ from tests.support.serving import Server, environment, free_port, running
 def server() -> Iterator[Server]:
     port = free_port()
     command = ["bash", "examples/serve.sh", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    # For test_prompts_stand_in_no_log: with every line that there can be. The worker is in the engine's process.
-    more = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    env = environment() | {"PYTHON": sys.executable} | more
+    # The worker in the engine's process: one import of vLLM less.
+    env = environment() | {"PYTHON": sys.executable, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with running(command, port, env) as server:
         yield server
 

@@ -6,8 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 
 from tests.support.serving import ROOT, Server
 
@@ -65,19 +64,6 @@ def test_32_clients_at_once(client: OpenAI, prompts: list[str]) -> None:
         together = list(pool.map(lambda prompt: "".join(streamed_chat(client, prompt)), prompts))
     assert together == alone
     assert [chat(client, prompt) for prompt in prompts[:4]] == alone[:4]
-
-
-def test_prompts_stand_in_no_log(server: Server, client: OpenAI) -> None:
-    """The server logs at DEBUG. tests/features/test_logs.py looks into the engine, and for token ids."""
-    secret = "seven lanterns for the heron of Aldeburgh"
-    answer = chat(client, secret)
-    streamed_chat(client, f"{secret}, streamed")
-    with pytest.raises(BadRequestError):
-        client.completions.create(model=MODEL, prompt=secret, max_tokens=-1)
-    log = server.log()
-    assert "DEBUG" in log
-    assert "lanterns" not in log and "Aldeburgh" not in log
-    assert answer not in log
 
 
 def test_client_example(server: Server) -> None:
