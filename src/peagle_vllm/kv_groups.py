@@ -4,7 +4,7 @@ vLLM gives each kind of layer groups of its own, all as large as the smallest ki
 block table. A few layers of a new kind, a head's, can split a target's 32 layers into nine groups (vLLM 49730).
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,18 +72,18 @@ def warn_of_split(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_conf
     Args:
         model: the loaded head.
     """
-    kinds: dict[KVCacheSpec, Counter[bool]] = defaultdict(Counter)  # layers, by whether they are the head's
+    ours, theirs = Counter[KVCacheSpec](), Counter[KVCacheSpec]()
     for spec, is_ours in _layer_specs(model, vllm_config, kv_cache_config):
-        kinds[spec][is_ours] += 1
-    smallest = min((count[False] for count in kinds.values() if count[False]), default=0)
-    few = [spec for spec, count in kinds.items() if not count[False] and count[True] < smallest]
-    if few and len(kv_cache_config.kv_cache_groups) > len(kinds):
+        (ours if is_ours else theirs)[spec] += 1
+    smallest = min(theirs.values(), default=0)
+    few = [spec for spec, count in ours.items() if spec not in theirs and count < smallest]
+    if few and len(kv_cache_config.kv_cache_groups) > len({*ours, *theirs}):
         logger.warning_once(
-            "P-EAGLE: vLLM splits the KV cache into %d groups, because %d of the head's layers (%s) are unlike all of "
-            "the target's (%s). Each group costs host time in every step (vLLM issue 49730). A head whose layers are "
-            "like those of the target joins its groups",
-            *(len(kv_cache_config.kv_cache_groups), sum(kinds[spec][True] for spec in few)),
-            *(", ".join(map(_kind, specs)) for specs in (few, [spec for spec, count in kinds.items() if count[False]])),
+            "P-EAGLE: vLLM splits the KV cache into %d groups, because %d of the head's layers are unlike all of the "
+            "target's. Each group costs host time in every step (vLLM issue 49730). A head joins the groups of its "
+            "target where its layers have the target's number of KV heads, their width and their window",
+            len(kv_cache_config.kv_cache_groups),
+            sum(ours[spec] for spec in few),
         )
 
 
@@ -111,9 +111,3 @@ def _layer_specs(
 def _layers(vllm_config: VllmConfig) -> dict[str, Any]:
     context = vllm_config.compilation_config.static_forward_context
     return {name: layer for name, layer in context.items() if isinstance(layer, AttentionLayerBase)}
-
-
-def _kind(spec: Any) -> str:
-    window = getattr(spec, "sliding_window", None)
-    shape = f"{getattr(spec, 'num_kv_heads', 1)} KV heads of {getattr(spec, 'head_size', 'a state')}"
-    return f"{shape}, window {window}" if window else shape

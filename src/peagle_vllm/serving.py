@@ -63,13 +63,11 @@ def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
 
     from peagle_vllm.heads.check_weights import value_fault
 
-    spec = vllm_config.speculative_config
-    name = spec.draft_model_config.model
+    name = vllm_config.speculative_config.draft_model_config.model
     mask_hidden = getattr(model, "mask_hidden", None)
     if mask_hidden is None:
         what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
-        remedy = 'remove "parallel_drafting" from the speculative config, or use a Llama or Qwen3 P-EAGLE head'
-        raise RefusedError(f"{what}; {remedy}")
+        raise RefusedError(f'{what}; remove "parallel_drafting" from the speculative config, or use another head')
     if has_dummy_weights(vllm_config):
         return
     with torch.inference_mode():
@@ -87,8 +85,7 @@ def refuse_broken(weights: "Iterable[tuple[str, torch.Tensor]]") -> "Iterator[tu
     """
     for name, weight in weights:
         if not _is_finite(weight):
-            what = f"{name} holds NaN or Inf: the head's weights"
-            raise RefusedError(f"{what}; take them from their source again")
+            raise RefusedError(f"{name} holds NaN or Inf: the head's weights; take them from their source again")
         yield name, weight
 
 

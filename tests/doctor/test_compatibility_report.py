@@ -28,12 +28,12 @@ CPU = replace(GPU, device="CPU", no_triton="it has no CPU backend")
 
 
 def report(version: str = "0.33.0", status: Status = "holds") -> Report:
-    patch = Patch(name="gate", runner="V2", why="x", delete_when="x")
-    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (PatchReport(patch, status, 1),))
+    patch = Patch(name="gate", runner="V2")
+    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (PatchReport(patch, status),))
 
 
-def under(environment: Environment, **variables: str) -> Environment:
-    return replace(environment, variables=variables)
+FORCED = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+DISABLED = {"PEAGLE_VLLM_DISABLE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,15 @@ def under(environment: Environment, **variables: str) -> Environment:
     [
         (GPU, report(), "V2", "default"),
         (CPU, report(), "V1", "no CPU backend"),
-        (under(replace(CPU, no_triton=""), VLLM_USE_V2_MODEL_RUNNER="1"), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
-        (under(CPU, VLLM_USE_V2_MODEL_RUNNER="1"), report(), "none", "needs Triton"),
-        (under(GPU, VLLM_USE_V2_MODEL_RUNNER="yes"), report(), "none", "yes"),
+        (replace(GPU, device="CPU", variables=FORCED), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
+        (replace(CPU, variables=FORCED), report(), "none", "needs Triton"),
+        (replace(GPU, variables={"VLLM_USE_V2_MODEL_RUNNER": "yes"}), report(), "none", "yes"),
         (replace(GPU, device=None), report(), "none", "accelerator"),
         (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
-        (under(GPU, PEAGLE_VLLM_DISABLE="1"), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (under(GPU, VLLM_PLUGINS="other, peagle"), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (under(GPU, VLLM_PLUGINS="other,peagle"), report(), "V2", "default"),
-        (under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"), report(), "refused", "forces V2"),
-        (
-            under(GPU, PEAGLE_VLLM_DISABLE="1", VLLM_USE_V2_MODEL_RUNNER="1"),
-            report(status="not needed"),
-            "stock vLLM",
-            "PEAGLE_VLLM_DISABLE",
-        ),
+        (replace(GPU, variables=DISABLED), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
+        (replace(GPU, variables=DISABLED | FORCED), report(), "refused", "forces V2"),
+        (replace(GPU, variables={"VLLM_PLUGINS": "other, peagle"}), report(), "stock vLLM", "VLLM_PLUGINS"),
+        (replace(GPU, variables={"VLLM_PLUGINS": "other,peagle"}), report(), "V2", "default"),
         (GPU, report(status="changed"), "refused", "gate"),
         (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(), "out-of-tree", "vllm_ascend"),
         (GPU, None, "none", "not installed"),
@@ -114,13 +108,6 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     assert data["runner"]["name"] == "stock vLLM"
 
 
-def test_a_release_over_another_ones_library_is_a_cpu_build(tmp_path: Path) -> None:
-    """What tools/next.py makes: vLLM takes it for one."""
-    root = copy_of_used(tmp_path)
-    (root / "vllm" / "_version.py").write_text('__version__ = "0.33.0+cpu.over.0.32.0"\n')
-    assert read_environment(read(root)).device == "CPU"
-
-
 def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is exit status 1, unless the patch is accepted."""
     root = copy_of_used(tmp_path)
@@ -141,20 +128,21 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
         assert (patch["name"], patch["status"], data["vllm"]["served"]) == ("v2-speculator", state, state == "accepted")
         assert [change["definition"].endswith(definition) for change in patch["changed"]] == [True]
 
-    assert "no: no such file or folder" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
+    assert "no: No such file or directory" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
     line = only_line(run(monkeypatch, "doctor", "--vllm", root))
     assert line.startswith("peagle-vllm: 'head config' is no patch: PEAGLE_VLLM_ACCEPT")
 
 
 def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
+    """And a release over another one's library, as tools/next.py makes it, is a CPU build, as vLLM takes it."""
     root = copy_of_used(tmp_path)
-    (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+gabc"\n')
+    (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+cpu.over.0.32.0"\n')
     ran = doctor("--vllm", root)
     assert ran.exit_code == 0
-    minor = installed().minor
-    assert re.search(r"vLLM +0\.99\.0\.dev1\+gabc ", ran.output)
-    assert re.search(rf"looks like +{minor}; this version itself is not recorded", ran.output)
+    assert re.search(r"vLLM +0\.99\.0\.dev1\+cpu", ran.output)
+    assert re.search(rf"looks like +{installed().minor}; this version itself is not recorded", ran.output)
+    assert read_environment(read(root)).device == "CPU"
 
 
 @pytest.mark.usefixtures("registered")

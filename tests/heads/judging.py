@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from peagle_vllm.heads.check_weights import expected_shapes
 from peagle_vllm.heads.checks import Problem, check_pair
+from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
+from peagle_vllm.heads.fields import TRAINED_DEPTH, vllm_fields
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target
 from tests.heads.writers import HIDDEN, TARGET, Written
 
 AGAIN = "take the head's weights from their source again"
-AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 Change = Callable[[Written], object]
 
 
@@ -21,6 +24,15 @@ def problems(head: Written, folder: Path, target: Target = TARGET, k: int = 5) -
         assert "\n" not in problem.line
         assert len(problem.line) < 600
     return problems
+
+
+def meaning(folder: Path) -> dict[str, Any]:
+    """All that serving takes from a head's config. Not ``max_position_embeddings``: vLLM takes the target's."""
+    head = read_head(folder)
+    left_out = ("architectures", "max_position_embeddings", TRAINED_DEPTH)
+    fields = {key: value for key, value in vllm_fields(head).items() if key not in left_out}
+    aux_layers = list(head.aux_layer_ids or default_aux_layers(TARGET.num_layers))
+    return fields | {"family": head.family, "shapes": expected_shapes(head), AUX_KEY: aux_layers}
 
 
 def only(problems: list[Problem], severity: str = "error") -> str:

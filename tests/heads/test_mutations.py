@@ -8,16 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from peagle_vllm.heads.check_weights import expected_shapes
-from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
-from peagle_vllm.heads.fields import TRAINED_DEPTH, vllm_fields
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
+from tests.heads.judging import meaning
 from tests.heads.mutations import Mutation, mutations
 from tests.heads.writers import DRAFT_VOCAB, HIDDEN, MASK_TOKEN, TARGET, VOCAB, Written
 from tests.inspect.running import Ran, run
@@ -31,14 +28,6 @@ HEADS: dict[str, Callable[[], Written]] = {
     "vllm": writers.vllm,
 }
 STEP = 13  # of the small run: every thirteenth mutation
-
-
-def meaning(folder: Path) -> dict[str, Any]:
-    """All that serving takes from a head's config. Not ``max_position_embeddings``: vLLM takes the target's."""
-    head = read_head(folder)
-    aux = head.aux_layer_ids or default_aux_layers(TARGET.num_layers)
-    fields = vllm_fields(head) | {AUX_KEY: list(aux), "shapes": expected_shapes(head)}
-    return {key: value for key, value in fields.items() if key not in ("max_position_embeddings", TRAINED_DEPTH)}
 
 
 def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -60,7 +49,7 @@ def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkey
     if lines:
         assert converted.code != 0 and not (place / "out").exists()
         assert listing(place) == before
-        assert any(word in line for line in lines for word in mutation.names), lines
+        assert any(word in line for line in lines for word in mutation.words), lines
         return "refused"
     assert converted.code == 0, converted.err
     assert meaning(folder) == meaning(original), "accepted in silence"

@@ -1,4 +1,4 @@
-"""Bad pairs get one line that names what is wrong, where, and how to mend it; sound pairs get none."""
+"""Bad pairs get one line that names what is wrong, where, and the remedy; sound pairs get none."""
 
 import json
 from dataclasses import replace
@@ -91,13 +91,12 @@ def test_a_heads_own_tokenizer_shows_whether_its_tokens_are_the_targets(tmp_path
 
 @pytest.mark.parametrize(
     ("num_layers", "fault"),
-    [(2, "leaves the target"), (4, "names one twice"), (6, "names one twice")],
+    [(2, "names layer -1, some/target has 2 layers"), (4, "names layer 2 twice"), (6, "names layer 3 twice")],
 )
 def test_default_layers_of_a_shallow_target(num_layers: int, fault: str, tmp_path: Path):
     assert problems(writers.aws(), tmp_path, replace(TARGET, num_layers=7)) == []
     line = only(problems(writers.aws(), tmp_path, replace(TARGET, num_layers=num_layers)))
-    assert f"the {num_layers} layers of some/target, {list(default_aux_layers(num_layers))}, " in line
-    assert fault in line
+    assert f"no aux layers are named, and vLLM's default {list(default_aux_layers(num_layers))} {fault}" in line
     assert 'add "eagle_aux_hidden_state_layer_ids" with the 3 that the head was trained on' in line
 
 
@@ -105,7 +104,7 @@ def test_five_aux_states_and_no_layers_named(tmp_path: Path):
     head = writers.speculators("qwen3", num_aux=5)
     del head.config[AUX_KEY]
     head.layer_config["num_aux_layers"] = 5
-    assert "has 3 where fc takes 5" in only(problems(head, tmp_path))
+    assert "names 3 layers, fc takes 5 aux hidden states" in only(problems(head, tmp_path))
 
 
 def test_a_head_of_another_width_needs_its_own_embeddings(tmp_path: Path):

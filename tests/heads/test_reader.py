@@ -7,7 +7,6 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from peagle_tools.inspect import head_report
 from peagle_vllm.heads import config as configs
@@ -48,24 +47,6 @@ def edit(**fields):
     return damage
 
 
-def change_header(old: str, new: str):
-    """``new`` is at most as long as ``old``, so that the header keeps its length."""
-
-    def damage(folder: Path) -> None:
-        path = folder / "model.safetensors"
-        raw, padding = path.read_bytes(), len(old) - len(new)
-        assert raw.count(old.encode()) >= 1
-        path.write_bytes(raw.replace(old.encode(), new.encode() + b" " * padding, 1))
-
-    return damage
-
-
-def long_name(folder: Path) -> None:
-    head = vllm_format()
-    head.tensors["x" * 201] = torch.ones(1)
-    head.save(folder)
-
-
 def index_of(**weight_map):
     def damage(folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -89,14 +70,8 @@ def same_tensor_twice(folder: Path) -> None:
         (edit(architectures="LlamaForCausalLMEagle3"), "architectures is"),
         (edit(eagle_config=[1]), "eagle_config is [1], needs a JSON object"),
         (edit(speculators_model_type="peagle"), "transformer_layer_config is null"),
-        (change_header('"dtype":"F32"', '"dtype":"F64"'), "model.safetensors is not a complete safetensors file"),
-        (change_header('"data_offsets":[0,', '"data_offsets":[8,'), "model.safetensors is not a complete safetensors"),
-        (change_header('"dtype":"F32"', '"dtype":"F3"'), "model.safetensors is not a complete safetensors file"),
-        (long_name, "names a tensor of 201 characters"),
         (index_of(), "weight_map is missing"),
-        (index_of(fc="../model.safetensors"), 'weight_map names "../model.safetensors"'),
-        (index_of(fc="absent.safetensors"), "absent.safetensors is not a complete safetensors file (it is missing"),
-        (index_of(fc="model.safetensors"), "lacks fc"),
+        (index_of(fc="absent.safetensors"), "absent.safetensors is missing, and model.safetensors.index.json names it"),
         (same_tensor_twice, "are the same tensor"),
     ],
 )
@@ -108,20 +83,6 @@ def test_what_cannot_be_read_is_one_line(damage, words: str, tmp_path: Path):
     assert words in line
     assert str(tmp_path) in line
     assert "\n" not in line
-
-
-def test_a_name_that_stands_there_twice(tmp_path: Path):
-    """safetensors itself takes the last one: another shape of as many numbers."""
-    file = speculators().save(tmp_path) / "model.safetensors"
-    raw = file.read_bytes()
-    end = 8 + int.from_bytes(raw[:8], "little")
-    entry = json.loads(raw[8:end])["fc.weight"]
-    first = json.dumps({"fc.weight": entry | {"shape": entry["shape"][::-1]}}).encode()
-    header = first[:-1] + b"," + raw[9:end]
-    file.write_bytes(len(header).to_bytes(8, "little") + header + raw[end:])
-    assert torch.equal(load_file(file)["fc.weight"], torch.ones(16, 48))
-    with pytest.raises(HeadError, match="its header names something twice"):
-        read_head(tmp_path)
 
 
 def test_every_dialect_has_a_name_for_the_report():

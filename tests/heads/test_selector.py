@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from peagle_tools.shared.selector_file import read_selector
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.checks import check_head, check_pair
+from peagle_vllm.heads.fields import vllm_fields
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
@@ -42,7 +43,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "scales of other lengths": (lambda s, t: t.update({files.EDGE_SCALE: torch.ones(3)}), "edge_scale is [3], "),
     "another head": (lambda s, t: s.update(head_hash="0123"), "fitted to another head (hash 0123, this one's is "),
     "top_k": (lambda s, t: s.update(selector_top_k=50), "selector_top_k is 50, the draft vocabulary has 48 tokens"),
-    "top_k of nothing": (lambda s, t: s.update(selector_top_k=0), "selector_top_k is 0, needs 1 to 1024"),
+    "top_k of nothing": (
+        lambda s, t: s.update(selector_top_k=0),
+        "selector_rank and selector_top_k of candidate_selector are [6, 0], need 1 to 1024",
+    ),
 }
 
 
@@ -89,7 +93,7 @@ def test_an_entry_that_is_no_object_and_a_damaged_folder(tmp_path: Path):
 def test_convert_takes_the_selector_along(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, out = sharpened(SERVED[name](), tmp_path / "head"), tmp_path / "out"
     assert check_pair(read_head(folder), TARGET, num_speculative_tokens=5) == []
-    assert SELECTOR in read_head(folder).served  # vLLM's flat config, which the runners read
+    assert vllm_fields(read_head(folder))[SELECTOR]  # which the runners read
     ran = run(monkeypatch, "convert", folder, out, "--to", to)
     assert ran.code == 0, ran.err
     assert check_pair(read_head(out), TARGET, num_speculative_tokens=5) == []
@@ -97,7 +101,7 @@ def test_convert_takes_the_selector_along(name: str, to: str, tmp_path: Path, mo
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_target_ids_that_convert_mends_keep_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_target_ids_that_convert_corrects_keep_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = writers.speculators(draft_vocab=DRAFT_VOCAB)
     head.tensors["d2t"] = (head.tensors["d2t"] + torch.arange(DRAFT_VOCAB)).int()
     folder = sharpened(head, tmp_path / "head")

@@ -1,15 +1,11 @@
 """A head's config is read as vLLM reads it, by vLLM's own code."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from peagle_vllm.heads.config import LLAMA_ARCHITECTURES, QWEN3_ARCHITECTURES, default_aux_layers, family_of
-from peagle_vllm.heads.files import SELECTOR
+from peagle_vllm.heads.config import FAMILIES, MASK_TOKEN_KEYS, default_aux_layers
 from peagle_vllm.heads.head import read_head
 from tests.heads.test_selector import sharpened
 from tests.heads.writers import FOREIGN, SERVED
@@ -17,14 +13,13 @@ from tests.heads.writers import FOREIGN, SERVED
 ALL = SERVED | FOREIGN
 
 
-def vllms_config(folder: Path, mapped: Mapping[str, Any] = {}):
-    """The draft config that vLLM's SpeculativeConfig ends with for method eagle3, with the fields that we map."""
+def vllms_config(folder: Path):
+    """The draft config that vLLM's SpeculativeConfig by itself ends with for method eagle3."""
     from vllm.transformers_utils.config import get_config
     from vllm.transformers_utils.configs.eagle import EAGLEConfig
     from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 
     config = get_config(str(folder), trust_remote_code=False)
-    config.update(dict(mapped))
     return config if isinstance(config, SpeculatorsConfig) else EAGLEConfig(config, method="eagle3", model_type="eagle")
 
 
@@ -34,8 +29,9 @@ def test_fields(name: str, tmp_path: Path):
     from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
     head = read_head(ALL[name]().save(tmp_path))
-    config = vllms_config(tmp_path, head.mapped)
-    assert config.architectures == [head.architecture]
+    config = vllms_config(tmp_path)
+    if head.dialect not in ("nemo", "specforge"):  # whose names vLLM does not know
+        assert config.architectures == [head.architecture]
     for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
         assert getattr(config, field) == head.served[field]
     assert (config.draft_vocab_size or config.vocab_size) == head.draft_vocab_size
@@ -53,12 +49,10 @@ def test_mask_token_order(tmp_path: Path):
     from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
     head = SERVED["vllm-llama"]()
-    head.config["dflash_config"] = {"mask_token_id": 0}
-    keys = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-    head.config |= {key: place for place, key in enumerate(keys, start=1)}
-    for place, key in enumerate(("dflash_config", *keys)):
+    head.config |= {key: place for place, key in enumerate(MASK_TOKEN_KEYS)}
+    for place, key in enumerate(MASK_TOKEN_KEYS):
         read = read_head(head.save(tmp_path))
-        assert (read.mask_token_id, read.mask_token_key) == (place, key.replace("config", "config.mask_token_id"))
+        assert (read.mask_token_id, read.mask_token_key) == (place, key)
         assert get_parallel_drafting_token_id(vllms_config(tmp_path)) == place
         del head.config[key]
     assert read_head(head.save(tmp_path)).mask_token_key is None
@@ -68,13 +62,10 @@ def test_the_classes_that_know_mask_hidden():
     """vLLM's registry leads exactly these names to the Llama and Qwen3 classes; a new one must be added here."""
     from vllm.model_executor.models.registry import _SPECULATIVE_DECODING_MODELS as registry
 
-    def after_prefix(module: str) -> set[str]:
-        names = {name for name, (where, _) in registry.items() if where == module}
-        return {name for name in names if name.startswith(("Eagle3", "Peagle")) or name.endswith("Eagle3")}
-
-    assert after_prefix("llama_eagle3") == LLAMA_ARCHITECTURES
-    assert after_prefix("qwen3_eagle3") == QWEN3_ARCHITECTURES
-    assert family_of("Eagle3DeepseekV3ForCausalLM") is None
+    for family in ("llama", "qwen3"):
+        names = {name for name, (module, _) in registry.items() if module == f"{family}_eagle3"}
+        after_prefix = {name for name in names if name.startswith(("Eagle3", "Peagle")) or name.endswith("Eagle3")}
+        assert after_prefix == {name for name in FAMILIES if FAMILIES[name] == family}
 
 
 @pytest.mark.parametrize("num_layers", [1, 5, 7, 24])
@@ -87,17 +78,14 @@ def test_default_aux_layers(num_layers: int):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("name", SERVED)
-def test_no_file_of_a_selector_is_loaded_into_the_head(name: str, shards: int, tmp_path: Path):
-    """vLLM passes every tensor that it finds on to the model; the config's entry reaches both runners."""
+def test_no_file_of_a_selector_is_loaded_into_the_head(shards: int, tmp_path: Path):
+    """vLLM passes every tensor that it finds on to the model."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    head = SERVED[name]()
+    head = SERVED["vllm-llama"]()
     head.shards = shards
     folder = sharpened(head, tmp_path / "head")
     _, files, *_ = DefaultModelLoader(LoadConfig())._prepare_weights(str(folder), None, None, True, None)
     assert sorted(files) == sorted(str(path) for path in folder.glob("*.safetensors"))
     assert len(files) == shards
-    mapped = read_head(folder).mapped
-    assert vllms_config(folder, mapped).candidate_selector == json.loads((folder / "config.json").read_text())[SELECTOR]

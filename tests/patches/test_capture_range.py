@@ -1,10 +1,9 @@
-"""V1's sizes of graphs with and without the patch: vLLM's dispatchers and FlashAttention 3's builder, no GPU."""
+"""V1's sizes of graphs with and without the patch: vLLM's dispatchers, no GPU."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from peagle_vllm import plugin
 
@@ -117,68 +116,13 @@ def test_every_target_batch_finds_its_graph(seqs: int, k: int, budget: int):
             assert mode.name == ("PIECEWISE" if rows <= largest else "NONE")
 
 
-@pytest.fixture
-def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes FlashAttention's builder as on Hopper. Its ahead-of-time schedule is a CUDA function."""
-    from vllm.v1.attention.backends import flash_attn
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    monkeypatch.setattr(flash_attn, "get_flash_attn_version", lambda *args, **kwargs: 3)
-    monkeypatch.setattr(flash_attn, "get_num_attention_heads_from_layers", lambda *args: 32)
-    monkeypatch.setattr(
-        flash_attn,
-        "get_scheduler_metadata",
-        lambda batch_size, **kwargs: torch.zeros(1 + -(-batch_size // 4) * 4 * 4, dtype=torch.int32),
-        raising=False,
-    )
-    monkeypatch.setattr(flash_attn, "_get_sliding_window_configs", lambda config: set())
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-    return lambda config: flash_attn.FlashAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
-
-
-def common_metadata(rows: int, num_reqs: int) -> Any:
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-    starts = torch.arange(num_reqs + 1, dtype=torch.int32) * rows // num_reqs
-    return CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.full((num_reqs,), 4096, dtype=torch.int32),
-        num_reqs=num_reqs,
-        num_actual_tokens=rows,
-        max_query_len=-(-rows // num_reqs),
-        max_seq_len=4096,
-        block_table_tensor=torch.zeros(num_reqs, 256, dtype=torch.int32),
-        slot_mapping=torch.zeros(rows, dtype=torch.int64),
-    )
-
-
-@SETTINGS
-def test_split_kv_takes_what_it_takes_without_the_patch(seqs: int, k: int, budget: int, flash_attention_3):
-    """FlashAttention 3 allocates splits x rows of float32: 4 GB for 32 splits of 7,680 rows, 64 heads of 128."""
-    config = configured(seqs, k, budget)
-    stock = configured(seqs, k, budget, parallel_drafting=False)
-    target, drafter = dispatchers(config)  # the runner makes its builders after these
-    builder, stock_builder = flash_attention_3(config), flash_attention_3(stock)
-    batches = {*sizes(target, "PIECEWISE"), *sizes(drafter, "PIECEWISE"), *sizes(target, "FULL"), 1, 600, budget}
-    taken, without = {}, {}
-    for rows in batches:
-        common = common_metadata(rows, min(rows, seqs))
-        for name, metadata in (
-            ("target", builder.build(0, common)),
-            ("drafter", builder.build_for_drafting(common, 0)),
-        ):
-            taken[name, rows] = rows * metadata.max_num_splits
-        without[rows] = rows * stock_builder.build(0, common).max_num_splits
-    assert max(taken.values()) <= 32 * 512
-    assert all(taken[name, rows] == without[rows] for name, rows in taken)
-
-
 def test_nothing_grows_but_piecewise_graphs_of_peagle_whose_sizes_vllm_has_chosen():
-    grown = configured(1024, 7, 8192).compilation_config
+    """Attention builders read the configuration, and FlashAttention 3 allocates 32 splits of the largest size there."""
+    grown = configured(1024, 7, 8192)
+    dispatchers(grown)
     stock = configured(1024, 7, 8192, parallel_drafting=False).compilation_config
-    assert grown.cudagraph_capture_sizes == stock.cudagraph_capture_sizes
-    assert grown.max_cudagraph_capture_size == stock.max_cudagraph_capture_size
+    assert grown.compilation_config.cudagraph_capture_sizes == stock.cudagraph_capture_sizes
+    assert grown.compilation_config.max_cudagraph_capture_size == stock.max_cudagraph_capture_size
     for asked in ({"max_cudagraph_capture_size": 1024}, {"cudagraph_capture_sizes": [8, 16, 64]}):
         target, drafter = dispatchers(configured(1024, 7, 8192, **asked))
         assert sizes(drafter, "PIECEWISE") == sizes(target, "PIECEWISE")

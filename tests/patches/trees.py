@@ -46,9 +46,9 @@ def copy_of_used(folder: Path) -> Path:
     """The modules of the installed vLLM that the patches depend on, copied to ``folder`` to be changed."""
     install = installed()
     paths = {module.replace(".", "/") for patch in all_patches() for module in patch.depends_on}
-    both = (Path(f"{path}{end}") for path in paths for end in (".py", "/__init__.py"))
-    files = {file: install.root.joinpath(str(file)) for file in both}
-    texts = {str(file.relative_to("vllm")): found.read_text() for file, found in files.items() if found.is_file()}
+    names = [f"{path}{end}" for path in paths for end in (".py", "/__init__.py")]
+    files = {name.removeprefix("vllm/"): install.root.joinpath(name) for name in names}
+    texts = {name: file.read_text() for name, file in files.items() if file.is_file()}
     return fake(folder, texts, install.version, install.distribution)
 
 

@@ -55,9 +55,6 @@ def convert(
 
     Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from peagle_tools.convert.draft_vocab import DraftVocab, choose
     from peagle_tools.shared.prompt_files import read_conversations
     from peagle_vllm.heads import convert as converting
@@ -78,18 +75,12 @@ def convert(
         trimmed: DraftVocab | None = None
         if draft_vocab is not None and text and target:
             trimmed = choose(source, target, draft_vocab, read_conversations(text))
-        console = Console(stderr=True)
-        bars = Progress(console=console, transient=True, disable=not console.is_terminal)
-        with bars as progress, new_folder(out) as folder:
-            bar = progress.add_task(out.name, total=sum(info.num_bytes for info in source.tensors.values()))
-            kept = trimmed.kept if trimmed else None
-            converting.convert(source, folder, to, model, lambda count: progress.advance(bar, count), kept)
+        with new_folder(out) as folder:
+            converting.convert(source, folder, to, model, trimmed.kept if trimmed else None)
         written = read_head(out)
     print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
     if trimmed:
         print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")
-        print("scripts:", ", ".join(f"{name} {share:.0%}" for name, share in trimmed.scripts.items()))
-        print("languages:", ", ".join(f"{name} {share:.0%}" for name, share in trimmed.languages.items()))
     verifier = written.config.get("speculators_config", {}).get("verifier")
     if to == "speculators" and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         note = f"{out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it"

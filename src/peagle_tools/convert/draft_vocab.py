@@ -2,9 +2,6 @@
 
 import re
 import string
-import unicodedata
-from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +9,10 @@ import numpy as np
 from peagle_tools.shared.conversations import Messages
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_tokenizer
-from peagle_vllm.heads.config import SELECTOR
 from peagle_vllm.heads.convert import OUTPUT
+from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import Head, target_ids
 
-# The first article of the Universal Declaration of Human Rights: a language, a tab, the text.
-SAMPLE = Path(__file__).with_name("languages.txt")
 EVERY = 10  # of so many texts one is counted for coverage, and chooses nothing then
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
@@ -28,14 +23,10 @@ class DraftVocab(NamedTuple):
     Attributes:
         kept: int64 [draft vocabulary] draft ids, ascending.
         coverage: share of the held-out texts' tokens that can be drafted, of tokens that the other texts choose.
-        scripts: the same, by the texts' script.
-        languages: the same of the multilingual sample, by language.
     """
 
     kept: np.ndarray
     coverage: float
-    scripts: dict[str, float]
-    languages: dict[str, float]
 
 
 def choose(head: Head, target: str, size: int, conversations: list[Messages]) -> DraftVocab:
@@ -56,27 +47,11 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
         raise ToolError(f"--draft-vocab is {size}, but {least} special tokens, bytes and digits are kept; give more")
     texts = [message["content"] for turns in conversations for message in turns if message["role"] == "assistant"]
     texts = texts or [message["content"] for turns in conversations for message in turns]
-    by_script = defaultdict(list)
-    for text in texts:
-        by_script[script_of(text)].append(text)
-    others = [text for same in by_script.values() for number, text in enumerate(same) if number % EVERY]
-    scripts = {name: _counts(tokenizer, same[::EVERY], head.vocab_size) for name, same in sorted(by_script.items())}
-    held, learned = np.sum([*scripts.values()], axis=0), _counts(tokenizer, others, head.vocab_size)
-    sample = dict(line.split("\t") for line in SAMPLE.read_text(encoding="utf-8").splitlines())
-    kept = ranked(held + learned, ids, needed)[:size]
-    languages = {name: _share(_counts(tokenizer, [text], head.vocab_size), ids[kept]) for name, text in sample.items()}
-    chosen = ids[ranked(learned, ids, needed)[:size]]
-    shares = {name: _share(counts, chosen) for name, counts in scripts.items()}
-    return DraftVocab(np.sort(kept), _share(held, chosen), shares, languages)
-
-
-def script_of(text: str) -> str:
-    """The script of most letters, as their Unicode names begin: LATIN, CYRILLIC, CJK; OTHER without letters."""
-    scripts: Counter[str] = Counter()
-    for letter, count in Counter(text).items():
-        if letter.isalpha():
-            scripts[unicodedata.name(letter, "OTHER").partition(" ")[0]] += count
-    return max(scripts, key=scripts.__getitem__, default="OTHER")
+    held_out = _counts(tokenizer, texts[::EVERY], head.vocab_size)
+    others = _counts(tokenizer, [text for i, text in enumerate(texts) if i % EVERY], head.vocab_size)
+    kept = ranked(held_out + others, ids, needed)[:size]
+    chosen = ids[ranked(others, ids, needed)[:size]]
+    return DraftVocab(np.sort(kept), float(held_out[chosen].sum() / max(held_out.sum(), 1)))
 
 
 def needed_ids(tokenizer: Any) -> list[int]:
@@ -119,7 +94,3 @@ def _counts(tokenizer: Any, texts: list[str], vocab_size: int) -> np.ndarray:
     """[target vocabulary] how often the texts hold each token."""
     ids = [i for row in tokenizer(texts, add_special_tokens=False)["input_ids"] for i in row] if texts else []
     return np.bincount(np.asarray(ids, np.int64), minlength=vocab_size)[:vocab_size]
-
-
-def _share(counts: np.ndarray, ids: np.ndarray) -> float:
-    return float(counts[ids].sum() / max(counts.sum(), 1))

@@ -26,12 +26,12 @@ def doctor(
 
     from peagle_tools.doctor.compatibility_report import as_dict, read_environment, show
     from peagle_vllm.patches import fingerprint
-    from peagle_vllm.patches.version import NotVllmError, find_vllm, read
+    from peagle_vllm.patches.version import find_vllm, read
 
     try:
         install = find_vllm() if vllm is None else read(vllm)
         accepted = fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT))
-    except (NotVllmError, fingerprint.AcceptError) as error:
+    except ValueError as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
     environment = read_environment(install) if vllm is None else None

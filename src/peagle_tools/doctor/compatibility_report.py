@@ -11,7 +11,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -55,8 +55,7 @@ def _is_let_in(plugin: str, variables: Mapping[str, str]) -> bool:
     return PLUGINS not in variables or plugin in variables[PLUGINS].split(",")
 
 
-@dataclass(frozen=True)
-class Runner:
+class Runner(NamedTuple):
     """What a P-EAGLE configuration gets."""
 
     name: Literal["V2", "V1", "stock vLLM", "out-of-tree", "refused", "none"]
@@ -87,8 +86,7 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
     forced = _forced(use_v2)
     if environment.absent:
         why = f"the plugin is {environment.absent}"
-        needs_gate = any(result.patch.name == "gate" and result.status != "not needed" for result in report.results)
-        if forced == "V2" and needs_gate:
+        if forced == "V2":
             return Runner("refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE")
         return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
     if environment.platform:
@@ -183,51 +181,43 @@ def as_dict(report: Report | None, environment: Environment | None) -> dict[str,
         ]
     if environment is not None:
         data |= {"python": platform.python_version(), **asdict(environment)}
-        data |= {"plugin": environment.absent or "registered", "runner": asdict(decide_runner(environment, report))}
+        data |= {"plugin": environment.absent or "registered", "runner": decide_runner(environment, report)._asdict()}
     return data
 
 
-_STYLES = {"holds": "green", "changed": "bold red", "accepted": "yellow", "not needed": "cyan"}
+_STYLES = {"holds": "green", "changed": "bold red", "accepted": "yellow"}
 
 
 def show(console: Console, report: Report | None, environment: Environment | None) -> None:
     """Print the report; it reads well on 80 columns."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column()
-
-    def fact(name: str, value: str, style: str = "") -> None:
-        facts.add_row(name, Text(value, style))
-
-    fact("peagle-vllm", __version__)
+    bad, facts = "bold red", Table.grid(padding=(0, 2))
+    facts.add_row("peagle-vllm", __version__)
     if report is None:
-        fact("vLLM", "not installed", "bold red")
+        facts.add_row("vLLM", "not installed", style=bad)
     else:
-        fact("vLLM", f"{report.install.version} ({report.install.distribution})")
+        facts.add_row("vLLM", f"{report.install.version} ({report.install.distribution})")
         changed = sum(len(result.changed) for result in report.results)
         but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
         other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
-        fact("looks like", f"{report.compared_with}{but}{other}", "" if report.ok else "bold red")
+        facts.add_row("looks like", f"{report.compared_with}{but}{other}", style=None if report.ok else bad)
     if environment is not None:
         runner = decide_runner(environment, report)
-        fact("torch", environment.torch or "not installed")
-        fact("Triton", environment.triton or "not installed")
-        fact("Python", platform.python_version())
-        fact("platform", environment.device or "no accelerator visible")
-        fact("plugin", environment.absent or "registered", "bold red" if environment.absent else "")
+        facts.add_row("torch", environment.torch or "not installed")
+        facts.add_row("Triton", environment.triton or "not installed")
+        facts.add_row("Python", platform.python_version())
+        facts.add_row("platform", environment.device or "no accelerator visible")
+        facts.add_row("plugin", environment.absent or "registered", style=bad if environment.absent else None)
         for name in VARIABLES:
-            fact(name, environment.variables.get(name, "not set"))
-        fact("P-EAGLE gets", runner.name, "green" if runner.name in ("V1", "V2") else "bold red")
-        fact("because", runner.why)
-    console.print(facts)
+            facts.add_row(name, environment.variables.get(name, "not set"))
+        facts.add_row("P-EAGLE gets", runner.name, style="green" if runner.name in ("V1", "V2") else bad)
+        facts.add_row("because", runner.why)
+    console.print(facts, markup=False, highlight=False)
     if report is not None:
         _show_patches(console, report)
 
 
 def _show_patches(console: Console, report: Report) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("patch", "runner", "definitions", "state"):
-        table.add_column(column, justify="right" if column == "definitions" else "left")
+    table = Table("patch", "runner", "definitions", "state", box=None, padding=(0, 2, 0, 0))
     for result in report.results:
         state = Text(result.status, _STYLES[result.status])
         table.add_row(result.patch.name, result.patch.runner, str(len(result.patch.definitions)), state)

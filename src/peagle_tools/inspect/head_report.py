@@ -23,7 +23,7 @@ from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.selector import PROJECTION, read_selector_config
 from peagle_vllm.heads.target import Target, Token
 
-SCHEMA = 1
+SCHEMA = 2
 DIALECTS = {
     "aws": "AWS (flat config, ptd_token_id)",
     "flat": "AWS training config (flat, plain Llama architecture)",
@@ -51,12 +51,11 @@ def report(
     """
     weights = head.tensors.values()
     ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
-    mask_hidden, vector, window = head.tensors.get("mask_hidden"), head.mask_hidden(), None
+    mask_hidden, vector = head.tensors.get("mask_hidden"), head.mask_hidden()
     norm = None if vector is None else round(float(np.linalg.norm(vector.astype(np.float64))), 4)
     fit = all(problem.severity != "error" for problem in problems)
     types, size = windows(head) if fit else (None, None)
-    if types:
-        window = {"size": size, "layers": types.count("sliding_attention")}
+    window = {"size": size, "layers": types.count("sliding_attention")} if types else None
     return {
         "schema": SCHEMA,
         "head": head.name,  # as it was given
@@ -91,7 +90,7 @@ def report(
         "sliding_window": window,  # size in tokens, and how many layers have it
         "weights": {
             "tensors": len(weights),
-            "parameters": sum(info.num_elements for name, info in head.tensors.items() if name not in ("d2t", "t2d")),
+            "parameters": sum(info.num_elements for info in head.weights.values()),
             "bytes": sum(info.num_bytes for info in weights),
             "dtypes": dict(sorted(Counter(info.dtype for info in weights).items())),  # name to tensors
             "files": head.weight_files,
@@ -99,7 +98,6 @@ def report(
             "lm_head": head.has("lm_head"),
         },
         "selector": _selector(head),
-        "mapped": dict(head.mapped),  # what serving sets for vLLM, which does not find it in config.json by itself
         "speculative_config": {
             "method": "eagle3",
             "model": head.name,
@@ -206,7 +204,5 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         gated = "gated by the hidden state" if selector["gated"] else "without a gate"
         size = f"rank {selector['rank']}, {selector['candidates']} candidates a position"
         yield "selector", f"{size}, {gated}, {decimal(selector['bytes'])}"
-    if data["mapped"]:
-        yield "set for vLLM", ", ".join(f"{key} = {json.dumps(value)}" for key, value in data["mapped"].items())
     if target:
         yield "target", f"{target['name']}: {target['layers']} layers, width {target['hidden_size']}"

@@ -4,6 +4,7 @@ Stock vLLM loads most of these heads all the same: a missing tensor keeps its ra
 place may be dropped, and nothing but a low acceptance shows it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -27,6 +28,7 @@ LAYER: dict[str, tuple[str, ...]] = {
     "mlp.down_proj": ("hidden", "inner"),
 }
 QWEN3_ONLY = ("self_attn.q_norm", "self_attn.k_norm")
+FIT_SIZES = "use the head that was trained for this target, or correct the sizes in config.json"
 
 
 def check_layers(head: Head) -> Iterator[str]:
@@ -36,25 +38,30 @@ def check_layers(head: Head) -> Iterator[str]:
         what = f"num_hidden_layers is {head.num_layers}, the weights hold {len(numbers)} layers"
         yield f"{what}: {head.config_file}; correct it, or {AGAIN}"
         return
-    optional = {"hidden_norm", *(() if head.family == "qwen3" else QWEN3_ONLY)}
-    needed = ["fc", "norm", "layers.0.hidden_norm"]
-    needed += [f"layers.{i}.{module}" for i in range(head.num_layers) for module in LAYER if module not in optional]
+    needed = ["fc", "norm", *(name for i in range(head.num_layers) for name in _modules(head, i))]
+    needed = [name for name in needed if not name.endswith("hidden_norm") or name == "layers.0.hidden_norm"]
     yield from _first_of(head, {module: "is missing" for module in needed if not head.has(module)}, AGAIN)
+
+
+def _modules(head: Head, layer: int) -> dict[str, tuple[str, ...]]:
+    """Those of LAYER that a decoder layer of the head has, by their whole names."""
+    left_out = () if head.family == "qwen3" else QWEN3_ONLY
+    return {f"layers.{layer}.{module}": sizes for module, sizes in LAYER.items() if module not in left_out}
 
 
 def check_fc(head: Head) -> Iterator[str]:
     """Does ``fc`` take as many aux hidden states, as wide, as vLLM builds it for?"""
-    fc, count, width = head.tensors.get("fc.weight"), head.aux_needed, head.target_hidden_size
+    fc, width = head.tensors.get("fc.weight"), head.target_hidden_size
     needed = (head.hidden_size, head.num_aux * width)
     if fc is None or head.is_quantized or fc.shape == needed:
         return
-    if fc.shape == (head.hidden_size, count * width):
-        what = f"fc takes {count} aux hidden states, vLLM would build it for {head.num_aux}"
-        yield f'{what}: {head.layer_place}; set "num_aux_hidden_states": {count} there'
-        return
-    sizes = f"hidden size, {head.num_aux} aux layers x target hidden size {width}"
-    remedy = "correct the sizes in config.json, or use the head that was trained for this target"
-    yield f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({sizes}): {head.file_of('fc.weight')}; {remedy}"
+    if fc.shape == (head.hidden_size, head.aux_needed * width):
+        what = f"fc takes {head.aux_needed} aux hidden states, vLLM would build it for {head.num_aux}"
+        yield f'{what}: {head.layer_place}; set "num_aux_hidden_states": {head.aux_needed} there'
+    else:
+        sizes = f"hidden size, {head.num_aux} aux layers x target hidden size {width}"
+        what = f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({sizes})"
+        yield f"{what}: {head.file_of('fc.weight')}; {FIT_SIZES}"
 
 
 def check_mask_hidden(head: Head) -> Iterator[str]:
@@ -63,18 +70,14 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
         remedy = f'{AGAIN}, or remove "parallel_drafting": true from the speculative config'
         yield f"mask_hidden is missing: {file}; {remedy}"
         return
-    width, count, hidden_size = info.num_elements, head.aux_needed, head.target_hidden_size
-    if width != count * hidden_size:
-        needed = f"{count} x {hidden_size} = {count * hidden_size} (aux layers x target hidden size)"
-        remedy = "use the head that was trained for this target, or correct the sizes in config.json"
-        yield f"mask_hidden is {width} wide, needs {needed}: {file}; {remedy}"
+    width = head.aux_needed * head.target_hidden_size
+    if info.num_elements != width:
+        needed = f"{head.aux_needed} x {head.target_hidden_size} = {width} (aux layers x target hidden size)"
+        yield f"mask_hidden is {info.num_elements} wide, needs {needed}: {file}; {FIT_SIZES}"
     elif info.dtype not in FLOATS:
         yield f"mask_hidden is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
-    else:
-        vector = head.mask_hidden()
-        fault = None if vector is None else value_fault(vector)
-        if fault:
-            yield f"{fault}: {file}; {AGAIN}, or train mask_hidden"
+    elif (vector := head.mask_hidden()) is not None and (fault := value_fault(vector)):
+        yield f"{fault}: {file}; {AGAIN}, or train mask_hidden"
 
 
 def value_fault(mask_hidden: np.ndarray) -> str | None:
@@ -100,8 +103,8 @@ def check_vocabulary(head: Head) -> Iterator[str]:
     if draft > full:
         yield f"draft_vocab_size is {draft}, more than the {full} of vocab_size: {head.config_file}; correct them"
         return
-    sizes = (("lm_head.weight", "draft_vocab_size", draft), ("embed_tokens.weight", "vocab_size", full))
-    for tensor, key, rows in sizes:
+    sizes = {"lm_head.weight": ("draft_vocab_size", draft), "embed_tokens.weight": ("vocab_size", full)}
+    for tensor, (key, rows) in sizes.items():
         info = head.tensors.get(tensor)
         if info is not None and info.shape[:1] != (rows,):
             what = f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}"
@@ -130,47 +133,43 @@ def expected_shapes(head: Head) -> dict[str, tuple[int, ...]]:
     shapes |= {f"fc_norm.{i}.weight": (head.target_hidden_size,) for i in norms}
     for i in range(head.num_layers):
         sizes["input"] = hidden if i else 2 * hidden
-        for module, dims in LAYER.items():
-            if module in QWEN3_ONLY and head.family != "qwen3":
-                continue
+        for module, dims in _modules(head, i).items():
             shape = tuple(sizes[dim] for dim in dims)
-            shapes[f"layers.{i}.{module}.weight"] = shape
+            shapes[f"{module}.weight"] = shape
             if _has_bias(head, module):
-                shapes[f"layers.{i}.{module}.bias"] = shape[:1]
+                shapes[f"{module}.bias"] = shape[:1]
     return shapes
 
 
 def _has_bias(head: Head, module: str) -> bool:
-    """Whether vLLM gives this module a bias."""
-    if not module.endswith("_proj"):
-        return False
-    if module.startswith("mlp."):
-        return bool(head.served.get("mlp_bias")) and head.family == "llama"
-    return bool(head.served.get("attention_bias")) and (head.family == "llama" or module != "self_attn.o_proj")
+    """Whether vLLM gives this module a bias; Qwen3's class has them in q, k and v alone."""
+    biased = ("q_proj", "k_proj", "v_proj") if head.family == "qwen3" else ("_proj",)
+    key = "mlp_bias" if ".mlp." in module else "attention_bias"
+    return module.endswith(biased) and bool(head.served.get(key))
 
 
 def check_shapes(head: Head) -> Iterator[str]:
-    """One line for each kind of fault."""
-    expected, tensors = expected_shapes(head), dict(sorted(head.tensors.items()))
-    elsewhere = ("d2t", "t2d", "mask_hidden")  # have checks of their own
-    odd, wrong, no_float = {}, {}, {}
-    for name, info in tensors.items():
+    """One line for each remedy."""
+    expected = expected_shapes(head)
+    faults: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, info in head.weights.items():
         if name in expected:
             # ``check_fc`` names the fault of ``fc``, ``check_vocabulary`` the field behind a wrong number of rows.
             rows_are_named = name in ("lm_head.weight", "embed_tokens.weight") and info.shape[:1] != expected[name][:1]
             if info.shape != expected[name] and name != "fc.weight" and not rows_are_named:
-                wrong[name] = f"is {list(info.shape)}, needs {list(expected[name])}"
+                what = f"is {list(info.shape)}, needs {list(expected[name])}"
+                faults[f"correct the sizes in config.json, or {AGAIN}"][name] = what
             if info.dtype not in FLOATS:
-                no_float[name] = f"is stored as {info.dtype}, needs one of {', '.join(FLOATS)}"
-        elif name not in elsewhere and not name.endswith("rotary_emb.inv_freq"):
-            odd[name] = f"is no tensor that vLLM's {head.family} P-EAGLE class has"
-    yield from _first_of(head, odd, "remove it, or correct config.json")
-    yield from _first_of(head, wrong, f"correct the sizes in config.json, or {AGAIN}")
-    yield from _first_of(head, no_float, "save it as BF16")
-    biases = sorted(name for name in expected if name.endswith(".bias") and name not in tensors)
-    lost = [name for name in biases if f"{name[:-4]}weight" in tensors]
-    promised = dict.fromkeys(lost, "is missing, and config.json promises biases")
-    yield from _first_of(head, promised, f"correct attention_bias and mlp_bias, or {AGAIN}")
+                faults["save it as BF16"][name] = f"is stored as {info.dtype}, needs one of {', '.join(FLOATS)}"
+        elif name != "mask_hidden":
+            what = f"is no tensor that vLLM's {head.family} P-EAGLE class has"
+            faults["remove it, or correct config.json"][name] = what
+    for name in sorted(expected.keys() - head.tensors.keys()):
+        if name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in head.tensors:
+            what = "is missing, and config.json promises biases"
+            faults[f"correct attention_bias and mlp_bias, or {AGAIN}"][name] = what
+    for remedy, tensors in faults.items():
+        yield from _first_of(head, tensors, remedy)
 
 
 def check_finite(head: Head) -> Iterator[str]:

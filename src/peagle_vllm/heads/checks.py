@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peagle_vllm.heads import check_weights as weights
-from peagle_vllm.heads.check_config import check_architecture, check_mask_token
-from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
+from peagle_vllm.heads.config import AUX_KEY, FAMILIES, default_aux_layers, is_whole
 from peagle_vllm.heads.fields import field_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
@@ -71,7 +70,7 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
         what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
     fields = list(field_faults(head))
-    lines = [*check_architecture(head), *(check_mask_token(head) if parallel else ()), *fields]
+    lines = [*_architecture(head), *(_mask_token(head) if parallel else ()), *fields]
     if _is_pickled(head):  # vLLM would unpickle them
         lines.append(f"no *.safetensors: {head.name}; {SAVE_AS}")
     if head.tensors:
@@ -86,6 +85,33 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
         if head.family and not head.is_quantized and not fields and not layers:  # else shapes cannot be known
             lines += weights.check_shapes(head)
     return [Problem(line) for line in lines]
+
+
+def _architecture(head: Head) -> Iterator[str]:
+    if head.family is None and head.is_speculators:
+        kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
+        what = f"speculators_model_type {shown(kind)} with model_type {shown(nested)} is no P-EAGLE class of vLLM"
+        yield f'{what}, needs "peagle" with "llama" or "qwen3": {head.config_file}; name a P-EAGLE head'
+    elif head.family is None:
+        what = f"architecture {shown(head.architecture)} is no P-EAGLE class of vLLM: {head.config_file}"
+        yield f'{what}; set "architectures" to one of {", ".join(sorted(FAMILIES))}'
+    eagle = head.served.get("eagle_config") or {}
+    if not eagle.get("use_aux_hidden_state", True):
+        yield f"eagle_config.use_aux_hidden_state is off, P-EAGLE needs it: {head.config_file}; set it to true"
+
+
+def _mask_token(head: Head) -> Iterator[str]:
+    token, key = head.mask_token_id, head.mask_token_key
+    remedy = f"{head.config_file}; set it to the id the head was trained with"
+    if token is None:
+        also = ' next to "speculators_model_type": "peagle"' if head.is_speculators else ""
+        what = f"no mask token id ({key} is null)" if key else "no mask token id"
+        add = f'add "mask_token_id" with the id that the head was trained with{also}'
+        yield f"{what}: {head.config_file}; {add}, or give it to peagle-vllm convert --mask-token-id"
+    elif not is_whole(token):
+        yield f"{key} is {shown(token)}, needs a whole number: {remedy}"
+    elif not 0 <= token < head.vocab_size:
+        yield f"{key} is {shown(token)}, outside the vocabulary of {head.vocab_size} tokens: {remedy}"
 
 
 def _is_pickled(head: Head) -> bool:
@@ -109,20 +135,19 @@ def check_pair(
         remedy = f"drafts beyond that are rarely accepted; set it to {depth} or less"
         problems.append(Problem(f"{what}: {remedy}", "warning"))
     if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
-        problems += [*(Problem(line) for line in _sizes(head, target)), *_vocabulary(head, target)]
-        problems += _default_aux_layers(head, target) if head.aux_layer_ids is None else _aux_layers(head, target)
+        problems += [*_sizes(head, target), *_vocabulary(head, target), *_aux_layers(head, target)]
     return problems + check_head(head, parallel)
 
 
-def _sizes(head: Head, target: Target) -> Iterator[str]:
+def _sizes(head: Head, target: Target) -> Iterator[Problem]:
     if head.target_hidden_size != target.hidden_size:
         key = "target_hidden_size" if head.served.get("target_hidden_size") else "hidden_size"
         what = f"{key} is {head.target_hidden_size}, {target.name} has hidden states {target.hidden_size} wide"
-        yield f"{what}: {head.config_file}; {THIS_TARGET}"
+        yield Problem(f"{what}: {head.config_file}; {THIS_TARGET}")
     for module in ("embed_tokens", "lm_head") if head.tensors and head.hidden_size != target.hidden_size else ():
         if not head.has(module):
             what = f"{module} is missing, and that of {target.name} is {target.hidden_size} wide"
-            yield f"{what} where the head's hidden_size is {head.hidden_size}: {head.file_of(module)}; {AGAIN}"
+            yield Problem(f"{what} where the head's is {head.hidden_size}: {head.file_of(module)}; {AGAIN}")
 
 
 def _vocabulary(head: Head, target: Target) -> Iterator[Problem]:
@@ -139,42 +164,28 @@ def _vocabulary(head: Head, target: Target) -> Iterator[Problem]:
         yield Problem(f"{what}, and {fault}: {head.config_file}; {THIS_TARGET}")
 
 
-def _default_aux_layers(head: Head, target: Target) -> Iterator[Problem]:
-    """Can the layers that vLLM takes by default be those of this pair?"""
-    default, needed = default_aux_layers(target.num_layers), head.aux_needed
-    if len(set(default)) < len(default):
-        fault = "names one twice"
-    elif not all(0 <= i <= target.num_layers for i in default):
-        fault = "leaves the target"
-    elif len(default) != needed:
-        fault = f"has {len(default)} where fc takes {needed}"
-    else:
-        return
-    what = f"no aux layers are named, and vLLM's default for the {target.num_layers} layers of {target.name}"
-    remedy = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
-    yield Problem(f"{what}, {list(default)}, {fault}: {head.config_file}; {remedy}")
-
-
 def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
-    """Do the layers that the head names exist in the target, and does ``fc`` take as many?"""
-    ids, key, needed, file = list(head.aux_layer_ids or ()), head.aux_key, head.aux_needed, head.config_file
-    default = list(default_aux_layers(target.num_layers))
-    if len(set(ids)) < len(ids):
-        repeated = next(i for i in ids if ids.count(i) > 1)
-        what = f"{key} names layer {repeated} twice ({shown(ids)}), vLLM captures it once"
-        yield Problem(f"{what}: {file}; name {needed} different layers, those that the head was trained on")
-    outside = [i for i in ids if not 0 <= i <= target.num_layers]
-    if outside:
+    """Do the layers that the head names, or vLLM's default, exist in the target, and does ``fc`` take as many?"""
+    default, needed = list(default_aux_layers(target.num_layers)), head.aux_needed
+    file = head.config_file
+    if head.aux_layer_ids is None:
+        ids, source = default, f"no aux layers are named, and vLLM's default {default}"
+        remedy = foreign = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
+    else:
+        ids, source = list(head.aux_layer_ids), f"{head.aux_key} is {shown(head.aux_layer_ids)} and"
+        remedy, foreign = f"name the {needed} layers that the head was trained on", THIS_TARGET
+    if twice := [i for i in ids if ids.count(i) > 1]:
+        yield Problem(f"{source} names layer {twice[0]} twice, vLLM captures it once: {file}; {remedy}")
+    if outside := [i for i in ids if not 0 <= i <= target.num_layers]:
         layers = f"{target.num_layers} layers (0 to {target.num_layers} can be read)"
-        yield Problem(f"{key} names layer {shown(outside[0])}, {target.name} has {layers}: {file}; {THIS_TARGET}")
+        yield Problem(f"{source} names layer {shown(outside[0])}, {target.name} has {layers}: {file}; {foreign}")
     if len(ids) != needed:
-        what = f"{key} names {len(ids)} layers, fc takes {needed} aux hidden states"
-        yield Problem(f"{what}: {file}; name the layers that the head was trained on")
+        yield Problem(f"{source} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; {remedy}")
     if ids == [i - 1 for i in default]:
-        what = f"{key} is {shown(ids)}, one less than vLLM's default {default}: {file}"
+        what = f"{head.aux_key} is {shown(ids)}, one less than vLLM's default {default}: {file}"
         counted = "SpecForge and SGLang count the layer whose output is read, vLLM the one whose input"
         remedy = "add one to each if the head was trained so (peagle-vllm diagnose tries it)"
         yield Problem(f"{what}; {counted}: {remedy}", "warning")
-    if ids != sorted(ids):
-        what = f"{key} is {shown(ids)}, vLLM hands them to the head in ascending order"
+    if head.aux_layer_ids is not None and ids != sorted(ids):
+        what = f"{head.aux_key} is {shown(ids)}, vLLM hands them to the head in ascending order"
         yield Problem(f"{what}: {file}; drafts are poor if the head was trained on the order named", "warning")

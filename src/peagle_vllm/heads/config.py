@@ -7,15 +7,15 @@ wrong place, and then drafts badly with a default.
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
 
 docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``Dialect``,
-``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``mapped_fields`` (which serving sets on vLLM's
-config, and ``convert`` writes) and ``vllm_name``; then, with its name, into ``DIALECTS`` of head_report.py,
-tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
+``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``flat_config`` and ``vllm_name``; then, with its
+name, into ``DIALECTS`` of head_report.py, tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py,
+and the table in docs/heads.md.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from peagle_vllm.heads.files import SELECTOR, HeadError, TensorInfo, shown
+from peagle_vllm.heads.files import HeadError, TensorInfo, shown
 
 Config = Mapping[str, Any]
 Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "unknown"]
@@ -25,16 +25,18 @@ AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
 SPECFORGE = {"PEagleDraftModel"}
 OF_FAMILY = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
-# The architectures whose classes know mask_hidden, in vLLM's registry.
-QWEN3_ARCHITECTURES = {"Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM"}
-LLAMA_ARCHITECTURES = {
-    "Eagle3LlamaForCausalLM",
-    "Eagle3MiniMaxM2ForCausalLM",
-    "Eagle3Qwen2_5vlForCausalLM",
-    "Eagle3Qwen3vlForCausalLM",
-    "LlamaForCausalLMEagle3",
-    "PeagleLlamaForCausalLM",
+# The architectures of vLLM's registry whose classes know mask_hidden, and the layers of each class.
+FAMILIES: dict[str, Family] = {
+    "Eagle3LlamaForCausalLM": "llama",
+    "Eagle3MiniMaxM2ForCausalLM": "llama",
+    "Eagle3Qwen2_5vlForCausalLM": "llama",
+    "Eagle3Qwen3ForCausalLM": "qwen3",
+    "Eagle3Qwen3vlForCausalLM": "llama",
+    "LlamaForCausalLMEagle3": "llama",
+    "PeagleLlamaForCausalLM": "llama",
+    "PeagleQwen3ForCausalLM": "qwen3",
 }
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # in the order in which vLLM looks for a mask token
 
 
 def vllm_name(name: str) -> str:
@@ -53,7 +55,8 @@ def is_speculators(config: Config) -> bool:
 
 def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
     """Which library wrote the head. ``tensor_names`` as they stand in the file."""
-    first = _first_architecture(config)
+    names = config.get("architectures") or [None]
+    first = names[0] if isinstance(names, list) else None
     if is_speculators(config):
         return "speculators"
     if first in NEMO or any(name.startswith("model.") for name in tensor_names):
@@ -62,42 +65,47 @@ def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
         return "specforge"
     if "ptd_token_id" in config:
         return "flat" if first == "LlamaForCausalLM" else "aws"
-    return "vllm" if family_of(first) is not None else "unknown"
+    return "vllm" if first in FAMILIES else "unknown"
 
 
-def family_of(architecture: str | None) -> Family | None:
-    """Which of vLLM's P-EAGLE classes an architecture name leads to."""
-    if architecture in QWEN3_ARCHITECTURES:
-        return "qwen3"
-    return "llama" if architecture in LLAMA_ARCHITECTURES else None
+def family_of(architectures: Sequence[str]) -> Family | None:
+    """Which of vLLM's P-EAGLE classes the architectures of a config lead to."""
+    return FAMILIES.get(architectures[0]) if architectures else None
 
 
-def stock_config(config: Config, file: str) -> dict[str, Any]:
-    """The flat config that vLLM by itself makes of ``config``; its sizes and aux layers have the right types.
+def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """The flat config that a head is served with; its sizes and aux layers have the right types.
+
+    Args:
+        config: config.json as it stands; ``file`` names it in messages.
+        tensors: by vLLM's names.
 
     Raises:
-        HeadError: a field that no head can be read without is missing or malformed; ``file`` is for that line.
+        HeadError: a field that no head can be read without is missing or malformed.
     """
+    names = config.get("architectures") or []
     if is_speculators(config):
-        stock = _flat_of_speculators(config, file)
+        flat = _flat_of_speculators(config, file)
+    elif not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise HeadError(unfit("architectures", names, "a list of names", file))
+    elif not names or names[0] in NEMO | SPECFORGE:
+        flat = {**config, "architectures": [OF_FAMILY[_family_of_weights(config, tensors)]]}
     else:
-        names = config.get("architectures") or []
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise HeadError(unfit("architectures", names, "a list of names", file))
         prefixed = [n if n.startswith("Eagle3") or n.endswith("Eagle3") else f"Eagle3{n}" for n in names]
-        stock = {**config, "architectures": prefixed}
-    for key in ("dflash_config", "eagle_config"):
-        if not isinstance(stock.get(key) or {}, dict):
-            raise HeadError(unfit(key, stock[key], "a JSON object", file))
-    for place, ids in aux_places(stock).items():
+        flat = {**config, "architectures": prefixed}
+    if flat.get("hidden_act") is None:
+        flat["hidden_act"] = flat.get("hidden_activation")
+    if not isinstance(flat.get("eagle_config") or {}, dict):
+        raise HeadError(unfit("eagle_config", flat["eagle_config"], "a JSON object", file))
+    for place, ids in aux_places(flat).items():
         if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
             raise HeadError(unfit(place, ids, "a list of whole numbers", file))
     optional = ("draft_vocab_size", "num_aux_layers", "num_aux_hidden_states")
-    stated = [key for key in optional if stock.get(key) is not None]
-    stated += ["target_hidden_size"] if "target_hidden_size" in stock else []
-    for key in ("hidden_size", "vocab_size", "num_hidden_layers", *stated):
-        size(stock, key, file)
-    return stock
+    present = [key for key in optional if flat.get(key) is not None]
+    present += ["target_hidden_size"] if "target_hidden_size" in flat else []
+    for key in ("hidden_size", "vocab_size", "num_hidden_layers", *present):
+        size(flat, key, file)
+    return flat
 
 
 def _flat_of_speculators(config: Config, file: str) -> dict[str, Any]:
@@ -107,80 +115,32 @@ def _flat_of_speculators(config: Config, file: str) -> dict[str, Any]:
     kind, model_type = config.get("speculators_model_type"), nested.get("model_type", "llama")
     prefix = {"peagle": "Peagle", "eagle3": "Eagle3"}.get(kind) if isinstance(kind, str) else None
     layers = {"llama": "Llama", "qwen3": "Qwen3"}.get(model_type) if isinstance(model_type, str) else None
-    stock = {
+    flat = {
         **nested,
         "architectures": [f"{prefix}{layers}ForCausalLM"] if prefix and layers else [],
         "draft_vocab_size": config.get("draft_vocab_size"),
         "norm_before_fc": config.get("norm_before_fc", False),
         "norm_before_residual": config.get("norm_before_residual", kind == "eagle3"),
     }
-    if config.get("target_hidden_size") is not None:
-        stock["target_hidden_size"] = config["target_hidden_size"]
-    if config.get(AUX_KEY):
-        stock[AUX_KEY] = config[AUX_KEY]
-    if kind == "peagle" and "mask_token_id" in config:
-        stock["pard_token"] = config["mask_token_id"]
-    if kind == "eagle3":
-        stock["fc_norm"] = config.get("fc_norm", False)
-    return stock
+    outside = [key for key in ("target_hidden_size", AUX_KEY) if config.get(key)]
+    outside += ["fc_norm"] if not nested.get("fc_norm") and "fc_norm" in config else []
+    if kind == "peagle" and "mask_token_id" in config and nested.get("mask_token_id") is None:
+        outside.append("mask_token_id")
+    return flat | {key: config[key] for key in outside}
 
 
-def mapped_fields(config: Config, stock: Config, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
-    """The fields of vLLM's flat config that it does not find by itself, although the head's files hold them.
-
-    Args:
-        config: config.json as it stands.
-        stock: ``stock_config`` of it.
-        tensors: by vLLM's names.
-    """
-    fields: dict[str, Any] = {}
-    first = _first_architecture(config)
-    if not is_speculators(config) and (first is None or first in NEMO | SPECFORGE):
-        fields["architectures"] = [OF_FAMILY[_family_of_weights(stock, tensors)]]
-    architectures = fields.get("architectures") or stock["architectures"]
-    family = family_of(architectures[0]) if architectures else None
-
-    ids = aux_places(stock).get(f"eagle_config.{AUX_KEY}")
-    if ids and not stock.get(AUX_KEY):
-        fields[AUX_KEY] = list(ids)  # V2 does not look into eagle_config
-    stated = stock.get("num_aux_layers") or stock.get("num_aux_hidden_states")
-    taken = aux_of_fc(stock, tensors)
-    if family is not None and not stated and taken and taken != count_aux({**stock, **fields}, family):
-        fields["num_aux_hidden_states"] = taken
-    if config.get("fc_norm") is True and not stock.get("fc_norm"):
-        fields["fc_norm"] = True
-    if is_speculators(config) and config.get(SELECTOR) is not None:
-        fields[SELECTOR] = config[SELECTOR]
-    if stock.get("hidden_act") is None:
-        fields["hidden_act"] = stock.get("hidden_activation") or "silu"
-    return fields
-
-
-def _first_architecture(config: Config) -> str | None:
-    architectures = config.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    return first if isinstance(first, str) else None
-
-
-def _family_of_weights(stock: Config, tensors: Mapping[str, TensorInfo]) -> Family:
+def _family_of_weights(config: Config, tensors: Mapping[str, TensorInfo]) -> Family:
     """qwen3 if the attention has q_norm; without weights by model_type, which trainers copy from the target."""
     if tensors:
         return "qwen3" if "layers.0.self_attn.q_norm.weight" in tensors else "llama"
-    return "qwen3" if stock.get("model_type") == "qwen3" else "llama"
+    return "qwen3" if config.get("model_type") == "qwen3" else "llama"
 
 
-def mask_token(config: Config, served: Config) -> tuple[object, str | None]:
+def mask_token(served: Config) -> tuple[object, str | None]:
     """(mask token id as it stands, its field), searched in vLLM's order; (None, field or None) when there is none."""
-    dflash = served.get("dflash_config") or {}
-    if "mask_token_id" in dflash:
-        return dflash["mask_token_id"], "dflash_config.mask_token_id"
-    if served.get("mask_token_id") is not None:
-        return served["mask_token_id"], "mask_token_id"
-    for key in ("dspark_noise_token_id", "pard_token", "ptd_token_id"):
-        if key in served:
-            came_from_peagle = key == "pard_token" and is_speculators(config) and "pard_token" not in config
-            return served[key], "mask_token_id" if came_from_peagle else key
-    return None, None
+    keys = [key for key in MASK_TOKEN_KEYS if key in served]
+    key = next((key for key in keys if served[key] is not None), keys[0] if keys else None)
+    return (served[key], key) if key else (None, None)
 
 
 def aux_places(served: Config) -> dict[str, Any]:
@@ -198,14 +158,13 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def count_aux(served: Config, family: str | None) -> int:
-    """How many aux hidden states vLLM builds ``fc`` for. Its Llama class does not look at the top-level ids."""
+def count_aux(served: Config, family: Family | None, tensors: Mapping[str, TensorInfo]) -> int:
+    """How many aux hidden states ``fc`` is built for: the number in the config, else by its shape, else by the ids."""
     for key in ("num_aux_hidden_states",) if family == "llama" else ("num_aux_layers", "num_aux_hidden_states"):
         if served.get(key) is not None:
             return served[key]
-    places = aux_places(served)
-    ids = places.get(f"eagle_config.{AUX_KEY}")
-    return len((ids if family == "llama" else places.get(AUX_KEY) or ids) or (0, 0, 0))
+    ids = next(iter(aux_places(served).values()), (0, 0, 0))
+    return aux_of_fc(served, tensors) or len(ids)
 
 
 def aux_of_fc(served: Config, tensors: Mapping[str, TensorInfo]) -> int | None:

@@ -5,7 +5,7 @@ What is left out carries nothing: the identity map of a full-vocabulary head, an
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,33 +15,28 @@ import numpy as np
 from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
-from peagle_vllm.heads.fields import rope_of_head, windows
+from peagle_vllm.heads.fields import TRAINED_DEPTH, vllm_fields
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_pieces
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
-from peagle_vllm.heads.rope import ELSEWHERE
 from peagle_vllm.heads.target import Target
 
 Format = Literal["vllm", "speculators"]
+Pieces = Iterable[bytes]
 OUTPUT = "lm_head.weight"
-MASK_KEYS = ("dflash_config", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-# transformers fills these in for a flat config; a speculators config must state them.
-DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
-DEFAULT_POSITIONS = {"qwen3": 32768}
-OWN_FIELDS = (  # of a head, not of its layers
-    *("draft_vocab_size", AUX_KEY, "eagle_config", "fc_norm", "mask_token_id", "norm_before_fc"),
-    *("norm_before_residual", "norm_output", "num_aux_hidden_states", "num_aux_layers", "num_depths"),
-    *("target_hidden_size", SELECTOR),
+OF_MODEL_TYPE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+DEFAULT_POSITIONS = {"qwen3": 32768}  # of transformers, 2,048 of the others
+# What stands outside of the decoder layers' fields in speculators' format.
+HEAD_FIELDS = (
+    *("draft_vocab_size", "target_hidden_size", AUX_KEY, "mask_token_id", "norm_before_residual", "norm_before_fc"),
+    SELECTOR,
 )
-ROPE_FIELDS = ("rope_parameters", "rope_scaling", *(name for names in ELSEWHERE.values() for name in names))
-WINDOW_FIELDS = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
-OF_A_FORMAT = ("auto_map", "speculators_config", "speculators_model_type", "speculators_version", "_name_or_path")
 
 
 def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     """What keeps a head on this machine from being converted, and warnings; empty when all is well."""
-    mended = read_map(head)
-    fault = mended.fault if mended.form == "target ids" else None
-    problems = [problem for problem in check(head, target) if problem.line != fault]
+    vocabulary = read_map(head)
+    corrected = vocabulary.fault if vocabulary.form == "target ids" else None
+    problems = [problem for problem in check(head, target) if problem.line != corrected]
     if to == "speculators" and head.served.get("quantization_config"):
         line = f"quantized weights have no place in speculators' format: {head.config_file}; use --to vllm"
         problems.append(Problem(line))
@@ -51,38 +46,28 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
 def with_window(head: Head, window: int) -> Head:
     """``head`` with layers that each see the last ``window`` tokens, their own included."""
     sliding = {"layer_types": ["sliding_attention"] * head.num_layers, "sliding_window": window}
-    if head.served.get("model_type") == "qwen3":
-        sliding["use_sliding_window"] = True  # else transformers ignores it
-    return replace(head, served={**head.served, **sliding})
+    return replace(head, served={**head.served, **sliding, "use_sliding_window": True})
 
 
-def convert(
-    head: Head,
-    folder: Path,
-    to: Format,
-    target: Target | None,
-    on_write: Callable[[int], object] = lambda count: None,
-    kept: np.ndarray | None = None,
-) -> None:
+def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: np.ndarray | None = None) -> None:
     """Write ``head`` into ``folder``, which is there.
 
     Args:
         head: on this machine, and without ``obstacles`` that are errors.
         target: names the layers that vLLM would take by default, and the verifier of a speculators head.
-        on_write: called with the number of bytes before each piece that is written.
         kept: int64 [draft vocabulary] draft ids to keep, ascending, of a head with an ``lm_head``; None: all.
 
     Raises:
         HeadError: a file cannot be read, a weight is NaN or Inf.
         OSError: ``folder`` cannot be written.
     """
-    tensors, config = copied_tensors(head, on_write), config_for(head, to, target)
+    tensors, config = _copied_tensors(head), _config(head, to, target)
     if kept is not None:
         info, pieces = tensors[OUTPUT]
-        num_bytes = info.num_bytes // info.shape[0]
-        smaller = replace(info, shape=(len(kept), *info.shape[1:]), num_bytes=num_bytes * len(kept))
-        tensors |= map_tensors(target_ids(head)[kept], head.vocab_size)
-        tensors[OUTPUT] = smaller, _rows(pieces, num_bytes, kept)
+        rows = np.frombuffer(b"".join(pieces), np.uint8).reshape(info.shape[0], -1)[kept]
+        smaller = replace(info, shape=(len(kept), *info.shape[1:]), num_bytes=rows.nbytes)
+        tensors |= _map_tensors(target_ids(head)[kept], head.vocab_size)
+        tensors[OUTPUT] = smaller, [rows.tobytes()]
         config["draft_vocab_size"] = len(kept)
     if to == "speculators" and "mask_hidden" in tensors:
         info, pieces = tensors["mask_hidden"]
@@ -90,58 +75,33 @@ def convert(
     if head.config.get(SELECTOR):
         assert head.folder is not None
         shutil.copytree(head.folder / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
-    write_head(folder, config, dict(tensors.values()))
-
-
-def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[TensorInfo, Iterable[bytes]]) -> None:
-    """Write a head's two files. Raises HeadError when what stands there then is unfit."""
     write_json(folder / "config.json", config)
-    write_safetensors(folder / "model.safetensors", tensors)
-    unsound = check_head(read_head(folder))
-    if unsound:
-        raise HeadError(f"the head written would be unfit ({unsound[0].line}); please report this")
+    _write_safetensors(folder / "model.safetensors", dict(tensors.values()))
+    if unfit := check_head(read_head(folder)):
+        raise HeadError(f"the head written would be unfit ({unfit[0].line}); please report this")
 
 
-# ------------------------------------------------------------------------------------------- tensors
-
-
-def _pieces(head: Head, name: str, on_write: Callable[[int], object]) -> Iterator[bytes]:
+def _pieces(head: Head, name: str) -> Iterator[bytes]:
     """A tensor's bytes as they stand in the file; HeadError at NaN or Inf."""
     assert head.folder is not None
     info = head.tensors[name]
     for raw in read_pieces(head.folder, info):
         if not is_finite(raw, info.dtype):
             raise HeadError(*not_finite(head, [name]))
-        on_write(len(raw))
         yield raw
 
 
-def _rows(pieces: Iterable[bytes], num_bytes: int, kept: np.ndarray) -> Iterator[bytes]:
-    """The bytes of the rows ``kept`` of a tensor whose rows are ``num_bytes`` long."""
-    begun, first = b"", 0
-    for piece in pieces:
-        begun += piece
-        count = len(begun) // num_bytes
-        rows = np.frombuffer(begun, np.uint8, count * num_bytes).reshape(count, num_bytes)
-        yield rows[kept[(kept >= first) & (kept < first + count)] - first].tobytes()
-        begun, first = begun[count * num_bytes :], first + count
-
-
-def copied_tensors(
-    head: Head, on_write: Callable[[int], object] = lambda count: None
-) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+def _copied_tensors(head: Head) -> dict[str, tuple[TensorInfo, Pieces]]:
     """Every tensor that serving reads, by vLLM's names: its header and its bytes.
 
     The vocabulary's map is written from its target ids.
     """
-    tensors = map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
-    for name, info in head.tensors.items():
-        if name not in ("d2t", "t2d") and not name.endswith("rotary_emb.inv_freq"):
-            tensors[name] = replace(info, name=name), _pieces(head, name, on_write)
-    return tensors
+    tensors = _map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
+    copied = {name: (replace(info, name=name), _pieces(head, name)) for name, info in head.weights.items()}
+    return tensors | copied
 
 
-def map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo, Iterable[bytes]]]:
+def _map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo, Pieces]]:
     """The vocabulary's map as vLLM reads it, and its ``t2d``.
 
     Args:
@@ -156,60 +116,33 @@ def map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo,
     }
 
 
-# -------------------------------------------------------------------------------------------- config
-
-
-def config_for(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
-    """The new config.json, in which every field that matters is stated."""
+def _config(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
+    """The new config.json: what serving would give vLLM for the head, in the words of the format."""
+    fields = {"model_type": head.family, "dtype": head.served.get("dtype"), **vllm_fields(head)}
+    if fields[AUX_KEY] is None and target is not None:
+        fields[AUX_KEY] = list(default_aux_layers(target.num_layers))
+    if fields["max_position_embeddings"] is None:
+        fields["max_position_embeddings"] = DEFAULT_POSITIONS.get(head.served.get("model_type", ""), 2048)
+    if fields["layer_types"]:
+        fields["use_sliding_window"] = True  # else transformers ignores the window of a flat Qwen3 config
+    fields["rope_theta"] = fields["rope_parameters"]["rope_theta"]  # where transformers before 5 looks for it
+    fields = {key: value for key, value in fields.items() if value is not None}
     assert head.family is not None
-    layers, norms, needed = _layer_fields(head), head.norms, head.aux_needed
-    ids = head.aux_layer_ids or (target and default_aux_layers(target.num_layers))
-    both = {
-        "draft_vocab_size": head.draft_vocab_size,
-        "target_hidden_size": head.target_hidden_size,
-        **({AUX_KEY: list(ids)} if ids else {}),
-        "mask_token_id": head.mask_token_id,
-        **norms,
-        **({SELECTOR: head.config[SELECTOR]} if head.config.get(SELECTOR) else {}),
-    }
     if to == "vllm":
-        if layers.get("layer_types") and layers["model_type"] == "qwen3":
-            layers["use_sliding_window"] = "sliding_attention" in layers["layer_types"]
-        depth = {"num_depths": head.trained_depth} if head.trained_depth else {}
-        return {**layers, "architectures": [OF_FAMILY[head.family]], **both, **depth, "num_aux_hidden_states": needed}
-    layers["model_type"] = head.family
-    layers["architectures"] = ["Qwen3ForCausalLM" if head.family == "qwen3" else "LlamaForCausalLM"]
-    # vLLM looks for these two among the layers' fields, the speculators library outside of them.
-    layers |= {"fc_norm": True} if norms["fc_norm"] else {}
-    layers |= {"num_aux_hidden_states": needed} if needed != 3 else {}
+        return {**fields, "architectures": [OF_FAMILY[head.family]]}
+    fields.pop(TRAINED_DEPTH, None)
+    outside = {key: fields.pop(key) for key in HEAD_FIELDS if key in fields}
+    # vLLM looks for fc_norm among the layers' fields.
+    outside |= {key: fields[key] for key in ("fc_norm", "dtype") if key in fields}
     return {
         "architectures": ["PEagleDraftModel"],
         "speculators_model_type": "peagle",
         "speculators_config": _speculators_config(head, target),
-        **both,
+        **outside,
         "norm_output": False,
-        **({"dtype": layers["dtype"]} if layers.get("dtype") else {}),
         "tie_word_embeddings": False,
-        "transformer_layer_config": layers,
+        "transformer_layer_config": {**fields, "architectures": [OF_MODEL_TYPE[head.family]]},
     }
-
-
-def _layer_fields(head: Head) -> dict[str, Any]:
-    """The decoder layers' fields, with what transformers would fill in; nothing of any format."""
-    left_out = {*MASK_KEYS, *OF_A_FORMAT, *OWN_FIELDS, *ROPE_FIELDS, *WINDOW_FIELDS}
-    served = {key: value for key, value in head.served.items() if key not in left_out and value is not None}
-    model_type = str(served.setdefault("model_type", head.family))
-    fields = {**DEFAULTS, "max_position_embeddings": DEFAULT_POSITIONS.get(model_type, 2048), **served}
-    fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
-    fields["head_dim"] = head.head_dim
-    fields["rope_parameters"] = rope_of_head(head)
-    fields["rope_theta"] = fields["rope_parameters"]["rope_theta"]  # where transformers before 5 looks for it
-    layer_types, window = windows(head)
-    if window:
-        fields |= {"layer_types": layer_types, "sliding_window": window}
-        if model_type == "qwen3":
-            fields |= {"use_sliding_window": True}  # else transformers ignores the window of a flat config
-    return fields
 
 
 def _speculators_config(head: Head, target: Target | None) -> dict[str, Any]:
@@ -225,14 +158,11 @@ def _speculators_config(head: Head, target: Target | None) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------------------------- writing
-
-
 def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def write_safetensors(path: Path, tensors: Mapping[TensorInfo, Iterable[bytes]]) -> None:
+def _write_safetensors(path: Path, tensors: Mapping[TensorInfo, Pieces]) -> None:
     """Write tensors in one file.
 
     Args:

@@ -18,7 +18,6 @@ INDEX = "model.safetensors.index.json"
 # A sharpened head: its config's field, and the folder of its candidate selector.
 SELECTOR, SELECTOR_FOLDER = "candidate_selector", "edge"
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
-MAX_NAME = 200  # characters of a tensor's name, which lines show
 PIECE = 8 << 20  # bytes of weights read at a time; a multiple of every number's size
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
@@ -33,8 +32,8 @@ class HeadError(ValueError):
         super().__init__(as_line(line))
 
 
-class NotFoundError(HeadError):
-    """A head that is neither on this machine nor on the hub."""
+class ElsewhereError(HeadError):
+    """A head that is not found here, and that vLLM may find by itself: on another hub, or in its --download-dir."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class RemoteHead:
-    """A head on the hub, without its weights."""
+class HeadFiles:
+    """What the files of a head hold but for its weights."""
 
     name: str
     config: Mapping[str, Any]
@@ -63,10 +62,7 @@ class RemoteHead:
     commit: str | None = None
 
 
-# ----------------------------------------------------------------------------------------------- finding
-
-
-def find(model: str, revision: str | None = None) -> Path | RemoteHead:
+def find(model: str, revision: str | None = None) -> Path | HeadFiles:
     """Find a head without downloading its weights.
 
     Args:
@@ -76,12 +72,18 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
         The folder, which may be in the hub's cache; or the headers, where only the hub has the weights.
 
     Raises:
-        NotFoundError: the head is neither here nor on the hub; the line gives the reason.
-        HeadError: the head's files are damaged.
+        ElsewhereError: vLLM may find the head where this function does not look.
+        HeadError: the head is neither here nor on the hub, and the line gives the reason; or its files are damaged.
     """
+    cached = None
     try:
         if Path(model).is_dir():
             return Path(model)
+        if "://" in model or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() == "true":
+            raise ElsewhereError(f"{model} is neither a folder nor a name on the Hugging Face hub; name one of these")
+        if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+            remedy = "write the home folder out" if model.startswith("~") else "correct the path"
+            raise HeadError(f"{model} is not on this machine; {remedy}")
         import huggingface_hub as hub
         from huggingface_hub import constants
 
@@ -89,19 +91,20 @@ def find(model: str, revision: str | None = None) -> Path | RemoteHead:
         if isinstance(cached, str) and _has_weights(Path(cached).parent):
             return Path(cached).parent
         if constants.HF_HUB_OFFLINE:
-            where = "is not a folder and not in the hub's cache, and HF_HUB_OFFLINE is set"
-            raise NotFoundError(f"{model} {where}; name a folder, or unset it")
-        fetched = Path(hub.hf_hub_download(model, "config.json", revision=revision))
-        revision, tensors = commit_of(fetched.parent) or revision, {}  # of one commit, whatever moves meanwhile
-        for file, header in hub.get_safetensors_metadata(model, revision=revision).files_metadata.items():
+            raise OSError("it is not in the hub's cache, and HF_HUB_OFFLINE is set")
+        config = Path(hub.hf_hub_download(model, "config.json", revision=revision))
+        commit, tensors = commit_of(config.parent), {}
+        headers = hub.get_safetensors_metadata(model, revision=commit or revision)  # a branch may have moved since
+        for file, header in headers.files_metadata.items():
             for name, info in header.tensors.items():
                 begin, end = info.data_offsets
                 tensors[name] = TensorInfo(name, tuple(info.shape), info.dtype, file, end - begin)
-        return RemoteHead(model, read_json(fetched), tensors, commit_of(fetched.parent))
+        return HeadFiles(model, read_json(config), tensors, commit)
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds
-        raise NotFoundError(f"{model} is not a folder, and {hub_failure(error, 'it')}") from None
+        kind = ElsewhereError if isinstance(cached, str) else HeadError  # vLLM's --download-dir may have the weights
+        raise kind(f"{model} is not a folder, and {hub_failure(error, 'it')}") from None
 
 
 def commit_of(folder: Path) -> str | None:
@@ -109,44 +112,9 @@ def commit_of(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "Timeout", "TransportError"}
-
-
 def hub_failure(error: Exception, what: str) -> str:
-    """Why the hub does not give ``what``, and what to do; by class names, because its HTTP library has changed."""
-    if UNREACHABLE & {base.__name__ for base in type(error).__mro__}:
-        return f"the hub cannot be reached ({one_line(error)}); check the connection, or name a folder"
-    return f"the hub does not give {what} ({one_line(error)}); check the name"
-
-
-def path_fault(model: str, revision: str | None = None) -> str | None:
-    """The line for a head that is nowhere, for which vLLM would ask the hub for two minutes.
-
-    None for what is there, for what has a scheme, and for a name that the hub may know. A name whose first part is a
-    folder here is most likely a path: whether the hub knows it is asked once, for seconds.
-    """
-    if "://" in model or os.path.exists(model):  # noqa: PTH110  (never raises, as Path.exists can)
-        return None
-    where = "model in the speculative config"
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        remedy = "write the home folder out" if model.startswith("~") else "correct the path"
-        return f"{model} is not on this machine: {where}; {remedy}"
-    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() == "true":  # another hub, with a cache of its own
-        return None
-    import huggingface_hub as hub
-    from huggingface_hub import constants
-
-    try:
-        if isinstance(hub.try_to_load_from_cache(model, "config.json", revision=revision), str):
-            return None
-        if constants.HF_HUB_OFFLINE:
-            missing = "is not on this machine and not in the hub's cache, and HF_HUB_OFFLINE is set"
-            return f"{model} {missing}: {where}; correct the path, or unset it"
-        if os.path.isdir(os.path.dirname(model)):  # noqa: PTH112, PTH120
-            hub.model_info(model, revision=revision, timeout=5)
-    except Exception as error:  # no name of the hub's, or one that it does not know
-        return f"{as_line(model)} is not on this machine, and {hub_failure(error, 'it')}: {where}"
-    return None
+    """Why the hub does not give ``what``, and what to do."""
+    return f"the hub does not give {what} ({one_line(error)}); check the name and the connection, or name a folder"
 
 
 def download(model: str, revision: str | None = None) -> Path:
@@ -167,13 +135,10 @@ def _has_weights(snapshot: Path) -> bool:
 
     vLLM fetches what the index names, and that leaves a sharpened head's selector out.
     """
-    files = set(_read_index(snapshot).values())
+    files = _indexed_files(snapshot)
     if SELECTOR in read_json(snapshot / "config.json") and not any((snapshot / SELECTOR_FOLDER).glob("*.safetensors")):
         return False
     return all((snapshot / file).is_file() for file in files) if files else any(snapshot.glob("*.safetensors"))
-
-
-# ----------------------------------------------------------------------------------------------- reading
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -181,17 +146,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON:
-            limit = f"a regular file of at most {MAX_JSON >> 20} MB"
-            raise HeadError(f"{path} is not {limit}; take it from its source again")
+            raise ValueError(f"it is no regular file of at most {MAX_JSON >> 20} MB")
         content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, no JSON object")
     except OSError as error:
         raise HeadError(f"{path} cannot be read ({error.strerror}); check the path, or download it again") from None
-    except HeadError:
-        raise
     except (ValueError, RecursionError) as error:
         raise HeadError(f"{path} is not valid JSON ({one_line(error)}); take the file from its source again") from None
-    if not isinstance(content, dict):
-        raise HeadError(f"{path} holds a {type(content).__name__}, needs a JSON object; take it from its source again")
     return content
 
 
@@ -204,28 +166,22 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     Raises:
         HeadError: a file is missing, damaged, or outside the folder.
     """
-    weight_map = _read_index(folder)
-    files = sorted(set(weight_map.values())) or sorted(path.name for path in folder.glob("*.safetensors"))
-    tensors = {name: info for file in files for name, info in _read_header(folder / file).items()}
-    for name, file in weight_map.items():
-        if name not in tensors:
-            raise HeadError(f"{folder / file} lacks {name}, which {INDEX} promises; take it from its source again")
-    return tensors
+    names = _indexed_files(folder)
+    if missing := [name for name in sorted(names) if not (folder / name).is_file()]:
+        raise HeadError(f"{folder / missing[0]} is missing, and {INDEX} names it; download it again")
+    files = [path for path in sorted(folder.glob("*.safetensors")) if not names or path.name in names]
+    return {name: info for path in files for name, info in _read_header(path).items()}
 
 
-def _read_index(folder: Path) -> dict[str, str]:
+def _indexed_files(folder: Path) -> set[str]:
+    """The names of the files that the index names; empty without an index."""
     path = folder / INDEX
     if not path.exists():
-        return {}
+        return set()
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise HeadError(f"weight_map is missing: {path}; take the file from its source again")
-    for file in weight_map.values():
-        if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file or "\0" in file:
-            raise HeadError(
-                f"weight_map names {shown(file)}, needs a *.safetensors file in the folder of the index: {path}"
-            )
-    return weight_map
+    return set(map(str, weight_map.values()))
 
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:
@@ -234,25 +190,15 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
             raise OSError("it is missing, or no regular file")
         with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open refuses a damaged file
             data = 8 + int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(data - 8), object_pairs_hook=_once_each)
+            header = json.loads(file.read(data - 8))
     except (SafetensorError, OSError, ValueError) as error:
         raise HeadError(f"{path} is not a complete safetensors file ({one_line(error)}); download it again") from None
     header.pop("__metadata__", None)
-    if longest := max((len(name) for name in header if len(name) > MAX_NAME), default=0):
-        raise HeadError(f"{path} names a tensor of {longest} characters; take it from its source again")
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         tensors[name] = TensorInfo(name, tuple(entry["shape"]), entry["dtype"], path.name, end - begin, data + begin)
     return tensors
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """safetensors and vLLM take the last of two entries with one name, whatever shape the first one claims."""
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        raise ValueError("its header names something twice")
-    return entries
 
 
 def read_pieces(folder: Path, info: TensorInfo) -> Iterator[bytes]:
@@ -282,9 +228,6 @@ def is_finite(raw: bytes, dtype: str) -> bool:
     if dtype == "BF16":  # all exponent bits set is NaN or Inf; seven times as fast as widening first
         return not ((np.frombuffer(raw, "<u2") & 0x7F80) == 0x7F80).any()
     return dtype not in FLOATS or bool(np.isfinite(as_numbers(raw, dtype)).all())
-
-
-# -------------------------------------------------------------------------------------------------- text
 
 
 def as_line(text: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from peagle_vllm.heads import config as configs
 from peagle_vllm.heads import files
-from peagle_vllm.heads.files import INTEGERS, NUMPY, HeadError, RemoteHead, TensorInfo
+from peagle_vllm.heads.files import INTEGERS, NUMPY, HeadError, HeadFiles, TensorInfo
 
 NO_HEAD = "is a target, not a head; name a head, and this model as --target"
 AGAIN = "take the head's weights from their source again"
@@ -29,8 +29,7 @@ class Head:
     commit: str | None  # on the hub; None where it is not known
     dialect: configs.Dialect
     config: Mapping[str, Any]  # config.json as it stands
-    served: Mapping[str, Any]  # the flat config it is served with: what vLLM makes of config.json, and ``mapped``
-    mapped: Mapping[str, Any]  # the fields that vLLM does not find by itself (``config.mapped_fields``)
+    served: Mapping[str, Any]  # the flat config that it is served with (``config.flat_config``)
     architecture: str | None  # the class name that vLLM looks up; None where it finds none
     family: configs.Family | None  # vLLM's classes that can draft in parallel; None for any other
     num_layers: int
@@ -97,6 +96,12 @@ class Head:
             "fc_norm": bool(self.served.get("fc_norm", False)),
         }
 
+    @property
+    def weights(self) -> dict[str, TensorInfo]:
+        """The tensors that drafts are computed with, sorted: not the vocabulary's map, nor a rotary table."""
+        names = (name for name in sorted(self.tensors) if not name.endswith("rotary_emb.inv_freq"))
+        return {name: self.tensors[name] for name in names if name not in ("d2t", "t2d")}
+
     def has(self, module: str) -> bool:
         """Whether there is a tensor of this module, whatever its last word (quantised weights have others)."""
         return any(name.startswith(f"{module}.") for name in self.tensors)
@@ -134,7 +139,7 @@ class Head:
             return array.astype(np.float32).reshape(-1)
 
 
-def read_head(source: Path | RemoteHead) -> Head:
+def read_head(source: Path | HeadFiles) -> Head:
     """Read a head's config.json and safetensors headers; no weights.
 
     A folder without safetensors (a dummy load, or pickled weights, which are never read) gives a head without tensors.
@@ -142,33 +147,30 @@ def read_head(source: Path | RemoteHead) -> Head:
     Raises:
         HeadError: the head cannot be read; one line names the file and the field.
     """
-    if isinstance(source, RemoteHead):
-        folder, commit, name, config, raw = None, source.commit, source.name, source.config, source.tensors
-    else:
-        folder, commit, name = source, files.commit_of(source), str(source)
-        config, raw = files.read_json(source / "config.json"), files.read_headers(source)
+    folder = source if isinstance(source, Path) else None
+    if isinstance(source, Path):
+        content = files.read_json(source / "config.json")
+        source = HeadFiles(str(source), content, files.read_headers(source), files.commit_of(source))
+    name, config = source.name, source.config
     if "hidden_size" not in config and isinstance(config.get("text_config"), dict):
         raise HeadError(f"{name} {NO_HEAD}")
     tensors: dict[str, TensorInfo] = {}
-    for info in raw.values():
+    for info in source.tensors.values():
         other = tensors.setdefault(configs.vllm_name(info.name), info)
         if other is not info:
             raise HeadError(f"{info.name} and {other.name} are the same tensor: {name}; remove one of them")
-    stock = configs.stock_config(config, f"{name}/config.json")
-    mapped = configs.mapped_fields(config, stock, tensors)
-    served = {**stock, **mapped}
+    served = configs.flat_config(config, f"{name}/config.json", tensors)
     architecture = served["architectures"][0] if served["architectures"] else None
-    family = configs.family_of(architecture)
-    aux_key, aux_layer_ids = next(iter(configs.aux_places(stock).items()), (None, None))
-    mask_token_id, mask_token_key = configs.mask_token(config, served)
+    family = configs.family_of(served["architectures"])
+    aux_key, aux_layer_ids = next(iter(configs.aux_places(served).items()), (None, None))
+    mask_token_id, mask_token_key = configs.mask_token(served)
     return Head(
         name=name,
         folder=folder,
-        commit=commit,
-        dialect=configs.dialect_of(config, raw),
+        commit=source.commit,
+        dialect=configs.dialect_of(config, source.tensors),
         config=config,
         served=served,
-        mapped=mapped,
         architecture=architecture,
         family=family,
         num_layers=served["num_hidden_layers"],
@@ -178,7 +180,7 @@ def read_head(source: Path | RemoteHead) -> Head:
         draft_vocab_size=served.get("draft_vocab_size") or served["vocab_size"],
         aux_layer_ids=None if aux_layer_ids is None else tuple(aux_layer_ids),
         aux_key=aux_key,
-        num_aux=configs.count_aux(served, family),
+        num_aux=configs.count_aux(served, family, tensors),
         mask_token_id=mask_token_id,
         mask_token_key=mask_token_key,
         trained_depth=configs.trained_depth(config),
@@ -203,38 +205,35 @@ class VocabularyMap:
 
 def read_map(head: Head) -> VocabularyMap:
     """Read ``d2t``, and ``t2d`` where there is one. Raises HeadError when they cannot be read."""
-    info, file, rows, full = head.tensors.get("d2t"), head.file_of("d2t"), head.draft_vocab_size, head.vocab_size
+    info, file = head.tensors.get("d2t"), head.file_of("d2t")
+    rows = head.draft_vocab_size
     if info is None:
-        if not head.is_reduced:
-            return VocabularyMap("none")
-        sizes = f"draft_vocab_size {rows} is below vocab_size {full}"
-        return VocabularyMap("none", fault=f"d2t is missing, and {sizes}: {file}; {AGAIN}")
-    form: Literal["unclear", "identity"] = "unclear" if head.is_reduced else "identity"
+        sizes = f"draft_vocab_size {rows} is below vocab_size {head.vocab_size}"
+        fault = f"d2t is missing, and {sizes}: {file}; {AGAIN}" if head.is_reduced else None
+        return VocabularyMap("none", fault=fault)
     if info.shape != (rows,) or info.dtype not in INTEGERS:
         what = f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]"
-        remedy = f'correct "draft_vocab_size" in config.json, or {AGAIN}'
-        return VocabularyMap(form, fault=f"{what}: {file}; {remedy}")
+        fault = f'{what}: {file}; correct "draft_vocab_size" in config.json, or {AGAIN}'
+        return VocabularyMap("unclear" if head.is_reduced else "identity", fault=fault)
     d2t = head.array("d2t")
     if d2t is None:
-        return VocabularyMap(None if head.is_reduced else form)
-    as_ids = d2t.astype(np.int64)
-    as_offsets = as_ids + np.arange(rows)
+        return VocabularyMap(None if head.is_reduced else "identity")
+    numbers, draft_ids = d2t.astype(np.int64), np.arange(rows)
     if not head.is_reduced:
-        if not as_ids.any() or np.array_equal(as_ids, np.arange(rows)):
-            return VocabularyMap(form)
-        what = f"d2t maps tokens, and draft_vocab_size equals vocab_size ({full}), where vLLM uses no map"
-        return VocabularyMap(form, fault=f"{what}: {file}; remove d2t, or correct the sizes in config.json")
+        what = f"d2t maps tokens, and draft_vocab_size equals vocab_size ({rows}), where vLLM uses no map"
+        fault = f"{what}: {file}; remove d2t, or correct the sizes in config.json"
+        is_identity = not numbers.any() or np.array_equal(numbers, draft_ids)
+        return VocabularyMap("identity", fault=None if is_identity else fault)
 
     marked = _marked_targets(head)
-    reason, ids_fit = _misfit(as_offsets, marked, full), _misfit(as_ids, marked, full) is None
-    if reason is None and ids_fit:
-        reason = "could be offsets or target ids, and no t2d shows which"
-    elif ids_fit:
+    misfit = _misfit(numbers + draft_ids, marked, head.vocab_size)
+    ids_fit = _misfit(numbers, marked, head.vocab_size) is None
+    if misfit is None and not ids_fit:
+        return VocabularyMap("offsets", numbers + draft_ids)
+    if misfit and ids_fit:
         what = "d2t holds target ids, and vLLM adds it to the draft ids"
-        fault = f"{what}: {file}; store it as offsets (peagle-vllm convert does)"
-        return VocabularyMap("target ids", as_ids, fault)
-    if reason is None:
-        return VocabularyMap("offsets", as_offsets)
+        return VocabularyMap("target ids", numbers, f"{what}: {file}; store it as offsets (peagle-vllm convert does)")
+    reason = misfit or "could be offsets or target ids, and no t2d shows which"
     return VocabularyMap("unclear", fault=f"d2t {reason}: {file}; store it as offsets (target id - draft id)")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm.heads import files
+from peagle_vllm.heads.config import is_size
 from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, shown
 from peagle_vllm.heads.head import Head, read_map
 
@@ -43,16 +44,16 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
     Raises:
         HeadError: it is not one; the line names the field.
     """
-    stated = config.get(SELECTOR)
-    if stated is None:
+    entry = config.get(SELECTOR)
+    if entry is None:
         return None
-    if not isinstance(stated, Mapping):
-        raise HeadError(f"{SELECTOR} is {shown(stated)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
-    for field in ("selector_rank", "selector_top_k"):
-        if type(stated.get(field)) is not int or not 1 <= stated[field] <= MOST:
-            what = f"{SELECTOR}.{field} is {shown(stated.get(field))}, needs 1 to {MOST}"
-            raise HeadError(f"{what}: {file}; {SHARPEN_AGAIN}")
-    return SelectorConfig(stated["selector_rank"], stated["selector_top_k"], str(stated.get("head_hash")))
+    if not isinstance(entry, Mapping):
+        raise HeadError(f"{SELECTOR} is {shown(entry)}, needs a JSON object: {file}; {SHARPEN_AGAIN}")
+    sizes = [entry.get("selector_rank"), entry.get("selector_top_k")]
+    if not all(is_size(size) and size <= MOST for size in sizes):
+        what = f"selector_rank and selector_top_k of {SELECTOR} are {shown(sizes)}, need 1 to {MOST}"
+        raise HeadError(f"{what}: {file}; {SHARPEN_AGAIN}")
+    return SelectorConfig(entry["selector_rank"], entry["selector_top_k"], str(entry.get("head_hash")))
 
 
 def selector_shapes(
@@ -82,20 +83,12 @@ def head_hash(head: Head) -> str:
     digest = hashlib.sha256()
     targets = read_map(head).target_ids
     digest.update(b"" if targets is None else targets.astype("<i8").tobytes())
-    for name, info in sorted(head.tensors.items()):
-        if name in ("d2t", "t2d") or name.endswith("rotary_emb.inv_freq"):
-            continue
+    for name, info in head.weights.items():
         digest.update(f"{name} {info.dtype} {[size for size in info.shape if size != 1]}\n".encode())
         if info.num_bytes <= HASHED_BYTES:
             for piece in files.read_pieces(head.folder, info):
                 digest.update(piece)
     return digest.hexdigest()[:16]
-
-
-def _fits(name: str, shape: tuple[int, ...], needed: tuple[int, int]) -> bool:
-    """A selector that was fitted with a larger target has a predecessor for each of its tokens."""
-    more = name == PREDECESSORS and len(shape) == 2 and shape[0] > needed[0]
-    return shape[more:] == needed[more:]
 
 
 def selector_faults(head: Head) -> Iterator[str]:
@@ -112,19 +105,23 @@ def selector_faults(head: Head) -> Iterator[str]:
     needed = selector_shapes(selector_config, head.vocab_size, head.draft_vocab_size, head.hidden_size)
     for name, shape in needed.items():
         info = tensors.get(name)
-        if info is None and name != PROJECTION:
-            yield f"{SELECTOR} needs {name}, which is missing: {place}; {SHARPEN_AGAIN}"
-        elif info is not None and (not _fits(name, info.shape, shape) or info.dtype not in FLOATS):
+        if info is None:
+            if name != PROJECTION:
+                yield f"{SELECTOR} needs {name}, which is missing: {place}; {SHARPEN_AGAIN}"
+            continue
+        # A selector that was fitted with a larger target has a predecessor for each of its tokens.
+        is_larger = name == PREDECESSORS and info.shape[1:] == shape[1:] and info.shape[0] > shape[0]
+        if info.dtype not in FLOATS or not (info.shape == shape or is_larger):
             what = f"{name} is {info.dtype} {list(info.shape)}, this head needs floats {list(shape)}"
             yield f"{what}: {place}; {SHARPEN_AGAIN}"
     scales = {name: tensors[name].shape for name in (EDGE_SCALE, UNARY_SCALE) if name in tensors}
     if len(set(scales.values())) > 1 or any(len(shape) != 1 or not shape[0] for shape in scales.values()):
-        stated = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
-        yield f"{stated}, needs one number a position: {place}; {SHARPEN_AGAIN}"
+        shapes = ", ".join(f"{name} is {list(shape)}" for name, shape in scales.items())
+        yield f"{shapes}, needs one number a position: {place}; {SHARPEN_AGAIN}"
     if selector_config.selector_top_k > head.draft_vocab_size:
         what = f"{SELECTOR}.selector_top_k is {selector_config.selector_top_k}"
         yield f"{what}, the draft vocabulary has {head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
-    if selector_config.head_hash != (actual := head_hash(head)):
-        which = f"another head (hash {selector_config.head_hash}, this one's is {actual})"
+    if selector_config.head_hash != (this_hash := head_hash(head)):
+        which = f"another head (hash {selector_config.head_hash}, this one's is {this_hash})"
         remedy = f"sharpen this head, or remove {SELECTOR} from its config.json"
         yield f"the candidate selector was fitted to {which}: {place}; {remedy}"

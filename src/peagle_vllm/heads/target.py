@@ -53,8 +53,13 @@ def read_target(model: str) -> Target:
         config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
         nested = config.get("text_config")
         text = nested if isinstance(nested, dict) else config
-        hidden, vocab, layers = (size(text, key, file) for key in ("hidden_size", "vocab_size", "num_hidden_layers"))
-        return Target(model, hidden, vocab, layers, config=text)
+        return Target(
+            name=model,
+            hidden_size=size(text, "hidden_size", file),
+            vocab_size=size(text, "vocab_size", file),
+            num_layers=size(text, "num_hidden_layers", file),
+            config=text,
+        )
     except HeadError as error:
         raise HeadError(f"target: {error}") from None
 
@@ -71,11 +76,9 @@ def read_tokens(model: str) -> dict[int, Token]:
     template = str(_json_or_empty(model, "tokenizer_config.json").get("chat_template", ""))
     with suppress(HeadError, OSError, ValueError):  # transformers reads it from either file
         template += _path(model, "chat_template.jinja").read_text(encoding="utf-8")
-    ends: list[Any] = []
-    for file in ("config.json", "generation_config.json"):
-        config = _json_or_empty(model, file)
-        for value in (config.get("bos_token_id"), config.get("eos_token_id")):
-            ends += value if isinstance(value, list) else [value]
+    configs = [_json_or_empty(model, file) for file in ("config.json", "generation_config.json")]
+    values = [config.get(key) for config in configs for key in ("bos_token_id", "eos_token_id")]
+    ends = [end for value in values for end in (value if isinstance(value, list) else [value])]
     tokens = {i: Token(i, str(text), "ordinary") for i, text in texts.items()}
     for i, text in added.items():
         tokens[i] = Token(i, text, "in use" if i in ends or (text and text in template) else "special")
@@ -100,10 +103,9 @@ def special_tokens(tokens: dict[int, Token]) -> list[Token]:
 def control_tokens(model: str) -> re.Pattern[str] | None:
     """Finds the special tokens of a target in a text, but for those that HTML has too; None where it has none."""
     try:
-        added = [
-            t["content"] for t in _json_or_empty(model, "tokenizer.json").get("added_tokens") or [] if t["special"]
-        ]
-        control = [re.escape(text) for text in added if text and text not in IN_TEXTS]
+        added = _json_or_empty(model, "tokenizer.json").get("added_tokens") or []
+        texts = [token["content"] for token in added if token["special"]]
+        control = [re.escape(text) for text in texts if text and text not in IN_TEXTS]
     except (AttributeError, KeyError, TypeError):
         return None
     return re.compile("|".join(control)) if control else None

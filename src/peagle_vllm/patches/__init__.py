@@ -35,15 +35,10 @@ HOOKS = {
 serving_peagle = False
 """Whether this process drafts with P-EAGLE: for patches that have no configuration at hand."""
 
-_installed = False
 
-
+@functools.cache
 def install_all() -> None:
     """Hook every patch to the import of its vLLM module; at once where that is imported already."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     for module_name, names in HOOKS.items():
         for name in names:
             wrapt.register_post_import_hook(functools.partial(_install, name), module_name)
@@ -51,7 +46,7 @@ def install_all() -> None:
 
 def _install(hook: str, module: object) -> None:
     """Install one patch in a module of vLLM. Where it does not fit, vLLM keeps its own code and P-EAGLE is refused."""
-    name, _, function = hook.partition(".")
+    name, function = hook.split(".")
     try:
         getattr(importlib.import_module(f"peagle_vllm.patches.{name}"), function)(module)
     except (AttributeError, KeyError, TypeError) as error:
@@ -77,16 +72,17 @@ def refuse_if_changed() -> None:
     if install is None:
         return
     try:
-        report = fingerprint.check(install, accepted=fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT)))
-    except fingerprint.AcceptError as error:
+        accepted = fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT))
+    except ValueError as error:
         raise RefusedError(str(error)) from None
+    report = fingerprint.check(install, accepted=accepted)
     if report.changed:
-        lost = [change.definition.path for result in report.changed for change in result.changed if not change.digest]
+        changes = [change for result in report.results for change in result.changed]
         names = ",".join(result.patch.name for result in report.results if result.changed)
-        way_out = f"{fingerprint.ACCEPT}={names} serves it all the same"
-        if lost:
-            way_out = f"{lost[0]} is gone, so {fingerprint.ACCEPT} does not help"
-        raise RefusedError(f"{report.differs(report.changed)}; `peagle-vllm doctor` names what changed; {way_out}")
+        remedy = f"{fingerprint.ACCEPT}={names} serves it all the same"
+        if removed := [change.definition.path for change in changes if not change.digest]:
+            remedy = f"{removed[0]} is gone, so {fingerprint.ACCEPT} does not help"
+        raise RefusedError(f"{report.differs(report.changed)}; `peagle-vllm doctor` names what changed; {remedy}")
     if report.accepted:
         logger.warning(
             "P-EAGLE is served although %s, because %s names them; `peagle-vllm doctor` names what changed",

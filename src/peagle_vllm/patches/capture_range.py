@@ -1,27 +1,26 @@
-"""On V1 a P-EAGLE draft batch is larger than the largest piecewise graph."""
+"""On V1 a P-EAGLE draft batch is larger than the largest piecewise graph.
+
+A decode batch of n requests verifies (K+1)n rows but drafts 2K*n, so the sizes of piecewise graphs grow by
+K x max_num_seqs. Full graphs and the configuration keep vLLM's: FlashAttention 3 makes room for 32 splits of every
+batch up to the largest size that the configuration has.
+"""
 
 import copy
 from types import ModuleType
 
-from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
     name="capture-range",
     runner="V1",
-    why="A decode batch of n requests verifies (K+1)n rows but drafts 2K*n, so drafts outgrow the captured sizes; "
-    "those of piecewise graphs grow by K x max_num_seqs. Full graphs and the configuration keep vLLM's: FlashAttention "
-    "3 makes room for 32 splits of every batch up to the largest size that the configuration has.",
-    delete_when="vLLM drops the V1 model runner",
     depends_on={
         "vllm.config.vllm": ("VllmConfig._set_cudagraph_sizes",),
         # And what is done with the sizes that either is given.
         "vllm.v1.cudagraph_dispatcher": (
-            "CudagraphDispatcher.initialize_cudagraph_keys",
-            "CudagraphDispatcher._compute_bs_to_padded_graph_size",
+            *members("CudagraphDispatcher", "initialize_cudagraph_keys _compute_bs_to_padded_graph_size dispatch"),
             "CudagraphDispatcher._create_padded_batch_descriptor",
-            "CudagraphDispatcher.dispatch",
         ),
         "vllm.config.compilation": ("CompilationConfig.adjust_cudagraph_sizes_for_spec_decode",),
     },

@@ -1,4 +1,9 @@
-"""vLLM's CPU build samples garbage at temperature > 0 with any speculation, and top-k alone ends its engine."""
+"""vLLM's CPU build samples garbage at temperature > 0 with any speculation, and top-k alone ends its engine.
+
+_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request temperatures, top-k and
+top-p never reach the verified rows. apply_top_k_only takes the largest top-k of the verified rows, and raises where
+there are none, as in a batch of prompts.
+"""
 
 from types import ModuleType
 
@@ -9,11 +14,6 @@ from peagle_vllm.patches.patching import wrap
 PATCH = Patch(
     name="cpu-sampling",
     runner="CPU",
-    why="_expand_kernel_impl converts its float output to int64 and writes into that copy, so per-request "
-    "temperatures, top-k and top-p never reach the verified rows. apply_top_k_only takes the largest top-k of the "
-    "verified rows, and raises where there are none, as in a batch of prompts.",
-    delete_when="vLLM's CPU build samples correctly at temperature > 0 with speculation (tests/sampling shows it), and "
-    "tests/drafts/test_stock_defects.py fails on stock at top_k",
     depends_on={
         "vllm.utils.cpu_triton_utils": ("_expand_kernel_impl",),
         "vllm.v1.sample.ops.topk_topp_sampler": ("apply_top_k_only",),

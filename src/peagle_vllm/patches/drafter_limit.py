@@ -1,4 +1,7 @@
-"""On V1, one request next to max_model_len stops drafting for the whole batch."""
+"""On V1, one request within K tokens of max_model_len stops drafting for the whole batch.
+
+The geometry handles the end of a sequence, so P-EAGLE drafts on.
+"""
 
 from types import ModuleType
 
@@ -8,9 +11,6 @@ from peagle_vllm.patches.patching import wrap
 PATCH = Patch(
     name="drafter-limit",
     runner="V1",
-    why="The V1 runner stops all drafts while any request is within K tokens of max_model_len. The geometry "
-    "handles the end of a sequence, so P-EAGLE drafts on.",
-    delete_when="vLLM drops the V1 model runner",
     depends_on={"vllm.v1.worker.gpu_model_runner": ("GPUModelRunner._input_fits_in_drafter",)},
 )
 

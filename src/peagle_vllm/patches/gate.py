@@ -1,4 +1,4 @@
-"""Takes P-EAGLE off the list of what Model Runner V2 does not support."""
+"""Takes P-EAGLE off the list of what Model Runner V2 does not support, for which vLLM falls back to V1."""
 
 import functools
 from types import ModuleType
@@ -12,9 +12,6 @@ REFUSAL = "parallel drafting for EAGLE speculative decoding"
 PATCH = Patch(
     name="gate",
     runner="V2",
-    why="vLLM lists P-EAGLE among what Model Runner V2 does not support, and falls back to V1.",
-    delete_when="vLLM no longer names parallel drafting in VllmConfig._get_v2_model_runner_unsupported_features",
-    obsolete_if_missing=REFUSAL,
     depends_on={"vllm.config.vllm": ("VllmConfig._get_v2_model_runner_unsupported_features",)},
 )
 

@@ -12,11 +12,6 @@ from peagle_vllm.patches.ledger import Patch
 PATCH = Patch(
     name="head-config",
     runner="both",
-    why="vLLM does not know the architecture names of NeMo and SpecForge, nor a speculators head's fc_norm and number "
-    "of aux hidden states; it and transformers misread or reject values of fields that say nothing of the head; a "
-    "head's own code would run where trust_remote_code is set for the target.",
-    delete_when="tests/drafts/test_config_fields.py finds no value that vLLM misreads, and every head of "
-    "tests/heads/writers.py drafts correctly in stock vLLM",
     depends_on={
         "vllm.transformers_utils.config": ("register_config_parser", "get_config_parser"),
         # How vLLM reads a head's config, which heads/config.py repeats.

@@ -8,7 +8,7 @@ from types import ModuleType
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.vocabulary import has_identity_map, with_all_rows
-from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import on_vllm_platform, refuse_broken
 
@@ -16,17 +16,13 @@ HEADS = {
     "vllm.model_executor.models.llama_eagle3": "Eagle3LlamaForCausalLM",
     "vllm.model_executor.models.qwen3_eagle3": "Eagle3Qwen3ForCausalLM",
 }
-_METHODS = ("__init__", "load_weights", "combine_hidden_states", "forward", "compute_logits")
+METHODS = "__init__ load_weights combine_hidden_states forward compute_logits"
 
 PATCH = Patch(
     name="head-weights",
     runner="both",
-    why="AWS's heads carry d2t although their draft vocabulary is the target's; vLLM then builds no parameter for it "
-    "and fails when it loads the tensor. NeMo puts model. before its tensors' names. And vLLM serves NaN or Inf "
-    "in weights without an error.",
-    delete_when="the AWS and NeMo heads of tests/heads/writers.py load in stock vLLM",
     # What is wrapped, and how a loaded head drafts, of which the drafters of both runners repeat parts.
-    depends_on={module: tuple(f"{name}.{method}" for method in _METHODS) for module, name in HEADS.items()},
+    depends_on={module: members(name, METHODS) for module, name in HEADS.items()},
 )
 
 

@@ -1,8 +1,7 @@
 """What a patch says about itself, and the definitions of vLLM that it depends on.
 
-Each patch file declares its ``PATCH`` above its code: why it exists, when it can be deleted, and which definitions of
-vLLM must look as they did when it was written. ``tools/record.py`` records those in ``fingerprints.json``. Imports
-neither vLLM nor torch.
+Each patch file declares its ``PATCH`` above its code, with the definitions of vLLM that must look as they did when it
+was written. ``tools/record.py`` records those in ``fingerprints.json``. Imports neither vLLM nor torch.
 """
 
 from collections.abc import Mapping
@@ -35,23 +34,23 @@ class Definition(NamedTuple):
         return f"{self.module}.{self.qualname.removesuffix(PRESENCE)}"
 
 
+def members(owner: str, names: str) -> tuple[str, ...]:
+    """``members("A", "b c")`` is ``("A.b", "A.c")``, for ``Patch.depends_on``."""
+    return tuple(f"{owner}.{name}" for name in names.split())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """One place where this package changes what vLLM does, and when that ends.
+    """One place where this package changes what vLLM does. docs/architecture.md says why, and when that ends.
 
     Attributes:
         name: the file's, with hyphens: what is printed, and what PEAGLE_VLLM_ACCEPT takes.
-        obsolete_if_missing: a text in the source of the modules that ``depends_on`` names. Once it is in none of them,
-            the patch is not needed any more. Empty: vLLM's source alone does not show it.
         depends_on: definitions by module, as in ``Definition``: what the patch wraps or replaces, what its classes
             override, and what their code repeats. Not what it merely calls: `make test-next` finds changes of that.
     """
 
     name: str
     runner: Runner
-    why: str
-    delete_when: str
-    obsolete_if_missing: str = ""
     depends_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     @property

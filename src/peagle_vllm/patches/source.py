@@ -19,23 +19,20 @@ class Source:
 
     def __init__(self, root: Traversable):
         self.root = root
-        self.text, self.tree, self.digest = cache(self._text), cache(self._tree), cache(self._digest)
+        self.tree = cache(self._tree)
+        self.digest = cache(self._digest)
 
     @staticmethod
     def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
-    def _text(self, module: str) -> str | None:
-        """Source of a module, None if there is no such module."""
-        path = module.replace(".", "/")
-        files = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
-        return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
-
     def _tree(self, module: str) -> ast.Module | None:
         """Syntax tree of a module, None if there is no such module or it does not parse."""
-        text = self.text(module)
+        path = module.replace(".", "/")
+        files = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
+        text = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
         try:
-            return None if text is None else self.parse(text)
+            return self.parse(text) if text else None
         except SyntaxError:  # written for a newer Python than this one
             return None
 
@@ -80,9 +77,6 @@ def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
                 yield from _statements(node)
 
 
-# ----------------------------------------------------------------------------------- normal forms
-
-
 def _body(node: ast.AST, name: str) -> str:
     """The whole definition; of an import only what it binds to ``name``."""
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -99,7 +93,7 @@ def _plain(node: object) -> str:
     """A syntax tree as text: no docstrings, no empty fields, the same on every Python version."""
     match node:
         case ast.JoinedStr(values=values):  # Python 3.12 puts empty literals into format specifications
-            return f"JoinedStr{_plain([part for part in values if not _is_empty_literal(part)])}"
+            return f"JoinedStr{_plain([part for part in values if getattr(part, 'value', None) != ''])}"
         case ast.Constant(value=value):
             return f"{type(value).__name__}:{value!r}"
         case ast.AST():
@@ -109,10 +103,6 @@ def _plain(node: object) -> str:
         case list():
             return f"[{', '.join(_plain(item) for item in node if not _is_docstring(item))}]"
     return repr(node)
-
-
-def _is_empty_literal(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == ""
 
 
 def _is_docstring(node: object) -> bool:

@@ -1,37 +1,27 @@
-"""The V1 runner builds ``EagleProposer`` by name and checks for it in seven places."""
+"""The V1 runner builds ``EagleProposer`` by name and checks for it in seven places.
+
+One made for a P-EAGLE head becomes a ``ParallelEagleProposer``, which passes each check as a subclass.
+"""
 
 from types import ModuleType
 
 from peagle_vllm import patches
-from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
     name="v1-proposer",
     runner="V1",
-    why="An EagleProposer made for a P-EAGLE head becomes a ParallelEagleProposer; as a subclass it passes "
-    "every isinstance check of the runner.",
-    delete_when="vLLM drops the V1 model runner",
     depends_on={
         "vllm.v1.spec_decode.eagle": ("EagleProposer",),
         # Its base class: what ParallelEagleProposer overrides, and what calls that.
         "vllm.v1.spec_decode.llm_base_proposer": (
-            "SpecDecodeBaseProposer.__init__",
-            "SpecDecodeBaseProposer._init_parallel_drafting_params",
-            "SpecDecodeBaseProposer.load_model",
-            "SpecDecodeBaseProposer.validate_same_kv_cache_group",
-            "SpecDecodeBaseProposer.initialize_attn_backend",
-            "SpecDecodeBaseProposer.dummy_run",
-            "SpecDecodeBaseProposer.propose",
-            "SpecDecodeBaseProposer.prepare_next_token_ids_padded",
-            "SpecDecodeBaseProposer.prepare_inputs_padded",
-            "SpecDecodeBaseProposer.set_inputs_first_pass",
-            "SpecDecodeBaseProposer.build_model_inputs_first_pass",
-            "SpecDecodeBaseProposer.build_per_group_and_layer_attn_metadata",
-            "SpecDecodeBaseProposer._get_slot_mapping",
-            "SpecDecodeBaseProposer._greedy_sample",
-            "SpecDecodeBaseProposer._sample_draft_tokens",
-            "SpecDecodeBaseProposer._sample_from_logits",
+            *members("SpecDecodeBaseProposer", "__init__ _init_parallel_drafting_params load_model dummy_run propose"),
+            *members("SpecDecodeBaseProposer", "validate_same_kv_cache_group initialize_attn_backend"),
+            *members("SpecDecodeBaseProposer", "prepare_next_token_ids_padded prepare_inputs_padded"),
+            *members("SpecDecodeBaseProposer", "set_inputs_first_pass build_model_inputs_first_pass"),
+            *members("SpecDecodeBaseProposer", "build_per_group_and_layer_attn_metadata _get_slot_mapping"),
+            *members("SpecDecodeBaseProposer", "_greedy_sample _sample_draft_tokens _sample_from_logits"),
             "SpecDecodeBaseProposer.take_last_draft_probs",
             "compute_probs_and_sample_next_token",
         ),

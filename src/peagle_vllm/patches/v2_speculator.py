@@ -7,65 +7,40 @@ for their top-k and top-p.
 from types import ModuleType
 
 from peagle_vllm.lookup import prompt_lookup_min
-from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
     name="v2-speculator",
     runner="V2",
-    why="init_speculator would build vLLM's sequential EagleSpeculator for a P-EAGLE head.",
-    delete_when="init_speculator takes a speculator class from a plugin, and propose gets top-k and top-p (PR 56724)",
     depends_on={
         "vllm.v1.worker.gpu.spec_decode": ("init_speculator",),
-        "vllm.v1.worker.gpu.model_runner": (
-            "init_speculator",
-            "GPUModelRunner._dummy_run",
-            "GPUModelRunner.load_model",
-        ),
-        "vllm.v1.worker.gpu.sample.states": ("SamplingStates.__init__", "SamplingStates.apply_staged_writes"),
+        "vllm.v1.worker.gpu.model_runner": ("init_speculator", *members("GPUModelRunner", "_dummy_run load_model")),
+        "vllm.v1.worker.gpu.sample.states": members("SamplingStates", "__init__ apply_staged_writes"),
         "vllm.v1.worker.gpu.states": ("RequestState.__init__",),
         "vllm.v1.worker.gpu.input_batch": ("post_update",),
         # The base classes of ParallelEagleSpeculator: what it overrides, and what calls that or is called in its place.
         "vllm.v1.worker.gpu.spec_decode.eagle.speculator": ("EagleSpeculator",),
-        "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": (
-            "TargetDependentARSpeculator.__init__",
-            "TargetDependentARSpeculator.load_model",
-            "TargetDependentARSpeculator._configure_decode_metadata_update",
-            "TargetDependentARSpeculator.init_cudagraph_manager",
-            "TargetDependentARSpeculator.capture",
-            "TargetDependentARSpeculator.propose",
-            "TargetDependentARSpeculator._run_model",
+        "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": members(
+            "TargetDependentARSpeculator",
+            "__init__ load_model _configure_decode_metadata_update init_cudagraph_manager capture propose _run_model",
         ),
         "vllm.v1.worker.gpu.spec_decode.speculator": (
-            "BaseSpeculator.num_query_per_req",
-            "BaseSpeculator.num_extra_query_per_req",
-            "BaseSpeculator.propose",
-            "DraftModelSpeculator.__init__",
-            "DraftModelSpeculator.load_model",
-            "DraftModelSpeculator.attn_vllm_config",
-            "DraftModelSpeculator.set_attn",
-            "DraftModelSpeculator.max_model_len",
-            "DraftModelSpeculator.draft_logits_spec",
-            "DraftModelSpeculator.sample_draft",
-            "DraftModelSpeculator.compute_draft_logits",
-            "DraftModelSpeculator._configure_decode_metadata_update",
-            "DraftModelSpeculator._update_draft_decode_metadata",
-            "DraftModelSpeculator._build_attn_metadata",
-            "DraftModelSpeculator._copy_request_inputs",
-            "DraftModelSpeculator._prepare_eplb_forward",
-            "DraftModelSpeculator._maybe_predict_acceptance",
+            *members("BaseSpeculator", "num_query_per_req num_extra_query_per_req propose"),
+            *members("DraftModelSpeculator", "__init__ load_model attn_vllm_config set_attn max_model_len"),
+            *members("DraftModelSpeculator", "draft_logits_spec sample_draft compute_draft_logits"),
+            *members("DraftModelSpeculator", "_configure_decode_metadata_update _update_draft_decode_metadata"),
+            *members("DraftModelSpeculator", "_build_attn_metadata _copy_request_inputs _prepare_eplb_forward"),
+            *members("DraftModelSpeculator", "_maybe_predict_acceptance"),
         ),
         "vllm.v1.worker.gpu.cudagraph_utils": ("CudaGraphManager", "_is_compatible", "has_compiled_submodule"),
         # What DraftAttention calls in place of _build_attn_metadata, and sets on FlashAttention's builder.
         "vllm.v1.worker.gpu.attn_utils": ("build_attn_metadata",),
         "vllm.v1.worker.gpu.block_table": ("BlockTables.get_dummy_block_tables",),
         "vllm.v1.worker.utils": (
-            "AttentionGroup.build_metadata",
-            "AttentionGroup.build_metadata_for_cudagraph_capture",
-            "AttentionGroup.supports_draft_decode_metadata_update",
-            "AttentionGroup.update_draft_decode_metadata",
-            "AttentionGroup.map_to_kernel_block_table",
+            *members("AttentionGroup", "build_metadata build_metadata_for_cudagraph_capture map_to_kernel_block_table"),
+            *members("AttentionGroup", "supports_draft_decode_metadata_update update_draft_decode_metadata"),
         ),
         "vllm.v1.attention.backends.flash_attn": ("FlashAttentionMetadataBuilder.__init__",),
         # The noise that CandidateSampler draws with, as sample_draft does.

@@ -8,8 +8,8 @@ from importlib.metadata import distributions
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-_UNKNOWN = "unknown"
-_VERSION_LINE = re.compile(r"^__version__\s*=.*?[\"']([^\"']+)[\"']", re.MULTILINE)
+UNKNOWN = "unknown"
+VERSION_LINE = re.compile(r"^__version__\s*=.*?[\"']([^\"']+)[\"']", re.MULTILINE)
 
 
 class NotVllmError(ValueError):
@@ -39,19 +39,17 @@ class VllmInstall:
 def find_vllm() -> VllmInstall | None:
     """The vLLM that ``import vllm`` would give, found without importing it."""
     spec = importlib.util.find_spec("vllm")
-    for location in (spec and spec.submodule_search_locations) or ():
-        root = Path(location).parent
-        if _holds_vllm(root):
-            return _install(root)
-    return None
+    roots = [Path(location).parent for location in (spec and spec.submodule_search_locations) or ()]
+    return next((_install(root) for root in roots if _holds_vllm(root)), None)
 
 
-def read(path: Traversable | str) -> VllmInstall:
+def read(path: Path | str) -> VllmInstall:
     """The vLLM at ``path``: a wheel, a folder that holds ``vllm/``, or the ``vllm`` folder itself.
 
-    Raises ``NotVllmError``, in one line, when there is none.
+    Raises:
+        NotVllmError: there is none.
     """
-    root = _root(Path(path).expanduser()) if isinstance(path, str | Path) else path
+    root = _root(Path(path).expanduser())
     if not _holds_vllm(root):
         raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
     return _install(root)
@@ -59,13 +57,13 @@ def read(path: Traversable | str) -> VllmInstall:
 
 def _root(path: Path) -> Traversable:
     """The folder, or the inside of the wheel, that should hold ``vllm/``."""
-    if not path.exists():
-        raise NotVllmError(f"{path}: no such file or folder")
     if path.is_dir():
-        inside = path.resolve().name == "vllm" and not _holds_vllm(path)
-        return path.resolve().parent if inside else path
+        path = path.resolve()
+        return path.parent if path.name == "vllm" and not _holds_vllm(path) else path
     try:
         return zipfile.Path(zipfile.ZipFile(path))
+    except OSError as error:
+        raise NotVllmError(f"{path}: {error.strerror}") from None
     except zipfile.BadZipFile:
         raise NotVllmError(f"{path}: neither a folder nor a wheel") from None
 
@@ -75,18 +73,12 @@ def _holds_vllm(root: Traversable) -> bool:
 
 
 def _install(root: Traversable) -> VllmInstall:
-    stated = root.joinpath("vllm/_version.py")
-    match = _VERSION_LINE.search(stated.read_text(encoding="utf-8")) if stated.is_file() else None
-    # An editable install's metadata does not list vllm/, and a plugin's (vllm_something-1.0.dist-info) lists its own.
-    candidates = (
-        distribution
+    file = root.joinpath("vllm/_version.py")
+    version = VERSION_LINE.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+    # An editable install's metadata does not list vllm/, and a plugin's lists its own files.
+    owners = (
+        distribution.name
         for distribution in distributions(path=[str(root).rstrip("/")])
-        if distribution.read_text("METADATA")
+        if "vllm/__init__.py," in (distribution.read_text("RECORD") or "")
     )
-    vllms = (distribution for distribution in candidates if distribution.name.startswith("vllm"))
-    owner = next(
-        (distribution for distribution in vllms if "vllm/__init__.py," in (distribution.read_text("RECORD") or "")),
-        None,
-    )
-    version = match.group(1) if match else owner.version if owner else _UNKNOWN
-    return VllmInstall(root, version, owner.name if owner else _UNKNOWN)
+    return VllmInstall(root, version.group(1) if version else UNKNOWN, next(owners, UNKNOWN))

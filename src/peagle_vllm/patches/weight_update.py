@@ -3,21 +3,16 @@
 from types import ModuleType
 from typing import Any
 
-from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.patches.patching import wrap
 
 PATCH = Patch(
     name="weight-update",
     runner="both",
-    why="vLLM's draft weight update keeps the old mask_hidden, refuses parts of a head's tensors, takes modules apart "
-    "that the target shares, and drafts with what a failed update left.",
-    delete_when="tests/features/test_weight_update.py passes on stock vLLM, but for what it says of the selector",
     depends_on={
         "vllm.v1.worker.gpu_worker": (
-            "Worker._set_draft_weight_update_target",
-            "Worker._start_weight_update",
-            "Worker.update_weights",
-            "Worker.finish_weight_update",
+            *members("Worker", "_set_draft_weight_update_target _start_weight_update"),
+            *members("Worker", "update_weights finish_weight_update"),
         ),
         # Which layers are half loaded, and how they are put back.
         "vllm.model_executor.model_loader.reload.types": ("LayerReloadingInfo",),
@@ -60,12 +55,11 @@ def install(module: ModuleType) -> None:
         updates = _updates(self)
         if updates is None or not self._weight_update_is_draft:
             return original(self)
-        failed = None
         try:
             original(self)
         except BaseException as error:
-            failed = error
-        return updates.end(failed)
+            return updates.end(error)
+        return updates.end(None)
 
 
 def _updates(worker: Any) -> Any:

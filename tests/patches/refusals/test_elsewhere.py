@@ -1,11 +1,5 @@
 """Where the plugin does not belong: plain EAGLE-3, platforms and workers that are not vLLM's own."""
 
-import builtins
-import io
-import os
-import socket
-import sys
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle_vllm.patches import head_weights
+from peagle_vllm.heads.files import ElsewhereError
+from peagle_vllm.patches import head_weights, validation
 from peagle_vllm.serving import RefusedError, is_peagle
 from tests.patches.refusals.configuring import configure, edit_config
 from tests.support import random_heads as tiny_heads
@@ -35,51 +30,31 @@ def test_a_peagle_head_without_the_flag_is_warned_of(target: Path, tmp_path: Pat
 
 
 @pytest.fixture
-def our_accesses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What our code asks of files and of the network, while every such access of it fails; vLLM's own pass."""
-    accesses: list[str] = []
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that our code looks for, on this machine or the hub; it finds none of them."""
+    names: list[str] = []
 
-    def guard(module: object, name: str) -> None:
-        original = getattr(module, name)
+    def find(model: str, revision: str | None) -> None:
+        names.append(model)
+        raise ElsewhereError("no file and no network")
 
-        def guarded(*args, **kwargs):
-            frame = sys._getframe(1)
-            while frame and frame.f_globals.get("__name__", "").split(".")[0] not in ("vllm", "peagle_vllm"):
-                frame = frame.f_back
-            if frame and frame.f_globals["__name__"].startswith("peagle_vllm"):
-                accesses.append(f"{frame.f_globals['__name__']}: {name}{args[:1]}")
-                raise OSError("no file and no network")
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, guarded)
-
-    guard(builtins, "open")
-    guard(io, "open")
-    for name in ("open", "stat", "listdir", "scandir"):
-        guard(os, name)
-    guard(socket.socket, "connect")
-    guard(socket, "getaddrinfo")
-    return accesses
+    monkeypatch.setattr(validation, "find", find)
+    return names
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
 @pytest.mark.parametrize("name", ["peagle", "eagle3"])
 def test_what_is_no_peagle_costs_no_file_and_no_request(
-    target: Path, head: Path, our_accesses: list[str], method: str, name: str
+    target: Path, head: Path, searched: list[str], method: str, name: str
 ):
-    """Plain EAGLE-3, also of a head that was meant for P-EAGLE. P-EAGLE's is read, which proves the guard."""
+    """Plain EAGLE-3, also of a head that was meant for P-EAGLE."""
     if method == "draft_model":
         head = tiny_heads.write_target(head.parent / "draft")
     elif name == "eagle3":
         edit_config(head, lambda c: (c.pop("mask_token_id"), c.update(speculators_model_type="eagle3")))
-    our_accesses.clear()
     config = configure(target, head, method=method, parallel_drafting=None)
     assert config.speculative_config.method == method
-    assert our_accesses == []
-    if (name, method) == ("peagle", "eagle3"):
-        with suppress(OSError, RefusedError):
-            configure(target, head)
-        assert our_accesses != []
+    assert searched == []
 
 
 def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
@@ -92,7 +67,7 @@ def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 @pytest.mark.parametrize("flaw", ["nothing", "mask_hidden", "no method"])
 def test_another_platform_keeps_its_own_behaviour(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, our_accesses: list[str], flaw: str
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, searched: list[str], flaw: str
 ):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
     if flaw == "mask_hidden":
@@ -102,7 +77,7 @@ def test_another_platform_keeps_its_own_behaviour(
     config = configure(target, head, method=None if flaw == "no method" else "eagle3")
     assert config.speculative_config.parallel_drafting and not is_peagle(config)
     assert REFUSAL in config._get_v2_model_runner_unsupported_features()
-    assert our_accesses == []
+    assert searched == []
 
 
 def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):

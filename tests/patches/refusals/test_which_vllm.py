@@ -49,7 +49,7 @@ def changed(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("changed")
-def test_a_moved_patch(target: Path, head: Path):
+def test_a_changed_patch(target: Path, head: Path):
     """P-EAGLE is refused by name; the same target without it is configured as ever."""
     line = refusal(target, head)
     assert "differs from what peagle-vllm was checked against at the patches v1-proposer, cpu-sampling" in line
@@ -61,7 +61,7 @@ def test_a_moved_patch(target: Path, head: Path):
 
 
 @pytest.mark.usefixtures("changed")
-def test_a_moved_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
+def test_a_changed_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "v1-proposer")
     assert "at the patch cpu-sampling;" in refusal(target, head)
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, v1-proposer,gate")
@@ -86,6 +86,5 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
 
 def test_a_patch_that_does_not_fit_leaves_vllm_alone(warned):
     """A vLLM without what a patch wraps: the import goes on, and says so."""
-    moved = ModuleType("vllm.v1.worker.gpu_model_runner")
-    patches._install("drafter_limit.install", moved)
+    patches._install("drafter_limit.install", ModuleType("vllm.v1.worker.gpu_model_runner"))
     assert warned("the patch drafter-limit does not fit this vLLM")
