@@ -5,43 +5,14 @@ docs/acceptance.md has. The tokens/s are of fewer and shorter answers, one after
 """
 
 import argparse
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import (
-    PLAIN,
-    SETS,
-    TIMED_PROMPTS,
-    TIMED_TOKENS,
-    Engine,
-    RealArm,
-    al_of,
-    best_arms,
-    live,
-    read_set,
-)
+from benchmarks.real import PLAIN, SETS, TIMED_PROMPTS, RealArm, al_of, best_arms, live
 
 SHOWN = ("none", "n-gram", "EAGLE-3", PLAIN, "P-EAGLE")
-FIRST = ("none", "EAGLE-3")  # these compile the target, without and with hidden states; the others find it compiled
-
-
-def stream(engine: Engine, question: str) -> None:
-    """Print an answer as it comes; in the process of its engine."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    how = SamplingParams(temperature=0.0, max_tokens=TIMED_TOKENS, output_kind=RequestOutputKind.DELTA)
-    core = engine.llm.llm_engine
-    core.add_request("streamed", engine.prompt([question]), how)
-    while core.has_unfinished_requests():
-        for output in core.step():
-            print(output.outputs[0].text, end="", flush=True)
-    print("\n", flush=True)
 
 
 def main() -> None:
@@ -51,33 +22,17 @@ def main() -> None:
     console, table = Console(), Table(title=f"{args.prompts} prompts of each set")
     for column in ("drafter", "prompts", "AL [95%]", "AL of all", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
-    rows = [row for row in best_arms() if row["arm"]["name"] in SHOWN]
-    question = read_set("mt-bench")[0][0]
-    drafters = [RealArm(**row["arm"]) for row in rows]
-    with ExitStack() as stack:
-        calls: dict[RealArm, Callable[..., Any]] = {}
-        with console.status(f"starting {len(drafters)} engines"):
-            for are_first in (True, False):
-                started = {arm: stack.enter_context(live(arm)) for arm in drafters if (arm.name in FIRST) == are_first}
-                for call in started.values():
-                    call("prompt", ["Hello"])  # returns when the engine has started
-                calls |= started
-        console.print(f"[bold]{question}[/]\n")
-        calls[drafters[-1]](stream, question)
-        first: dict[str, list[str]] = {}
-        for row, arm in zip(rows, drafters, strict=True):
-            call = calls[arm]
-            with console.status(arm.label):
-                cells = call("acceptance", first, args.prompts)
-                timed = [
-                    sum(call("timed", name, slice(at, at + 1)) for at in range(TIMED_PROMPTS // 2)) for name in SETS
-                ]
-            first = first or {name: cells[name]["first"] for name in SETS}
-            for name, (tokens, seconds) in zip(SETS, timed, strict=True):
-                mine, al_of_all = al_of(np.asarray(cells[name]["counts"])), f"{row['sets'][name]['al']:.2f}"
-                al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**mine)
-                table.add_row(arm.label, name, al, al_of_all, f"{tokens / seconds:.0f}")
-            table.add_section()
+    first: dict[str, list[str]] = {}
+    for row in (row for row in best_arms() if row["arm"]["name"] in SHOWN):
+        arm = RealArm(**row["arm"])
+        with console.status(arm.label), live(arm) as call:
+            cells = call("acceptance", first, args.prompts)
+            timed = [sum(call("timed", name, slice(at, at + 1)) for at in range(TIMED_PROMPTS // 2)) for name in SETS]
+        first = first or {name: cells[name]["first"] for name in SETS}
+        for name, (tokens, seconds) in zip(SETS, timed, strict=True):
+            al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))
+            table.add_row(arm.label, name, al, f"{row['sets'][name]['al']:.2f}", f"{tokens / seconds:.0f}")
+        table.add_section()
     console.print(table)
 
 

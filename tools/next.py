@@ -20,7 +20,6 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STAMP = "peagle-next.json"
 ADDED = ("orjson>=3.11.6",)  # what vLLM 0.33's server imports and 0.32 does not require
 
 
@@ -61,8 +60,8 @@ def main() -> None:
     parser.add_argument("overlay", type=Path)
     parser.add_argument("--wheel", type=Path, required=True)
     args = parser.parse_args()
-    overlay, stamp = args.overlay.absolute(), args.overlay.absolute() / STAMP
-    wanted = facts(args.wheel)
+    overlay = args.overlay.absolute()
+    stamp, wanted = overlay / "peagle-next.json", facts(args.wheel)
     if stamp.exists() and stamp.read_text() == wanted:
         return
     shutil.rmtree(overlay, ignore_errors=True)

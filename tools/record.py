@@ -12,7 +12,7 @@ from pathlib import Path
 from peagle_vllm.patches import all_patches
 from peagle_vllm.patches.fingerprint import FINGERPRINTS, Recorded, load_recorded
 from peagle_vllm.patches.source import Source
-from peagle_vllm.patches.version import NotVllmError, VllmInstall, find_vllm, read
+from peagle_vllm.patches.version import NotVllmError, VllmInstall, read
 
 FILE = Path(__file__).parents[1] / "src/peagle_vllm/patches" / FINGERPRINTS
 
@@ -28,14 +28,11 @@ def record(install: VllmInstall, recorded: Recorded) -> Recorded:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.record", description=__doc__)
-    parser.add_argument("--vllm", metavar="PATH", help="a wheel or an unpacked one (the installed vLLM if not given)")
-    path = parser.parse_args().vllm
+    parser.add_argument("--vllm", metavar="PATH", required=True, help="a wheel, or the folder that it is installed in")
     try:
-        install = find_vllm() if path is None else read(path)
+        install = read(parser.parse_args().vllm)
     except NotVllmError as error:
         sys.exit(str(error))
-    if install is None:
-        sys.exit("vLLM is not installed; name a wheel with --vllm PATH")
     if not install.minor[:1].isdigit():
         sys.exit(f"{install.root}: a vLLM of unknown version cannot be recorded")
     recorded = record(install, load_recorded())

@@ -19,71 +19,68 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Group:
-    """One process. ``marks`` is a pytest mark expression, ``paths`` and ``without`` are below tests/."""
+    """One process: pytest, or a command that passes if it exits 0."""
 
-    command: tuple[str, ...] = ()  # not pytest: passes when it exits 0
-    python: str = sys.executable
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()  # below tests/, as ``without``
     without: tuple[str, ...] = ()
-    marks: str = ""
+    marks: str = ""  # a mark expression of pytest
     env: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
+    command: tuple[str, ...] = ()
 
     def argv(self, full: bool) -> list[str]:
         if self.command:
             return [self.python, *self.command]
-        marks = " and ".join(f"({part})" for part in (self.marks, "" if full else "not full") if part)
+        marks = " and ".join(filter(None, (self.marks, "" if full else "not full")))
         return [
             *(self.python, "-m", "pytest", "-q", "--durations=5", "--durations-min=2", "-p", "no:cacheprovider"),
-            *(["-m", marks] if marks else []),
+            *("-m", marks),
             *(f"tests/{path}" for path in self.paths or ("",)),
             *(f"--ignore=tests/{path}" for path in self.without),
         ]
 
 
-OWN_PROCESS = (
-    *("benchmarks", "kernels", "server", "packaging", "examples"),
-    *("features/test_processes.py", "bench/test_real.py"),
-)
-INTERPRETER = {"TRITON_INTERPRET": "1"}
+def arm(name: str, *paths: str, without: tuple[str, ...] = (), python: str = sys.executable, **env: str) -> Group:
+    """The tests that are marked for an arm."""
+    return Group(paths, without, "arm", {"PEAGLE_TEST_ARM": name, **env}, python)
+
+
+PROCESSES, REAL_SWEEP = "features/test_processes.py", "bench/test_real.py"
+OWN_PROCESS = ("benchmarks", "kernels", "server", "packaging", "examples", PROCESSES, REAL_SWEEP)
 COMPILED = ("kernels/test_aot.py", "kernels/test_launch.py")  # the interpreter neither compiles nor launches
-
 TARGETS = "drafts/test_targets.py"  # once more, for the targets that read images
-TORCHVISION = {
-    "PYTHONPATH": os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.environ.get("PYTHONPATH"))))
-}
+TORCHVISION = os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.environ.get("PYTHONPATH"))))
 
-NEXT = f"{ROOT}/.cache/next/bin/python"  # vLLM's next release on this CPU (tools/next.py)
-ENGINES = ("drafts", "v2", "sampling", "features", "patches")  # what depends on vLLM, and needs an engine or its source
-PROCESSES = ("features/test_processes.py",)
-
-# On the next release: `make test-next`. Of it, `make test` runs the two that are a slice.
+# On vLLM's next release (tools/next.py), what depends on vLLM and needs an engine or its source: `make test-next`. Of
+# it, `make test` runs the two that are a slice.
+NEXT = f"{ROOT}/.cache/next/bin/python"
+ENGINES = ("drafts", "v2", "sampling", "features", "patches")
 NEXT_GROUPS = {
-    "next v2": Group(paths=ENGINES, without=PROCESSES, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}, python=NEXT),
-    "next v1": Group(paths=ENGINES, without=PROCESSES, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}, python=NEXT),
-    "next processes": Group(paths=PROCESSES, python=NEXT),
-    "next server": Group(paths=("server",), python=NEXT),
-    "next plain": Group(paths=ENGINES, without=PROCESSES, marks="not arm", python=NEXT),
+    "next v2": arm("plugin-v2", *ENGINES, without=(PROCESSES,), python=NEXT),
+    "next v1": arm("plugin-v1", *ENGINES, without=(PROCESSES,), python=NEXT),
+    "next processes": Group((PROCESSES,), python=NEXT),
+    "next server": Group(("server",), python=NEXT),
+    "next plain": Group(ENGINES, without=(PROCESSES,), marks="not arm", python=NEXT),
 }
-SLICE = ("drafts/test_basics.py", "patches/refusals")
 
 # The long ones first: they decide when the last one ends.
 GROUPS = {
     "plain": Group(without=OWN_PROCESS, marks="not arm"),
-    "v1": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}),
-    "v2": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}),
-    "benchmarks": Group(paths=("benchmarks",)),
-    "processes": Group(paths=("features/test_processes.py",)),
-    "bench": Group(paths=("bench/test_real.py",)),
-    "stock": Group(without=OWN_PROCESS, marks="arm", env={"PEAGLE_TEST_ARM": "stock-v1"}),
-    "server": Group(paths=("server",)),
-    "examples": Group(paths=("examples",)),
-    "images v2": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v2", **TORCHVISION}),
-    "images v1": Group(paths=(TARGETS,), env={"PEAGLE_TEST_ARM": "plugin-v1", **TORCHVISION}),
-    "packaging": Group(paths=("packaging",)),
-    "kernels": Group(paths=("kernels",), without=COMPILED, env=INTERPRETER),
-    "compile": Group(paths=COMPILED),
-    "slice v2": Group(paths=SLICE[:1], marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v2"}, python=NEXT),
-    "slice v1": Group(paths=SLICE, marks="arm", env={"PEAGLE_TEST_ARM": "plugin-v1"}, python=NEXT),
+    "v1": arm("plugin-v1", without=OWN_PROCESS),
+    "v2": arm("plugin-v2", without=OWN_PROCESS),
+    "benchmarks": Group(("benchmarks",)),
+    "processes": Group((PROCESSES,)),
+    "bench": Group((REAL_SWEEP,)),
+    "stock": arm("stock-v1", without=OWN_PROCESS),
+    "server": Group(("server",)),
+    "examples": Group(("examples",)),
+    "images v2": arm("plugin-v2", TARGETS, PYTHONPATH=TORCHVISION),
+    "images v1": arm("plugin-v1", TARGETS, PYTHONPATH=TORCHVISION),
+    "packaging": Group(("packaging",)),
+    "kernels": Group(("kernels",), without=COMPILED, env={"TRITON_INTERPRET": "1"}),
+    "compile": Group(COMPILED),
+    "slice v2": arm("plugin-v2", "drafts/test_basics.py", python=NEXT),
+    "slice v1": arm("plugin-v1", "drafts/test_basics.py", "patches/refusals", python=NEXT),
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
     "types": Group(command=("-m", "mypy")),

@@ -38,10 +38,7 @@ LOGS = {
         ["[rank0]: ValueError: no such backend", "WARNING 11-26 04:00:00 [a.py:1] Tokenizer not available"],
         "ValueError: no such backend",
     ),
-    "only an echo": (
-        ["x.EngineDeadError: EngineCore encountered an issue.", "INFO: bye"],
-        "x.EngineDeadError: EngineCore",
-    ),
+    "only an echo": (["x.EngineDeadError: EngineCore encountered an issue.", "bye"], "x.EngineDeadError: EngineCore"),
     "no error at all": (["one", "two", ""], "two"),
     "nothing": ([], "it wrote nothing"),
 }

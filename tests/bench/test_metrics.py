@@ -1,11 +1,10 @@
-"""Formulae, on numbers small enough to check by hand."""
+"""Acceptance from counters, on numbers small enough to check by hand."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from peagle_tools.bench.metrics import Ratio, Spread
 from peagle_tools.shared.acceptance import Acceptance, Answer, from_bench_serve, places_of, read_engine, sum_of
 from peagle_tools.shared.errors import ToolError
 
@@ -70,12 +69,3 @@ def test_drafts_are_counted_by_the_last_tokens_that_occurred_before() -> None:
         3: Acceptance(1, (0, 0)),
     }
     assert sum_of(list(places.context.values())).num_drafts == 8
-
-
-def test_spread_and_ratio() -> None:
-    a, b = Spread.from_samples([10, 12, 11]), Spread.from_samples([10.5, 9, 10])
-    assert (a.median, a.low, a.high, a.repeats) == (11, 10, 12, 3)
-    ratio = a.over(b)
-    assert (ratio.median, ratio.low, ratio.high) == (1.1, 10 / 10.5, 12 / 9) and ratio.in_doubt
-    assert not Ratio(1.2, 1.1, 1.3, 2).in_doubt
-    assert Ratio(1.2, 1.2, 1.2, 1).in_doubt  # one repeat shows no spread

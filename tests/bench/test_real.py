@@ -1,6 +1,5 @@
 """A small sweep with a real server on loopback: one arm, one repeat, four requests in flight."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from peagle_tools.bench.cells import CellResult, read_results
+from peagle_tools.bench.cells import read_results
 from peagle_tools.bench.metrics import metric
 from peagle_tools.shared.acceptance import sum_of
 from tests.support.models import prompt_token_ids
@@ -31,45 +30,25 @@ def small_suite(folder: Path) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished sweep, with results/ in it."""
-    folder = tmp_path_factory.mktemp("sweep")
-    command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(small_suite(folder))]
-    command += ["--results", str(folder / "results"), "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
+def test_a_sweep(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(small_suite(tmp_path))]
+    command += ["--results", str(tmp_path / "results"), "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def result(sweep: Path) -> CellResult:
-    """Of the only cell."""
-    (only,) = read_results(sweep / "results")
-    return only
-
-
-def test_the_cell_is_whole(result: CellResult) -> None:
+    (result,) = read_results(tmp_path / "results")
     assert (result.cell.arm, result.cell.k, result.cell.concurrency) == ("P-EAGLE", 5, 4)
     assert result.ok and result.raw["completed"] == PROMPTS
     assert metric(result, "acceptance_length") == pytest.approx(result.raw["spec_decode_acceptance_length"])
 
-
-def test_every_draft_is_counted_by_place(result: CellResult) -> None:
-    """Those of warm-up requests are not: the server's counters are read after them."""
+    # Every draft is counted by place. Those of warm-up requests are not: the server's counters are read after them.
     for counts in (result.places.context, result.places.output, result.places.repeated):
         assert sum_of(list(counts.values())) == result.drafts
     assert len(result.places.output) > 1 and len(result.places.repeated) > 1
 
-
-def test_the_chat_template_was_applied(result: CellResult) -> None:
-    """The template frames a prompt with special tokens, so prompts grow by what it adds."""
+    # The chat template frames a prompt with special tokens, so prompts grow by what it adds.
     assert result.raw["input_lens"] == [len(ids) for ids in prompt_token_ids()[:PROMPTS]]
 
-
-def test_no_path_of_this_machine_is_kept(sweep: Path) -> None:
-    for file in (sweep / "results/cells").iterdir():
-        text = json.loads(file.read_text())
-        text["configuration"] = None  # this test's suite names absolute paths; shipped ones name relative ones
-        text["raw"]["model_id"] = None
-        assert str(Path.home()) not in json.dumps(text) and str(ROOT) not in json.dumps(text)
+    # No path of this machine is kept, but those that this test's suite names; shipped ones name relative ones.
+    result.raw["model_id"] = None
+    text = result.model_copy(update={"configuration": {}}).model_dump_json()
+    assert str(Path.home()) not in text and str(ROOT) not in text

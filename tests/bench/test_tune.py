@@ -3,14 +3,11 @@
 import errno
 import importlib.util
 import json
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from peagle_tools.bench.cells import read_results
-from peagle_tools.bench.metrics import Spread
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared.checked_yaml import read_yaml
 from tests.inspect.running import only_line, run
@@ -18,7 +15,6 @@ from tests.support.models import EAGLE3, PEAGLE, TARGET
 
 PAIR = (TARGET, PEAGLE)
 SWEEP = "bench-results/tune-tiny-llama-peagle"
-GAIN = re.compile(r"c=(\d+): K=(\d+), [\d,]+ tokens/s, (.+) x no speculation \((.+)\.\.(.+) over 3 repeats\)")
 
 
 @pytest.fixture
@@ -26,19 +22,6 @@ def prompts(elsewhere: Path) -> Path:
     file = elsewhere / "mine.txt"
     file.write_text('What is a hash table?\n{"prompt": "Why?\\nSay it."}\n')
     return file
-
-
-def rates(k: int, concurrency: int) -> Spread:
-    cells = (r for r in read_results(Path(SWEEP)) if (r.cell.k, r.cell.concurrency) == (k, concurrency))
-    return Spread.from_samples(r.raw["output_throughput"] for r in cells)
-
-
-def scale(pattern: str, factor: float) -> None:
-    """Change the measured rate of cells."""
-    for file in Path(SWEEP, "cells").glob(pattern):
-        cell = json.loads(file.read_text())
-        cell["raw"]["output_throughput"] *= factor
-        file.write_text(json.dumps(cell))
 
 
 def test_tune_ends_with_a_config_and_the_measured_gain(
@@ -57,42 +40,25 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     pasted.pop("num_speculative_tokens_per_batch_size", None)
     assert pasted == {"method": "eagle3", "model": str(PEAGLE), "parallel_drafting": True}
 
-    for repeat, factor in ((2, 1.1), (3, 0.95)):
-        scale(f"*r{repeat}*", factor)
-    ran = run(monkeypatch, *command)
-    assert (elsewhere / "log").read_text().count("measured") == 18, "a cell was measured again"
-    rows = [match for line in ran.out.splitlines() if (match := GAIN.match(line))]
-    assert [row[1] for row in rows] == ["1", "8"]
-    for row in rows:
-        c, k = int(row[1]), int(row[2])
-        ratio = rates(k, c).over(rates(0, c))
-        assert ratio.low < ratio.median < ratio.high
-        assert list(row.groups()[2:]) == [f"{value:.2f}" for value in (ratio.median, ratio.low, ratio.high)]
-
-    scale("p-eagle*", 1 / 9)
+    for file in Path(SWEEP, "cells").glob("p-eagle*"):
+        cell = json.loads(file.read_text())
+        cell["raw"]["output_throughput"] /= 9
+        file.write_text(json.dumps(cell))
     ran = run(monkeypatch, *command)
     assert ran.out.splitlines()[-1] == "No depth gains more than the noise: leave --speculative-config out."
     assert ran.out.count("no speculation; K=") == 2
+    assert (elsewhere / "log").read_text().count("measured") == 18, "a cell was measured again"
     (written,) = elsewhere.rglob("suite.yaml")
     (written.parent / "sweep.json").unlink()  # a suite without results is somebody's, too
     prompts.write_text("Another one.\n")
     assert "holds a suite or results of other prompts or options" in only_line(run(monkeypatch, *command))
 
 
-@pytest.mark.parametrize(
-    ("standin", "reason"),
-    [
-        ("no-start", "the head is 64 wide"),
-        # The sweep itself is greedy, and would not notice.
-        ("greedy", "it refuses sampled requests: HTTP 400: The min_p and logit_bias"),
-    ],
-)
-def test_a_sweep_that_fails_gives_no_config(
-    prompts: Path, monkeypatch: pytest.MonkeyPatch, standin: str, reason: str
-) -> None:
-    monkeypatch.setenv("STANDIN", standin)
+def test_a_server_that_refuses_sampled_requests_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep itself is greedy, and would not notice."""
+    monkeypatch.setenv("STANDIN", "greedy")
     ran = run(monkeypatch, "tune", *PAIR, "--prompts", prompts, "--k", 3)
-    assert ran.code == 2 and reason in ran.out and "speculative-config" not in ran.out
+    assert ran.code == 2 and "it refuses sampled requests: HTTP 400: The min_p and logit_bias" in ran.out
     assert ran.err == "peagle-vllm: 12 cells failed; the lines above give the reasons\n"
 
 
@@ -134,7 +100,9 @@ def test_the_suite_is_valid_in_its_folder(prompts: Path, elsewhere: Path, monkey
 def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN", "no-start")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # the stand-in needs no `datasets`
-    assert "no --prompts, so MT-Bench from the hub" in run(monkeypatch, "tune", *PAIR, "--concurrency", 4).out
+    ran = run(monkeypatch, "tune", *PAIR, "--concurrency", 4)
+    assert "no --prompts, so MT-Bench from the hub" in ran.out and "the head is 64 wide" in ran.out
+    assert ran.code == 2 and "speculative-config" not in ran.out
     suite = read_yaml(elsewhere / SWEEP / "suite.yaml", Suite, "suite")
     assert suite.datasets["prompts"].hub == "mt-bench" and suite.concurrency == [4]
 
@@ -145,7 +113,6 @@ BAD = {
     "a transcript": (("--prompts", "talk"), "talk:2 is in a chat template already (<|user|>)"),
     "our flag": (("--serve", "--port 80"), "serve.flags: --port does not belong here"),
     "no closing quote": (("--serve", "--dtype 'x"), "serve.flags: No closing quotation"),
-    "twice": (("--concurrency", 4, "--concurrency", 8, "--concurrency", 4), "concurrency: lists a value twice"),
 }
 
 

@@ -20,29 +20,26 @@ def variables(file: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "flags"),
-    [
-        ("MAX_MODEL_LEN", "4096", ["--max-model-len", "4096"]),
-        ("ENFORCE_EAGER", "true", ["--enforce-eager"]),
-        ("ENFORCE_EAGER", "", ["--enforce-eager"]),
-        ("ENABLE_PREFIX_CACHING", "false", []),
-        ("SERVED_MODEL_NAME", '["a", "b c"]', ["--served-model-name", "a", "b c"]),
-        ("LORA_MODULES", '[{"name": "l"}, {"name": "m"}]', ["--lora-modules", '{"name": "l"}', '{"name": "m"}']),
-        ("CUSTOM_OPS", "[]", []),
-        ("ALLOWED_ORIGINS", '["https://a"]', ["--allowed-origins", '["https://a"]']),
-        ("SPECULATIVE_CONFIG", '{"method":  "eagle3"}', ["--speculative-config", '{"method":  "eagle3"}']),
-        ("CHAT_TEMPLATE", "{% for m in messages %}", ["--chat-template", "{% for m in messages %}"]),
-        ("PORT", "1", ["--port", "1"]),
-    ],
-)
-def test_variables_become_flags(name: str, value: str, flags: list[str]) -> None:
-    """The rules of AWS's container, as its sagemaker_args.py states them."""
-    given = {"SM_VLLM_MODEL": "m", f"SM_VLLM_{name}": value, "HOME": "/"}
-    words = arguments(given)
-    assert sorted(words) == sorted(["--port", "8080", "--model", "m", *flags])
-    at = words.index(flags[0], 2) if flags else 0
-    assert words[at : at + len(flags)] == flags
+FLAGS = {
+    "ALLOWED_ORIGINS": ('["https://a"]', ["--allowed-origins", '["https://a"]']),
+    "CHAT_TEMPLATE": ("{% for m in messages %}", ["--chat-template", "{% for m in messages %}"]),
+    "CUSTOM_OPS": ("[]", []),
+    "ENABLE_CHUNKED_PREFILL": ("", ["--enable-chunked-prefill"]),
+    "ENABLE_PREFIX_CACHING": ("false", []),
+    "ENFORCE_EAGER": ("true", ["--enforce-eager"]),
+    "LORA_MODULES": ('[{"name": "l"}, {"name": "m"}]', ["--lora-modules", '{"name": "l"}', '{"name": "m"}']),
+    "MAX_MODEL_LEN": ("4096", ["--max-model-len", "4096"]),
+    "MODEL": ("m", ["--model", "m"]),
+    "PORT": ("1", ["--port", "1"]),
+    "SERVED_MODEL_NAME": ('["a", "b c"]', ["--served-model-name", "a", "b c"]),
+    "SPECULATIVE_CONFIG": ('{"method":  "eagle3"}', ["--speculative-config", '{"method":  "eagle3"}']),
+}
+
+
+def test_variables_become_flags() -> None:
+    """The rules of AWS's container, as its sagemaker_args.py states them; the last --port counts."""
+    given = {"HOME": "/"} | {f"SM_VLLM_{name}": value for name, (value, _) in FLAGS.items()}
+    assert arguments(given) == ["--port", "8080", *(word for _, words in FLAGS.values() for word in words)]
 
 
 def test_where_the_model_comes_from(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def grid(
     All arms come once before any comes twice, so that a machine that slowly changes (heat, other users) changes all
     arms alike.
     """
-    return [
+    cells = (
         Cell(name, depth, dataset, c, repeat)
         for repeat in range(1, (repeats or suite.repeats) + 1)
         for name, arm in suite.arms.items()
@@ -85,7 +85,8 @@ def grid(
         for dataset in suite.datasets
         for c in suite.concurrency
         if (not arms or name in arms) and (not k or depth in {0, *k}) and (not concurrency or c in concurrency)
-    ]
+    )
+    return list(dict.fromkeys(cells))  # once, what the suite lists twice
 
 
 class CellResult(BaseModel):

@@ -37,14 +37,7 @@ def _not_the_sweeps(flags: str) -> str:
     return flags
 
 
-def _unique(numbers: list[int]) -> list[int]:
-    if len(set(numbers)) != len(numbers):
-        raise ValueError("lists a value twice")
-    return numbers
-
-
 Positive = Annotated[int, Field(ge=1)]
-Numbers = Annotated[list[Positive], AfterValidator(_unique)]
 Model = Annotated[str, AfterValidator(_model)]
 Words = Annotated[str, AfterValidator(_not_the_sweeps)]
 Data = Annotated[str, AfterValidator(_file)]
@@ -69,7 +62,7 @@ class Arm(Flags):
     """One drafter: a speculative config for each K in ``k``; neither of them means no speculation."""
 
     speculative_config: SpeculativeConfig | None = None
-    k: Numbers = Field(default_factory=list)
+    k: list[Positive] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _depths_fit_the_config(self) -> "Arm":
@@ -110,7 +103,7 @@ class Suite(Strict):
     serve: Flags = Flags()
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]
     datasets: Annotated[dict[Name, Dataset], Field(min_length=1)]
-    concurrency: Annotated[Numbers, Field(min_length=1)]
+    concurrency: Annotated[list[Positive], Field(min_length=1)]
     repeats: Positive = 3
     warmups: Annotated[int, Field(ge=0)] = 8  # requests before each cell, not counted
     temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
