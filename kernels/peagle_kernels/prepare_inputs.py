@@ -43,15 +43,7 @@ def prepare_inputs(
             of those elements is written. Temperatures, seeds and limits are written for the batch's own requests.
     """
     build = prepare_inputs_torch if runs_twin(out.input_ids) else prepare_inputs_triton
-    build(
-        target,
-        aux,
-        groups,
-        batch,
-        out,
-        max_model_len=max_model_len,
-        parallel_drafting_token_id=parallel_drafting_token_id,
-    )
+    build(target, aux, groups, batch, out, max_model_len, parallel_drafting_token_id)
 
 
 def prepare_inputs_torch(
@@ -60,7 +52,6 @@ def prepare_inputs_torch(
     groups: KVGroups,
     batch: DraftBatch,
     out: DraftBuffers,
-    *,
     max_model_len: int,
     parallel_drafting_token_id: int,
 ) -> None:
@@ -121,27 +112,22 @@ def _fill_samples(win: geometry.Window, idx: Tensor, start: Tensor, batch: Draft
         buffer[: batch.num_reqs_padded * room].reshape(batch.num_reqs_padded, room)
         for buffer in (out.sample_indices, out.sample_pos, out.sample_idx_mapping)
     )
-    if room > num_k or batch.num_reqs_padded > num_reqs:
-        indices[...], positions[...] = 0, 0
-        req[...] = -1
-    if num_k:
-        indices[:num_reqs, :num_k] = geometry.sample_rows(win, start, num_k)
-        # The row at position P yields the token at P + 2; a draw is keyed by the position before it.
-        draws = torch.arange(1, num_k + 1, device=idx.device)
-        positions[:num_reqs, :num_k] = win.p_last[:, None] + draws
-        req[:num_reqs, :num_k] = idx[:, None]
+    indices[...] = positions[...] = 0
+    req[...] = -1
+    indices[:num_reqs, :num_k] = geometry.sample_rows(win, start, num_k)
+    # The row at position P yields the token at P + 2; a draw is keyed by the position before it.
+    positions[:num_reqs, :num_k] = win.p_last[:, None] + torch.arange(1, num_k + 1, device=idx.device)
+    req[:num_reqs, :num_k] = idx[:, None]
 
 
 def _fill_padding(batch: DraftBatch, num_real: int, num_groups: int, out: DraftBuffers) -> None:
     """Rows and requests past the real ones: inert values, with which no KV is written."""
-    if batch.num_rows > num_real:
-        padding = slice(num_real, batch.num_rows)
-        out.input_ids[padding] = 0
-        out.positions[padding] = 0
-        out.row_map[padding] = geometry.PAD_ROW
-        out.slot_mappings[:num_groups, padding] = geometry.PAD_SLOT
-    if batch.num_reqs_padded > batch.num_reqs:
-        out.seq_lens[batch.num_reqs : batch.num_reqs_padded] = 0
+    padding = slice(num_real, batch.num_rows)
+    out.input_ids[padding] = 0
+    out.positions[padding] = 0
+    out.row_map[padding] = geometry.PAD_ROW
+    out.slot_mappings[:num_groups, padding] = geometry.PAD_SLOT
+    out.seq_lens[batch.num_reqs : batch.num_reqs_padded] = 0
 
 
 def _stage(
@@ -183,7 +169,6 @@ def prepare_inputs_triton(
     groups: KVGroups,
     batch: DraftBatch,
     out: DraftBuffers,
-    *,
     max_model_len: int,
     parallel_drafting_token_id: int,
 ) -> None:

@@ -44,6 +44,9 @@ class Candidates(NamedTuple):
     sample_indices: Tensor  # [S] int64 draft row of each sample; a request's first one holds its bonus token
 
 
+Choice = Callable[[Tensor, int], Tensor]  # (scores [num_reqs, M], column) -> [num_reqs] index among the candidates
+
+
 class Drawing(NamedTuple):
     """What probabilistic drafts need, and leave for the rejection sampler. Rows of the request state.
 
@@ -63,19 +66,25 @@ class Drawing(NamedTuple):
 
 
 def select_candidates(
-    out: Tensor, candidates: Candidates, selector: CandidateSelector, offsets: Tensor | None, scores: Tensor
+    out: Tensor,
+    candidates: Candidates,
+    selector: CandidateSelector,
+    offsets: Tensor | None,
+    scores: Tensor,
+    draw: Drawing | Choice | None = None,
 ) -> None:
-    """Greedy drafts.
+    """Draft tokens of every request.
 
     Args:
         out: [num_reqs, K] int64, receives target token ids.
         offsets: [draft vocabulary] target id minus draft id; None: the same ids.
         scores: [S, M] float32, receives the scores that were chosen from.
+        draw: what the kernel draws with, or how the twin chooses; None: greedy drafts.
     """
-    if runs_twin(out):
-        select_candidates_torch(out, candidates, selector, offsets, scores)
+    if isinstance(draw, Drawing) or (draw is None and not runs_twin(out)):
+        select_candidates_triton(out, candidates, selector, offsets, scores, draw)
     else:
-        select_candidates_triton(out, candidates, selector, offsets, scores)
+        select_candidates_torch(out, candidates, selector, offsets, scores, draw)
 
 
 def select_candidates_torch(
@@ -84,9 +93,9 @@ def select_candidates_torch(
     selector: CandidateSelector,
     offsets: Tensor | None,
     scores: Tensor,
-    choose: Callable[[Tensor, int], Tensor] = lambda scores, column: scores.argmax(dim=-1),
+    draw: Choice | None = None,
 ) -> None:
-    """The meaning of ``select_candidates`` in plain torch, and what a CPU runs. Greedy by default."""
+    """The meaning of ``select_candidates`` in plain torch, and what a CPU runs."""
     num_k, last = out.shape[1], len(selector.edge_scale) - 1
     previous = candidates.input_ids[candidates.sample_indices[::num_k]]
     gates = () if candidates.gates is None else candidates.gates.view(*out.shape, -1).unbind(1)
@@ -99,7 +108,8 @@ def select_candidates_torch(
         successors = F.embedding(ids, selector.successor_codebook).float()
         pair = torch.bmm(successors, predecessor[:, :, None])[:, :, 0]
         torch.add(selector.unary_scale[at] * logits, selector.edge_scale[at] * pair, out=scored)
-        chosen = ids.gather(1, choose(scored, column)[:, None])[:, 0]
+        index = scored.argmax(dim=-1) if draw is None else draw(scored, column)
+        chosen = ids.gather(1, index[:, None])[:, 0]
         previous = chosen if offsets is None else chosen + offsets[chosen]
         out[:, column] = previous
 

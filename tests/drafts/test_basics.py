@@ -56,7 +56,7 @@ def test_drafts_looked_up(pair: tuple[Path, Path]):
 @pytest.mark.arm("plugin-v1")
 def test_every_kernel_runs_before_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """vLLM's dummy runs leave out what builds a draft batch and chooses drafts: a GPU compiled it for a request."""
-    import peagle_kernels
+    from peagle_vllm.sampling import selection
     from peagle_vllm.v1 import proposer
 
     called: list[str] = []
@@ -64,7 +64,7 @@ def test_every_kernel_runs_before_requests(tmp_path: Path, monkeypatch: pytest.M
         (proposer, "prepare_inputs"),
         (proposer, "gather_hidden"),
         (proposer, "lookup_drafts"),
-        (peagle_kernels, "select_candidates"),
+        (selection, "select_candidates"),
     ):
         kernel = getattr(module, name)
         noted = lambda *args, name=name, kernel=kernel, **kwargs: called.append(name) or kernel(*args, **kwargs)  # noqa: E731

@@ -43,7 +43,7 @@ PATCH = Patch(
             *members("AttentionGroup", "supports_draft_decode_metadata_update update_draft_decode_metadata"),
         ),
         "vllm.v1.attention.backends.flash_attn": ("FlashAttentionMetadataBuilder.__init__",),
-        # The noise that CandidateSampler draws with, as sample_draft does.
+        # The noise that drafts are drawn with, as in sample_draft.
         "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_noised_argmax", "spec_step_seed"),
     },
 )

@@ -1,14 +1,13 @@
 """What chooses drafts where a row's best token is not enough, on both runners: a head's selector, or a plain one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from vllm.config import VllmConfig
 
-import peagle_kernels
-from peagle_kernels import Candidates, CandidateSelector, DraftBuffers, Drawing
+from peagle_kernels.batch import DraftBuffers
+from peagle_kernels.select_candidates import Candidates, CandidateSelector, Choice, Drawing, select_candidates
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.files import SELECTOR_FOLDER, download
 from peagle_vllm.heads.head import read_head
@@ -67,8 +66,8 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     projection = tensors.get(files.PROJECTION)
     scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
     positions = next((len(scale) for scale in scales if scale is not None), 1)
-    given = (torch.ones(positions) if scale is None else scale for scale in scales)
-    edge_scale, unary_scale = (scale.to(device, torch.float32).contiguous() for scale in given)
+    filled = (torch.ones(positions) if scale is None else scale for scale in scales)
+    edge_scale, unary_scale = (scale.to(device, torch.float32) for scale in filled)
     selector = CandidateSelector(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
@@ -117,7 +116,7 @@ def select(
     buffers: DraftBuffers,
     drafts: torch.Tensor,
     scores: torch.Tensor | None = None,
-    draw: Drawing | Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+    draw: Drawing | Choice | None = None,
     log_probs: bool = False,
 ) -> Candidates:
     """Choose drafts, each knowing the one before it.
@@ -128,7 +127,7 @@ def select(
         buffers: of the draft batch.
         drafts: [num_reqs, K] int64, receives target token ids.
         scores: [num_samples, M] float32, receives what was chosen by; None where nobody reads it.
-        draw: None: greedy drafts; else as the kernel draws, or as ``select_candidates_torch`` does.
+        draw: as ``select_candidates`` takes it; None: greedy drafts.
         log_probs: in the head's vocabulary, in place of the candidates' logits; the drafts are the same.
 
     Returns:
@@ -137,11 +136,6 @@ def select(
     ids, logits = top_candidates(model, hidden_states, selector.num_candidates, log_probs)
     gates = None if selector.hidden_projection is None else F.linear(hidden_states, selector.hidden_projection)
     candidates = Candidates(ids, logits, gates, buffers.input_ids, buffers.sample_indices[: len(hidden_states)])
-    choice = candidates, selector, model.draft_id_to_target_id, torch.empty_like(logits) if scores is None else scores
-    if draw is None:
-        peagle_kernels.select_candidates(drafts, *choice)
-    elif isinstance(draw, Drawing):
-        peagle_kernels.select_candidates_triton(drafts, *choice, draw)
-    else:
-        peagle_kernels.select_candidates_torch(drafts, *choice, draw)
+    scores = torch.empty_like(logits) if scores is None else scores
+    select_candidates(drafts, candidates, selector, model.draft_id_to_target_id, scores, draw)
     return candidates

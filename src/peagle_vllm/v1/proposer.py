@@ -67,9 +67,7 @@ class ParallelEagleProposer(EagleProposer):
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
         self.prompt_lookup_min = prompt_lookup_min(vllm_config)
-        self.history: TokenHistory | None = None
-        if self.prompt_lookup_min:
-            self.history = TokenHistory(self.max_batch_size, self._max_len, device)
+        self.history = TokenHistory(self.max_batch_size, self._max_len, device) if self.prompt_lookup_min else None
         self.observer: Observer | None = None
         self._is_warm = False
 
@@ -216,7 +214,6 @@ class ParallelEagleProposer(EagleProposer):
         lengths = ragged_lengths(np.diff(cad.query_start_loc_cpu.numpy()), num_k, self._max_len)
         starts = starts_of(lengths)
         num_rows, max_query_len = int(starts[-1]), int(lengths.max())
-        query_start_loc_cpu = torch.from_numpy(starts)
         buffers = self.buffers
         query_start_loc = buffers.query_start_loc[: num_reqs + 1]
         async_tensor_h2d(starts, device=self.device, out=query_start_loc)
@@ -252,7 +249,7 @@ class ParallelEagleProposer(EagleProposer):
             bound = torch.from_numpy(seq_lens_bound(bound.numpy(), lengths, num_k, self._max_len))
         draft_cad = cad.replace(
             query_start_loc=query_start_loc,
-            query_start_loc_cpu=query_start_loc_cpu,
+            query_start_loc_cpu=torch.from_numpy(starts),
             seq_lens=buffers.seq_lens[:num_reqs],
             seq_lens_cpu_upper_bound=bound,
             num_actual_tokens=num_rows,

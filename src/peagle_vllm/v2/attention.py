@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,32 +25,23 @@ logger = init_logger("vllm.peagle")  # under vLLM's own handler
 MAX_SPLIT_KV_ROWS = 512
 
 
+@dataclass(eq=False)
 class DraftAttention:
-    """The drafter's attention groups over the buffers of a draft batch.
+    """The drafter's attention groups over the buffers of a draft batch."""
 
-    Args:
-        attn_groups: by KV cache group; empty where the drafter has no layer in it.
-        buffers: ``slot_mappings`` has one row for each KV cache group that the drafter uses.
-        is_prefilling: [max_num_reqs] bool on the host.
-    """
+    vllm_config: VllmConfig
+    attn_groups: list[list[AttentionGroup]]  # by KV cache group; empty where the drafter has no layer in it
+    kv_cache_config: KVCacheConfig
+    block_tables: BlockTables
+    buffers: DraftBuffers  # ``slot_mappings`` has one row for each KV cache group that the drafter uses
+    is_prefilling: torch.Tensor  # [max_num_reqs] bool on the host
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        attn_groups: list[list[AttentionGroup]],
-        kv_cache_config: KVCacheConfig,
-        block_tables: BlockTables,
-        buffers: DraftBuffers,
-        is_prefilling: torch.Tensor,
-    ):
-        self.vllm_config, self.kv_cache_config = vllm_config, kv_cache_config
-        self.attn_groups, self.block_tables = attn_groups, block_tables
-        self.buffers, self.is_prefilling = buffers, is_prefilling
-        self.group_ids = used_group_ids(attn_groups)
+    def __post_init__(self) -> None:
+        self.group_ids = used_group_ids(self.attn_groups)
         self._slots_by_layer = {
-            layer: buffers.slot_mappings[row]
+            layer: self.buffers.slot_mappings[row]
             for row, gid in enumerate(self.group_ids)
-            for group in attn_groups[gid]
+            for group in self.attn_groups[gid]
             for layer in group.layer_names
         }
         for group in self._groups():

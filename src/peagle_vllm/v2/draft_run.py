@@ -1,7 +1,5 @@
 """What one run of the drafter works on, and the dummy run that a graph is captured on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +7,6 @@ import numpy as np
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
-from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
 from peagle_kernels import DraftBatch, DraftBuffers, geometry
 from peagle_vllm.v2.attention import DraftAttention
@@ -74,19 +71,3 @@ def _fill_dummy(buffers: DraftBuffers, starts: np.ndarray) -> None:
 def first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The first rows of a buffer of graphs, or as many of memory that lives for this step."""
     return buffer[:num_rows] if num_rows <= len(buffer) else buffer.new_empty(num_rows, buffer.shape[1])
-
-
-@contextmanager
-def predicting(estimator: OnlineAcceptanceEstimator | None, samples_per_req: int) -> Iterator[None]:
-    """Let adaptive verification's estimator read a batch of ``samples_per_req`` samples a request.
-
-    It finds the request of a sample by dividing by its number of steps, which is K, and a step may want fewer drafts.
-    """
-    if estimator is None:
-        yield
-        return
-    steps, estimator.num_speculative_steps = estimator.num_speculative_steps, samples_per_req
-    try:
-        yield
-    finally:
-        estimator.num_speculative_steps = steps

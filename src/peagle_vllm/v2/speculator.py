@@ -16,21 +16,18 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, has_compiled_submodule
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
-from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.gpu.states import RequestState
-from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels import (
     DraftBatch,
+    Drawing,
     KVGroups,
     OneHot,
     TargetBatch,
@@ -46,7 +43,7 @@ from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
-from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, selector_config_of
+from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, select, selector_config_of
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v2.attention import (
@@ -56,9 +53,9 @@ from peagle_vllm.v2.attention import (
     used_group_ids,
     with_whole_kv,
 )
-from peagle_vllm.v2.candidate_sampler import CandidateSampler
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_graphs, supported
-from peagle_vllm.v2.draft_run import DraftRun, dummy_run, first_rows, predicting
+from peagle_vllm.v2.draft_run import DraftRun, dummy_run, first_rows
+from peagle_vllm.v2.drawing import draw, with_others
 
 
 class ParallelEagleSpeculator(EagleSpeculator):
@@ -76,9 +73,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
             for samples in range(1, self.num_speculative_steps + 1)
         }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
-        self.candidate_sampler = CandidateSampler(
-            self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config), device
-        )
+        shape = self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config)
+        self.scores = torch.zeros(shape, dtype=torch.float32, device=device)  # what the last tokens were chosen by
+        # Which entries of ``draft_logits`` may be finite; discarded with it.
+        self.cached_ids = torch.zeros(shape, dtype=torch.int64, device=device)
         self.sampling_states: SamplingStates  # of the runner's sampler; the patch v2-speculator sets it
         self.prompt_lookup_min = prompt_lookup_min(vllm_config)
         if self.prompt_lookup_min:
@@ -102,7 +100,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         check_loaded_head(self.model, self.vllm_config)
         loaded = self.model, self.vllm_config
         selector = load_selector(*loaded, self.device)
-        self.candidate_sampler.selector = selector or plain_selector(*loaded, self.device)
+        self.selector = selector or plain_selector(*loaded, self.device)  # None: drafts are the best tokens
         self.updates = HeadUpdates(self.model, target_model, selector, self.vllm_config)
         self._allocate_buffers()
 
@@ -140,17 +138,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def attn_vllm_config(self) -> VllmConfig:
         return draft_attention_config(self.vllm_config)
 
-    def set_attn(
-        self,
-        model_state: ModelState,
-        kv_cache_config: KVCacheConfig,
-        block_tables: BlockTables,
-        target_input_buffers: InputBuffers,
-        target_attn_groups: list[list[AttentionGroup]],
-    ) -> None:
-        super().set_attn(model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups)
-        warn_of_split(self.model, self.vllm_config, kv_cache_config)
-        share_workspace(self.attn_groups, target_attn_groups)
+    def set_attn(self, *args: Any, **kwargs: Any) -> None:
+        super().set_attn(*args, **kwargs)
+        warn_of_split(self.model, self.vllm_config, self.kv_cache_config)
+        share_workspace(self.attn_groups, self.target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = (len(used_group_ids(self.attn_groups)), self.max_num_tokens)
         self.buffers = self.buffers._replace(
@@ -159,8 +150,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.attention = DraftAttention(
             self.vllm_config,
             self.attn_groups,
-            kv_cache_config,
-            block_tables,
+            self.kv_cache_config,
+            self.block_tables,
             self.buffers,
             self.draft_is_prefilling,
         )
@@ -180,7 +171,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             self.attention.warn_of_rebuilt_metadata()
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
         num_graphs = len(shapes.decode) + len(shapes.mixed)
-        log_start(self, self.kv_cache_config, [self.candidate_sampler], num_graphs)
+        log_start(self, self.kv_cache_config, num_graphs=num_graphs)
 
     def capture(self) -> None:
         manager = self.cudagraph_manager
@@ -317,7 +308,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if self.draft_logits is not None and rows is not None:
             self.draft_logits[rows] = -float("inf")
             self.draft_logits[rows, :, 0] = 0
-            self.candidate_sampler.cached_ids[rows] = 0
+            self.cached_ids[rows] = 0
         return self.draft_tokens[:num_reqs].zero_()
 
     def _draft(self, run: DraftRun) -> None:
@@ -332,8 +323,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         gather_hidden(run.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
         hidden_states = self._forward(run)
         if run.batch.num_speculative_tokens:
-            with predicting(self.acceptance_estimator, run.batch.samples_per_req):
-                self._sample(run.batch, hidden_states)
+            self._sample(run.batch, hidden_states)
 
     def _forward(self, run: DraftRun) -> torch.Tensor:
         """One drafter forward. Returns [num_rows, hidden_size] normed hidden states."""
@@ -363,32 +353,40 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _sample(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Draft tokens, into the first ``samples_per_req`` columns of ``draft_tokens``."""
-        self._choose(batch, hidden_states)
+        num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
+        drafts = self.draft_tokens[:num_reqs, :per_req]
+        self._choose(drafts, hidden_states)
         if not self.prompt_lookup_min:
             return
-        num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
         first = slice(0, num_reqs * per_req, per_req)
         rows, one_hot = self.buffers.sample_idx_mapping[first], None
         if self.draft_logits is not None:
-            one_hot = OneHot(self.draft_logits, rows, -float("inf"), 0.0, self.candidate_sampler.cached_ids)
-        drafts, last = self.draft_tokens[:num_reqs, :per_req], self.buffers.sample_pos[first]
-        vocab_size = self.vllm_config.model_config.get_vocab_size()
+            one_hot = OneHot(self.draft_logits, rows, -float("inf"), 0.0, self.cached_ids)
+        last, vocab_size = self.buffers.sample_pos[first], self.vllm_config.model_config.get_vocab_size()
         lookup_drafts(drafts, self.token_ids, rows, last, self.prompt_lookup_min, vocab_size, one_hot)
 
-    def _choose(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
-        """The head's draft tokens from the sampled rows."""
-        num_reqs, per_req = batch.num_reqs_padded, batch.samples_per_req
-        samples = slice(0, num_reqs * per_req)
-        sampled = hidden_states[self.buffers.sample_indices[samples]]
-        positions, idx_mapping = self.buffers.sample_pos[samples], self.buffers.sample_idx_mapping[samples]
-        drafts, estimated = self.draft_tokens[:num_reqs, :per_req], self.acceptance_estimator is not None
+    def _choose(self, drafts: torch.Tensor, hidden_states: torch.Tensor) -> None:
+        """The head's draft tokens, [num_reqs, samples_per_req], from the sampled rows."""
+        samples, per_req, buffers = slice(0, drafts.numel()), drafts.shape[1], self.buffers
+        sampled = hidden_states[buffers.sample_indices[samples]]
+        positions, idx_mapping = buffers.sample_pos[samples], buffers.sample_idx_mapping[samples]
         if self.observer:
             self.observer(sampled_rows(self._req_ids, per_req, positions, sampled))
-        if self.candidate_sampler.selector is None:
+        if self.selector is None:
             top_tokens(self.model, sampled, out=drafts)
             return
-        chosen_by = self.candidate_sampler(
-            self.model, sampled, drafts, self.buffers, self.draft_logits, self.use_fp64_gumbel, estimated
+        scores, drawing = self.scores.view(-1, self.selector.num_candidates)[samples], None
+        if self.draft_logits is not None:
+            sampling = buffers.temperature, buffers.seeds, buffers.top_k, buffers.top_p
+            kept = self.draft_logits, self.cached_ids
+            drawing = Drawing(draw, idx_mapping, positions, *sampling, *kept, self.use_fp64_gumbel)
+        estimator = self.acceptance_estimator
+        candidates = select(
+            self.model, self.selector, sampled, buffers, drafts, scores, drawing, log_probs=estimator is not None
         )
-        if chosen_by is not None:
+        if estimator is not None:
+            # It finds a sample's request by dividing by its number of steps, which is K; a step may want fewer drafts.
+            estimator.num_speculative_steps = per_req
+            chosen_by = with_others(scores, candidates.logits)
             self._maybe_predict_acceptance(chosen_by, idx_mapping, self._columns[per_req][samples])
+            estimator.num_speculative_steps = self.num_speculative_steps
