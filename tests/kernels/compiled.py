@@ -8,12 +8,10 @@ import importlib
 import os
 import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -73,30 +71,18 @@ def compile_for(arch: int, launch: Callable[..., None], *args: Any, **kwargs: An
     """The kernels that ``launch(...)`` launches, compiled for ``arch`` instead; what was made of them, added up."""
     with patch.object(driver, "_active", no_gpu(arch)), in_place_of_kernels(launch, AheadOfTime) as kernels:
         launch(*args, **kwargs)
-    assembled = [assemble(*kernel.compiled, arch) for kernel in kernels]
-    return Assembled(
-        sum(kernel.spill_bytes for kernel in assembled),
-        sum((kernel.loads for kernel in assembled), Counter()),
-        sum((kernel.stores for kernel in assembled), Counter()),
-    )
+    compiled = [once.asm for kernel in kernels for once in kernel.compiled]
+    widths: dict[str, Counter[int]] = {"LDG": Counter(), "STG": Counter()}
+    for kind, words in GLOBAL_ACCESS.findall("".join(asm["sass"] for asm in compiled)):
+        width = ACCESS_WIDTH.search(words)
+        widths[kind][int(width[1]) if width else 32] += 1
+    return Assembled(sum(spill_bytes(asm["ptx"], arch) for asm in compiled), widths["LDG"], widths["STG"])
 
 
-def assemble(compiled: Any, arch: int) -> Assembled:
-    """Run the assembler again, for its report, and read the machine code that Triton keeps."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(compiled.asm["ptx"])
-        command = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", source, "-o", os.devnull]
-        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+def spill_bytes(ptx: str, arch: int) -> int:
+    """Bytes spilled to local memory, stores and loads, as the assembler reports when it is run again."""
+    command = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", "-", "-o", os.devnull]
+    report = subprocess.run(command, input=ptx, check=True, capture_output=True, text=True).stderr
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     assert len(spills) == 2, report
-    return Assembled(sum(map(int, spills)), *access_widths(compiled.asm["sass"]))
-
-
-def access_widths(sass: str) -> tuple[Counter[int], Counter[int]]:
-    """Global loads and global stores in this machine code: how many of each width in bits."""
-    counts: dict[str, Counter[int]] = {"LDG": Counter(), "STG": Counter()}
-    for kind, words in GLOBAL_ACCESS.findall(sass):
-        width = ACCESS_WIDTH.search(words)
-        counts[kind][int(width[1]) if width else 32] += 1
-    return counts["LDG"], counts["STG"]
+    return sum(map(int, spills))

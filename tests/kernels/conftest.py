@@ -7,6 +7,7 @@ which it is on a GPU where all accesses of an address have one shape and dtype.
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,11 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 from tests.kernels.batches import INTERPRETED
+
+BUILDER = interpreter.interpreter_builder
+LOAD, STORE, BEGIN_PROGRAM = BUILDER.create_masked_load, BUILDER.create_masked_store, BUILDER.set_grid_idx
+
+collect_ignore = ["test_aot.py", "test_launch.py"] if INTERPRETED else []  # it neither compiles nor launches
 
 if torch.cuda.is_available():  # to shrink compiles a variant an example, and after an illegal access each one fails
     settings.register_profile("gpu", phases=[Phase.explicit, Phase.generate], database=None)
@@ -45,6 +51,21 @@ class Accesses:
         columns = (first[:, 0], self.program, self.barriers, np.flatnonzero(live), values is not None, stored)
         self.noted.append(np.stack(np.broadcast_arrays(*columns)).astype(float))  # addresses are below 2^53
 
+    def load(self, pointers: Any, mask: Any, *rest: Any) -> Any:
+        self.note(pointers, mask)
+        return LOAD(pointers, mask, *rest)
+
+    def store(self, pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        self.note(pointers, mask, values)
+        return STORE(pointers, values, mask, *rest)
+
+    def begin_program(self, *index: int) -> None:
+        self.program, self.barriers = self.program + 1, 0
+        BEGIN_PROGRAM(*index)
+
+    def pass_barrier(self) -> None:
+        self.barriers += 1
+
     def check_races(self) -> None:
         rows = np.concatenate(self.noted, axis=1)
         rows = rows[:, np.isin(rows[0], rows[0, rows[4] > 0])]
@@ -71,39 +92,19 @@ def _vary(values: np.ndarray, *keys: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="session", autouse=True)
 def accesses_are_checked() -> Iterator[None]:
-    if not INTERPRETED:
-        yield
-        return
-    builder, launch = interpreter.interpreter_builder, interpreter.GridExecutor.__call__
-    load, store = builder.create_masked_load, builder.create_masked_store
-    begin = builder.set_grid_idx
+    launch = interpreter.GridExecutor.__call__
 
     def checked(executor: Any, *args: Any, **kwargs: Any) -> None:
         accesses = Accesses((*args, *kwargs.values()))
-
-        def noted_load(pointers: Any, mask: Any, *rest: Any) -> Any:
-            accesses.note(pointers, mask)
-            return load(pointers, mask, *rest)
-
-        def noted_store(pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
-            accesses.note(pointers, mask, values)
-            return store(pointers, values, mask, *rest)
-
-        def noted_begin(*index: int) -> None:
-            accesses.program, accesses.barriers = accesses.program + 1, 0
-            begin(*index)
-
-        def noted_barrier() -> None:
-            accesses.barriers += 1
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(builder, "create_masked_load", noted_load)
-            patch.setattr(builder, "create_masked_store", noted_store)
-            patch.setattr(builder, "set_grid_idx", noted_begin)
-            patch.setattr(builder, "create_barrier", noted_barrier)
+        with patch.multiple(
+            BUILDER,
+            create_masked_load=accesses.load,
+            create_masked_store=accesses.store,
+            set_grid_idx=accesses.begin_program,
+            create_barrier=accesses.pass_barrier,
+        ):
             launch(executor, *args, **kwargs)
         accesses.check_races()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", checked)
+    with patch.object(interpreter.GridExecutor, "__call__", checked):
         yield

@@ -1,8 +1,5 @@
 """gather_hidden: kernel and twin against one line of Python a row."""
 
-import importlib
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,20 +30,9 @@ def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
         assert torch.equal(out[row], expected.to(dtype))
 
 
-@pytest.mark.parametrize("name", ["gather_hidden", "prepare_inputs", "select_candidates"])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_whatever_is_no_cpu_runs_the_kernel(name: str, device: str, monkeypatch: pytest.MonkeyPatch):
-    """A meta tensor stands for XPU: neither a CPU's nor CUDA's."""
-    module, ran = importlib.import_module(f"peagle_kernels.{name}"), []
-    monkeypatch.setattr(dispatch, "INTERPRETED", False)
-    for twin in ("torch", "triton"):
-        monkeypatch.setattr(module, f"{name}_{twin}", lambda *_, twin=twin, **__: ran.append(twin))
-    out = torch.empty(1, device=device)
-    if name == "gather_hidden":
-        module.gather_hidden(out, out, out, out)
-    elif name == "select_candidates":
-        module.select_candidates(out, None, None, None, out)
-    else:
-        step = {"max_model_len": 8, "parallel_drafting_token_id": 1}
-        module.prepare_inputs(None, (), None, None, SimpleNamespace(input_ids=out), **step)
-    assert ran == ["torch" if device == "cpu" else "triton"]
+def test_whatever_is_no_cpu_runs_the_kernel(monkeypatch: pytest.MonkeyPatch):
+    """A meta tensor stands for XPU: neither a CPU's nor CUDA's. Under the interpreter a CPU does, too."""
+    on_cpu, elsewhere = torch.empty(1), torch.empty(1, device="meta")
+    for interpreted, twins in ((False, [True, False]), (True, [False, False])):
+        monkeypatch.setattr(dispatch, "INTERPRETED", interpreted)
+        assert [dispatch.runs_twin(tensor) for tensor in (on_cpu, elsewhere)] == twins

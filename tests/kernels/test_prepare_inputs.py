@@ -23,6 +23,7 @@ def test_twin_equals_a_loop_over_requests(case: Case):
     """The twin against the description of the draft batch: loops over requests and positions, no shared code."""
     out, k = run(prepare_inputs_torch, case), case.batch.num_speculative_tokens
     drafted, captured = max(k, 1), torch.cat(case.aux, dim=-1) if case.aux else None
+    samples = torch.stack((out.sample_indices, out.sample_pos, out.sample_idx_mapping), dim=1)
     row0 = first = 0
     for b, (req, length) in enumerate(zip(case.requests, case.draft_lengths, strict=False)):
         p_last = req.p0 + req.n - 1 - req.rejected
@@ -34,34 +35,25 @@ def test_twin_equals_a_loop_over_requests(case: Case):
             position, row = seq_len - length + r, row0 + r
             row_of[position] = row
             token, source = 0, PAD_ROW
-            writes = False
             if req.p0 <= position <= p_last:
                 j = position - req.p0
                 source = j + (b * case.batch.staging_length if case.batch.static_length else first)
                 token = int(case.target.input_ids[first + j + 1]) if position < p_last else next_token(case, b)
-                writes = True
             elif p_last < position < p_last + drafted:
                 token, source = MASK_TOKEN, MASK_ROW
-                writes = True
             assert (out.input_ids[row], out.row_map[row], out.positions[row]) == (token, source, position)
             if source >= 0 and captured is not None:
                 assert torch.equal(out.staging[source], captured[first + position - req.p0])
             for g, (table, size) in enumerate(zip(case.groups.block_tables, case.groups.block_sizes, strict=True)):
                 slot = PAD_SLOT
-                if writes and position < case.max_model_len and state >= 0:
+                if source != PAD_ROW and position < case.max_model_len and state >= 0:
                     block = int(table[b, position // size])
                     slot = block * size + position % size if block else PAD_SLOT
                 assert out.slot_mappings[g, row] == slot
         room = length - case.max_speculative_tokens if case.batch.static_length else k
         for i in range(room):
-            sample = b * room + i
-            last = seq_len - 1
-            if i < k:
-                assert out.sample_indices[sample] == row_of[min(p_last + i, last)]
-                assert out.sample_pos[sample] == p_last + 1 + i
-                assert out.sample_idx_mapping[sample] == state
-            else:
-                assert (out.sample_indices[sample], out.sample_idx_mapping[sample]) == (0, -1)
+            sample = [row_of[min(p_last + i, seq_len - 1)], p_last + 1 + i, state] if i < k else [0, 0, -1]
+            assert samples[b * room + i].tolist() == sample
         assert (out.query_start_loc[b], out.query_start_loc[b + 1]) == (row0, row0 + length)
         if state >= 0:
             for name in ("temperature", "seeds", "top_k", "top_p"):
@@ -83,13 +75,11 @@ def test_kernel_equals_twin_and_writes_every_element(case: Case):
     twin, kernel = run(prepare_inputs_torch, case), run(prepare_inputs_triton, case)
     for name in twin._fields:  # to the bit, what is poisoned included
         torch.testing.assert_close(getattr(kernel, name), getattr(twin, name), rtol=0, atol=0, msg=name)
-    batch, k = case.batch, case.batch.samples_per_req
-    written = dict.fromkeys(("input_ids", "positions", "row_map"), batch.num_rows)
+    batch, num_samples = case.batch, case.batch.num_reqs_padded * case.batch.samples_per_req
+    written = dict.fromkeys(("input_ids", "positions", "row_map", "slot_mappings"), batch.num_rows)
     written["seq_lens"] = batch.num_reqs_padded
-    written |= dict.fromkeys(("sample_indices", "sample_pos", "sample_idx_mapping"), batch.num_reqs_padded * k)
+    written |= dict.fromkeys(("sample_indices", "sample_pos", "sample_idx_mapping"), num_samples)
     for name, count in written.items():
-        buffer = getattr(kernel, name)
-        assert (buffer[:count] != POISON).all(), f"{name}: an element was not written"
-        assert (buffer[count:] == POISON).all(), f"{name}: written past its end"
-    assert (kernel.slot_mappings[:, : batch.num_rows] != POISON).all()
-    assert (kernel.slot_mappings[:, batch.num_rows :] == POISON).all()
+        is_poison = getattr(kernel, name) == POISON
+        assert not is_poison[..., :count].any(), f"{name}: an element was not written"
+        assert is_poison[..., count:].all(), f"{name}: written past its end"

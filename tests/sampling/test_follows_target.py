@@ -5,12 +5,11 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from peagle_vllm.lookup import DEFAULT as DEFAULT_LOOKUP
 from tests.conftest import ARM
@@ -18,6 +17,7 @@ from tests.sampling.statistics import Tally, limited
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Finished, Request, Settings, engine
 from tests.support.models import PEAGLE, TARGET, prompt_token_ids
+from tests.support.operations import Operations
 from tests.support.reference import ROUND, Target
 
 TEMPERATURES = (0.7, 1.2)
@@ -40,9 +40,9 @@ DRAFTS = ("greedy", "probabilistic", "probabilistic, sharpened")
 LOOKED_UP = ("probabilistic, looked up", "probabilistic, sharpened, looked up")
 
 
-def full_on_v2(drafts: str) -> Any:
-    """Under the interpreter the others are enough of ``make test``."""
-    return pytest.param(drafts, marks=pytest.mark.full if ARM == "plugin-v2" else ())
+def marks_on_v2(drafts: str) -> Any:
+    """Under the interpreter plain probabilistic drafts are enough of ``make test``."""
+    return pytest.mark.full if ARM == "plugin-v2" and drafts != "probabilistic" else ()
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +67,10 @@ def sample(
     live: Engine, num_tokens: int, temperature: float, seeded: bool, tag: str, limits: tuple[dict, ...] = ({},)
 ) -> list[Finished]:
     """Answers of requests whose limits are those of ``limits``, in turn."""
-    prompts = itertools.cycle(prompt_token_ids())
-    requests = [
-        Request(
-            f"{tag}-{i}",
-            tuple(next(prompts)),
-            MAX_TOKENS,
-            sampling=(
-                ("temperature", temperature),
-                *((("seed", i),) if seeded else ()),
-                *limits[i % len(limits)].items(),
-            ),
-        )
-        for i in range(-(-num_tokens // MAX_TOKENS))
-    ]
+    requests = []
+    for i, tokens in zip(range(-(-num_tokens // MAX_TOKENS)), itertools.cycle(prompt_token_ids()), strict=False):
+        sampling = {"temperature": temperature, **({"seed": i} if seeded else {}), **limits[i % len(limits)]}
+        requests.append(Request(f"{tag}-{i}", tuple(tokens), MAX_TOKENS, sampling=tuple(sampling.items())))
     finished = live.run(requests)
     return [finished[request.id] for request in requests]
 
@@ -95,11 +85,22 @@ def judge(finished: list[Finished], temperature: float, limits: tuple[dict, ...]
     return tally
 
 
-def run_all(drafts: str, sharpened: Path, num_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("drafts", "num_tokens"),
+    [
+        *(pytest.param(drafts, NUM_TOKENS, id=drafts, marks=marks_on_v2(drafts)) for drafts in DRAFTS),
+        pytest.param(LOOKED_UP[1], NUM_TOKENS_LOOKED_UP, id=LOOKED_UP[1]),
+        *(
+            pytest.param(drafts, NUM_TOKENS_FULL, id=f"{drafts}, many", marks=pytest.mark.full)
+            for drafts in DRAFTS + LOOKED_UP
+        ),
+    ],
+)
+def test_sampled_tokens_follow_the_target(drafts: str, num_tokens: dict[str, int], sharpened: Path):
     """Half of the tokens at each temperature, half of those from seeded requests."""
     live, together = engine(settings(drafts, sharpened)), Tally()
     for temperature, seeded in itertools.product(TEMPERATURES, (False, True)):
-        finished = sample(live, num_tokens // 8, temperature, seeded, f"{temperature}-{seeded}", LIMITS)
+        finished = sample(live, num_tokens[ARM] // 8, temperature, seeded, f"{temperature}-{seeded}", LIMITS)
         tally = judge(finished, temperature, LIMITS)
         print(f"{ARM} {drafts} drafts, temperature {temperature}, seeded {seeded}: {tally}")
         assert tally.follows_target, tally
@@ -108,18 +109,7 @@ def run_all(drafts: str, sharpened: Path, num_tokens: int) -> None:
     assert together.follows_target, together
 
 
-@pytest.mark.parametrize("drafts", [full_on_v2(DRAFTS[0]), DRAFTS[1], full_on_v2(DRAFTS[2]), LOOKED_UP[1]])
-def test_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
-    run_all(drafts, sharpened, (NUM_TOKENS_LOOKED_UP if drafts in LOOKED_UP else NUM_TOKENS)[ARM])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("drafts", DRAFTS + LOOKED_UP)
-def test_many_sampled_tokens_follow_the_target(drafts: str, sharpened: Path):
-    run_all(drafts, sharpened, NUM_TOKENS_FULL[ARM])
-
-
-@pytest.mark.parametrize("drafts", [full_on_v2(DRAFTS[0]), DRAFTS[1], full_on_v2(DRAFTS[2])])
+@pytest.mark.parametrize("drafts", [pytest.param(drafts, marks=marks_on_v2(drafts)) for drafts in DRAFTS])
 def test_a_seeded_request_repeats_itself(drafts: str, sharpened: Path):
     """Alone, again, and among other requests."""
     live = engine(settings(drafts, sharpened))
@@ -163,64 +153,37 @@ def test_drafts_are_within_the_limits(drafts: str, sharpened: Path, monkeypatch:
 
 
 @pytest.mark.arm("plugin-v1")
-def test_a_temperature_off_by_ten_percent_fails():
-    finished = sample(engine(settings("greedy")), NUM_TOKENS[ARM] // 2, 0.7 * 1.1, False, "warm")
-    assert not judge(finished, 0.7).follows_target
-
-
-@pytest.mark.arm("plugin-v1")
-def test_without_residual_resampling_it_fails(monkeypatch: pytest.MonkeyPatch):
-    """A refused draft replaced by a draw from the target instead of from the residual."""
-    live = engine(settings("greedy"))
+@pytest.mark.parametrize("fault", ["temperature", "residual"])
+def test_a_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch):
+    """A temperature off by ten percent; a refused draft replaced by a draw from the target, not from the residual."""
+    live, temperature = engine(settings("greedy")), 0.7
     from vllm.v1.sample import rejection_sampler
 
-    def from_target(
-        max_spec_len, num_draft_tokens, cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, *_
-    ):
+    def from_target(max_spec_len, num_drafts, cu_num_drafts, draft_token_ids, draft_probs, target_probs, *_):
         return torch.multinomial(target_probs, 1)[:, 0].to(draft_token_ids.dtype)
 
-    monkeypatch.setattr(rejection_sampler, "sample_recovered_tokens", from_target)
-    finished = sample(live, NUM_TOKENS[ARM] // 2, 0.7, False, "no-residual")
+    if fault == "residual":
+        monkeypatch.setattr(rejection_sampler, "sample_recovered_tokens", from_target)
+    else:
+        temperature *= 1.1
+    finished = sample(live, NUM_TOKENS[ARM] // 2, temperature, False, fault)
     assert not judge(finished, 0.7).follows_target
-
-
-class PassesOverLogits(TorchDispatchMode):
-    """Names of the operations that read or write a tensor as wide as the vocabulary."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.width, self.names = width, list[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [tensor for tensor in pytree.tree_leaves((args, kwargs, out)) if isinstance(tensor, torch.Tensor)]
-        is_view = func._schema.returns and func._schema.returns[0].alias_info is not None
-        is_wide = any(tensor.dim() == 2 and tensor.shape[-1] == self.width for tensor in tensors)
-        if is_wide and not is_view and not any(self.width in tensor.shape[:1] for tensor in tensors):
-            self.names.append(func.name())
-        return out
 
 
 @pytest.mark.arm("plugin-v2")
 def test_a_plain_heads_logits_are_passed_over_once():
     live = engine(settings("probabilistic"))
-    choose, passes = live.drafter._choose, PassesOverLogits(live.drafter.model.config.draft_vocab_size)
+    width = live.drafter.model.config.draft_vocab_size
 
-    def counted(*args: Any) -> None:
-        passes.names.clear()
-        with passes:
-            choose(*args)
+    def reads_logits(operation: Any, values: Any) -> bool:
+        shapes = [value.shape for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+        is_view = operation._schema.returns and operation._schema.returns[0].alias_info is not None
+        is_wide = any(len(shape) == 2 and shape[1] == width for shape in shapes)
+        return is_wide and not is_view and not any(width in shape[:1] for shape in shapes)
 
-    with patch.object(live.drafter, "_choose", counted):
-        live.run(
-            [
-                Request(
-                    "passes",
-                    tuple(prompt_token_ids()[0]),
-                    8,
-                    sampling=tuple({"temperature": 1.0, **LIMITS[-1]}.items()),
-                )
-            ]
-        )
-    lm_head = {"aten::empty.memory_format", "_C::onednn_mm", "aten::mm", "aten::addmm", "aten::linear"}
-    assert [name for name in passes.names if name not in lm_head] == ["aten::topk"]
+    passes, choose = Operations(reads_logits), Mock(wraps=live.drafter._choose)
+    sampling = tuple({"temperature": 1.0, **LIMITS[-1]}.items())
+    with patch.object(live.drafter, "_choose", passes.within(choose)), passes:
+        live.run([Request("passes", tuple(prompt_token_ids()[0]), 8, sampling=sampling)])
+    lm_head = ("aten::empty.memory_format", "_C::onednn_mm", "aten::mm", "aten::addmm", "aten::linear")
+    assert passes.calls - dict.fromkeys(lm_head, passes.calls.total()) == {"aten::topk": choose.call_count}

@@ -1,17 +1,18 @@
 """The draft step as a CUDA graph, emulated on a CPU (``support.graphs``): its drafts equal the simulation's too."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
 from tests.support.engines import Engine, Request, Settings, engine
@@ -42,21 +43,6 @@ def exact(live: Engine, pair: tuple[Path, Path], asked: list[Request], **graphs:
         report, _ = serve_exactly(live, asked, Reference(*pair))
     print(seen)
     return report, seen
-
-
-def run_at(depths: Sequence[int], live: Engine, run: Callable[..., Any], asked: list[Request]) -> Any:
-    """Another K each step, without a schedule, as vLLM 0.33 asks for none where nobody could use the drafts.
-
-    The recorder, which must see this K, takes the wrapper away with its own.
-    """
-    propose, depth = live.drafter.propose, itertools.cycle(depths)
-
-    def sometimes_fewer(*args: Any, **kwargs: Any) -> torch.Tensor:
-        drafts = propose(*args, **kwargs | {"num_speculative_tokens": next(depth)})
-        return drafts.clamp(min=0)  # columns that were not drafted hold anything
-
-    live.drafter.propose = sometimes_fewer
-    return run(asked)
 
 
 def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
@@ -91,8 +77,21 @@ def test_a_schedule_needs_no_recapture(tmp_path: Path):
 def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
     """Trap 14: no schedule, so one shape for K = 0 .. 4; without drafts the drafter's KV is written all the same."""
     pair, k = write_pair(tmp_path), 4
-    live = start(*pair, k)
-    with patch.object(live, "run", partial(run_at, (4, 0, 1, 3, 2), live, live.run)):
+    live, depths = start(*pair, k), itertools.cycle((4, 0, 1, 3, 2))
+    run = live.run
+
+    def run_at_depths(asked: list[Request]) -> Any:
+        """As vLLM 0.33 asks for no drafts where nobody could use them. The recorder, around this, sees these K."""
+        propose = live.drafter.propose
+
+        def sometimes_fewer(*args: Any, **kwargs: Any) -> torch.Tensor:
+            drafts = propose(*args, **kwargs | {"num_speculative_tokens": next(depths)})
+            return drafts.clamp(min=0)  # columns that were not drafted hold anything
+
+        with patch.object(live.drafter, "propose", sometimes_fewer):
+            return run(asked)
+
+    with patch.object(live, "run", run_at_depths):
         report, seen = exact(live, pair, requests("depths"))
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert set(seen.depths) == {0, 1, 2, 3, 4}
@@ -100,145 +99,22 @@ def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
     assert report.dropped["without drafts"] > 0
 
 
-class Forbidden(TorchDispatchMode):
-    """Notes what a CUDA graph cannot hold: a sync (a boolean index makes one), or data that comes from the host."""
-
-    NAMES = (
-        *("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"),
-        *("aten::_to_copy", "aten::lift_fresh", "aten::repeat_interleave.Tensor"),
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        indices = args[1] if func.name().startswith(("aten::index.", "aten::index_put")) else ()
-        masked = any(index is not None and index.dtype == torch.bool for index in indices)
-        if masked or func.name().startswith(self.NAMES):
-            self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.kernels
-def test_the_graph_holds_no_sync_and_no_copy_from_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Trap 15: everything after prepare_inputs, the drafter's forward apart, which is vLLM's.
-
-    Where vLLM pads the vocabulary (not 256), it masks the padding with a number that only a CPU copies.
-    """
-    pair = write_pair(tmp_path, replace(MIXED, draft_vocab=256))
-    live = start(*pair, 4)
-    mode, forward = Forbidden(), live.drafter._forward
-    draft, runs = live.drafter._draft, []
-
-    def outside(batch):
-        mode.__exit__(None, None, None)
-        try:
-            return forward(batch)
-        finally:
-            mode.__enter__()
-
-    def watched(batch):
-        runs.append(batch)
-        with mode:
-            draft(batch)
-
-    monkeypatch.setattr(live.drafter, "_forward", outside)
-    monkeypatch.setattr(live.drafter, "_draft", watched)
-    live.run([Request("watched", prompt(9, 5), 12)])
-    assert runs
-    assert mode.seen == []
-    x = torch.tensor([1.0, -1.0])
-    for forbidden in (lambda: x[x > 0], lambda: x.sum().item(), lambda: x.copy_(torch.tensor([1.0, 2.0])), x.nonzero):
-        with (watch := Forbidden()):
-            forbidden()
-        assert watch.seen
-
-
-class HostReads(TorchFunctionMode):
-    """Notes what reads these tensors, or what is computed from them, on the host: on a GPU that waits.
-
-    On a CPU ``.cpu()`` copies nothing, so that no operation shows it; hence the calls themselves.
-    """
-
-    NAMES = frozenset(
-        {"cpu", "tolist", "item", "numpy", "nonzero", "masked_select", "unique"}
-        | {f"__{name}__" for name in ("array", "bool", "int", "index", "float")}
-    )
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.watched = {x.untyped_storage().data_ptr(): x for x in tensors}  # kept, so that no address is used again
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        result = func(*args, **kwargs)
-        if any(x.untyped_storage().data_ptr() in self.watched for x in given):
-            to_host = func.__name__ == "to" and "cpu" in map(str, (*args[1:], *kwargs.values()))
-            if to_host or func.__name__ in self.NAMES:
-                self.seen.append(func.__name__)
-            elif isinstance(result, torch.Tensor):
-                self.watched[result.untyped_storage().data_ptr()] = result
-        return result
-
-
-@pytest.mark.parametrize("in_place", [True, False], ids=["in_place", "rebuilt"])
-def test_metadata_before_a_replay_reads_back_what_its_backend_reads(
-    in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_metadata_before_a_replay_is_built_without_waiting_for_the_gpu(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    """Trap 15, where metadata is rebuilt: FlashInfer's builder reads the lengths back, ours reads nothing, and one
-    line says that it is so. A backend that refreshes its metadata inside the graph has nothing built.
-    """
-    pair = write_pair(tmp_path)
-    live, lines = start(*pair, 3), []
-    built = []
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
-
+    """Trap 15, where metadata is rebuilt: nothing on the device is read back, which a meta tensor refuses."""
+    own = start(*pair, 3).drafter.attention
     from peagle_vllm.v2 import attention
 
-    monkeypatch.setattr(attention.logger, "warning_once", lambda line, *args: lines.append(line % args))
-    with emulate(live, COUNTS, in_place=in_place) as seen:
-        own_attention, build = live.drafter.attention, Builder.build
-        metadata = live.drafter.attention.metadata
-        builders = [group.get_metadata_builder() for groups in own_attention.attn_groups for group in groups]
-        watch = HostReads([*own_attention.buffers, *own_attention.block_tables.input_block_tables])
-
-        def flashinfers(self: Any, common_prefix_len: int, common: Any, **kwargs: Any) -> Any:
-            if self in builders:
-                built.append(common.seq_lens.cpu())
-            with torch._C.DisableTorchFunction():  # the CPU's own reads
-                return build(self, common_prefix_len, common, **kwargs)
-
-        def watched(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            with watch:
-                return metadata(*args, **kwargs)
-
-        # Undone before emulate restores its own.
-        with patch.object(Builder, "build", flashinfers), patch.object(own_attention, "metadata", watched):
-            live.run([Request("reads", prompt(9, 5), 12)])
-    replays = seen.replayed.total()
-    assert replays > 2
-    assert watch.seen == ["cpu"] * len(built)
-    assert len(built) == seen.steps - (replays if in_place else 0)
-    assert len(lines) == (0 if in_place else 1)
-    assert all("CPUAttentionMetadataBuilder cannot refresh it" in line for line in lines)
-
-
-@pytest.mark.parametrize("backend", ["rebuilt", "kernel_blocks"])
-def test_nothing_in_captured_metadata_grows_stale(backend: str, tmp_path: Path):
-    """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
-
-    ``kernel_blocks``: the backend's table is another tensor than the KV cache manager's (docs/architecture.md).
-    """
-    pair = write_pair(tmp_path)
-    asked = [Request(f"{backend}.{i}", prompt(length, i), 20) for i, length in enumerate((70, 9, 100))]
-    report, seen = exact(
-        start(*pair, 4), pair, asked, in_place=backend != "rebuilt", kernel_blocks=backend == "kernel_blocks"
+    on_device = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta"))
+    tables = SimpleNamespace(input_block_tables=on_device(own.block_tables.input_block_tables))
+    monkeypatch.setattr(attention, "build_attn_metadata", lambda **arguments: arguments)
+    rebuilt = replace(own, buffers=on_device(own.buffers), block_tables=tables).metadata(
+        2, np.array([0, 6], dtype=np.int32), num_rows=12, seq_lens_bound=np.array([9], dtype=np.int32)
     )
-    assert seen.replayed.total() == sum(seen.depths.values()) > 5
-    assert report.rows > 10
+    assert rebuilt["query_start_loc_cpu"].tolist() == [0, 6, 6]
+    assert rebuilt["seq_lens_cpu_upper_bound"].tolist() == [9, 0]
+    assert (rebuilt["num_tokens"], rebuilt["max_query_len"], rebuilt["max_seq_len"]) == (12, 6, 9)
 
 
 def mixed_traffic(name: str) -> list[Request]:
@@ -292,15 +168,21 @@ def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, t
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
 
 
-@pytest.mark.parametrize("backend", ["in_place", "rebuilt"])
-def test_drafts_after_vllm_has_profiled_the_memory_of_graphs(backend: str, tmp_path: Path):
-    """Without ``kv_cache_memory_bytes`` vLLM captures twice, first on a KV cache and in a pool that it throws away."""
+@pytest.mark.parametrize("how", ["rebuilt", "kernel_blocks", "profiled", "profiled, rebuilt"])
+def test_nothing_that_a_graph_reads_grows_stale(how: str, tmp_path: Path, warned: Callable[[str], list[str]]):
+    """Requests of several KV blocks each, captured before any of them came: tables, lengths and schedules are new.
+
+    ``rebuilt``: the backend cannot refresh its metadata inside the graph, and one line says so. ``kernel_blocks``: its
+    table is another tensor than the KV cache manager's. ``profiled``: without ``kv_cache_memory_bytes`` vLLM captures
+    twice, first on a KV cache and in a pool that it throws away.
+    """
     pair, k = write_pair(tmp_path, MIXED), 3
-    live = start(*pair, k, token_budget=32)
-    settings = {"sizes": (16, 32, 48), "in_place": backend == "in_place", "profiled": True}
-    report, seen = exact(live, pair, mixed_traffic(f"profiled.{backend}"), **settings)
-    assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)] * 2
+    live, ways = start(*pair, k, token_budget=32), how.split(", ")
+    graphs = {"in_place": "rebuilt" not in ways} | {way: way in ways for way in ("kernel_blocks", "profiled")}
+    report, seen = exact(live, pair, mixed_traffic(how), sizes=(16, 32, 48), **graphs)
+    assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)] * (2 if "profiled" in ways else 1)
     assert seen.replayed.total() > 5 and seen.pieces.total() > 3
     assert seen.eager == 0
     assert report.rows > 20
     assert live.drafter.block_tables is live.runner.block_tables
+    assert len(warned("CPUAttentionMetadataBuilder cannot refresh it")) == ("rebuilt" in ways)

@@ -130,55 +130,51 @@ def test_a_schedule_captures_what_its_batches_ask_for(graphs):
     assert shapes.decode_graph(16, 7) is None
 
 
-@pytest.mark.parametrize(
-    ("mode", "decode", "mixed"),
-    [
-        ("FULL_AND_PIECEWISE", True, True),
-        ("FULL_DECODE_ONLY", True, False),
-        ("PIECEWISE", False, True),
-        ("FULL", True, False),  # its model has no pieces
-        ("NONE", False, False),
-    ],
-)
-def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs, mode: str, decode: bool, mixed: bool):
-    shapes = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
-    assert (bool(shapes.decode), bool(shapes.mixed)) == (decode, mixed)
-    assert shapes.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
+def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs):
+    kinds = {
+        "FULL_AND_PIECEWISE": (True, True),
+        "FULL_DECODE_ONLY": (True, False),
+        "PIECEWISE": (False, True),
+        "FULL": (True, False),  # its model has no pieces
+        "NONE": (False, False),
+    }
+    for mode, kind in kinds.items():
+        shapes = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
+        assert (bool(shapes.decode), bool(shapes.mixed)) == kind
+        assert shapes.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
 
 
 @pytest.mark.parametrize(
     ("scheduled", "changes", "length", "rows", "graph"),
     [
-        ([8, 8, 8], {}, 14, 42, (3, 14)),
-        ([8, 1, 8], {}, 14, 42, (3, 14)),  # unequal verify lengths
-        ([8] * 65, {}, 14, 65 * 14, (72, 14)),  # padded
-        ([8, 8, 8], {"num_k": 0}, 14, 42, (3, 14)),  # no shape of its own: 8 rows would do
-        ([8, 9, 8], {}, 0, 14 + 15 + 14, 48),  # a prefill chunk
-        ([600, 8], {}, 0, 606 + 14, 640),
+        ([8, 8, 8], {}, 14, 42, (3, 42)),
+        ([8, 1, 8], {}, 14, 42, (3, 42)),  # unequal verify lengths
+        ([8] * 65, {}, 14, 65 * 14, (72, 72 * 14)),  # padded
+        ([8, 8, 8], {"num_k": 0}, 14, 42, (3, 42)),  # no shape of its own: 8 rows would do
+        ([8, 9, 8], {}, 0, 14 + 15 + 14, (None, 48)),  # a prefill chunk
+        ([600, 8], {}, 0, 606 + 14, (None, 640)),
         ([8] * 600, {}, 0, 8192, None),  # 8,400 rows would be more than max_num_batched_tokens
-        ([6000, 8], {}, 0, 4096 + 14, 4160),  # no request has more rows than max_model_len
+        ([6000, 8], {}, 0, 4096 + 14, (None, 4160)),  # no request has more rows than max_model_len
         ([3000, 2500], {}, 0, 3006 + 2506, None),
-        ([8, 8], {"max_model_len": 13}, 0, 26, 32),  # static rows would not fit into max_model_len
-        ([100], {"max_model_len": 64}, 0, 64, 64),
+        ([8, 8], {"max_model_len": 13}, 0, 26, (None, 32)),  # static rows would not fit into max_model_len
+        ([100], {"max_model_len": 64}, 0, 64, (None, 64)),
     ],
 )
 def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length: int, rows: int, graph: Any):
-    """A step of these verified rows, which drafts 7 tokens a request, or ``num_k`` of them."""
+    """A step of these verified rows, which drafts 7 tokens a request, or ``num_k`` of them.
+
+    ``graph`` has so many requests, None where it is PIECEWISE, and so many rows.
+    """
     step = {"num_k": 7, "max_k": 7, "max_num_tokens": 8192, "max_model_len": 4096} | changes
     shapes, verified = graphs(config(256, 7, 8192, SIZES["vLLM's"])), np.array(scheduled, dtype=np.int32)
     batch, starts, chosen = shapes.dispatch(verified, sum(scheduled), **step)
     assert (batch.static_length, starts[-1]) == (length, rows)
     assert batch.staging_length == (8 if length else 0)
     assert len(starts) == len(scheduled) + 1
-    if graph is None:
-        assert chosen is None
-        assert (batch.num_rows, batch.num_reqs_padded) == (rows, len(scheduled))
-    elif isinstance(graph, tuple):
-        assert (chosen.num_reqs, chosen.uniform_token_count) == graph
-        assert (batch.num_rows, batch.num_reqs_padded) == (graph[0] * graph[1], graph[0])
-    else:
-        assert (chosen.num_tokens, chosen.num_reqs) == (graph, None)
-        assert (batch.num_rows, batch.num_reqs_padded) == (graph, len(scheduled))
+    assert (chosen and (chosen.num_reqs, chosen.num_tokens)) == graph
+    num_reqs, num_rows = graph or (None, rows)
+    assert (batch.num_reqs_padded, batch.num_rows) == (num_reqs or len(scheduled), num_rows)
+    assert chosen is None or chosen.uniform_token_count == (num_reqs and length)
 
 
 def test_attention_builders_see_the_drafters_own_batches():

@@ -1,11 +1,13 @@
 """What can go wrong between a draft batch and a CUDA graph, one test each; docs/architecture.md has the list."""
 
 import copy
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +48,58 @@ def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, m
     assert {name for name, spec in specs.items() if not spec.dcp_sharded} == drafter.draft_attn_layer_names
 
 
+@pytest.mark.parametrize(
+    ("seqs", "budget", "k"), list(itertools.product([1, 8, 256, 1024], [64, 8192, 16_384], [1, 7, 8, 10]))
+)
+def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k: int, pair):
+    """The scheduler runs up to ``budget - (K-1)`` rows of the target: K-1 for the one request that has them all."""
+    live = start(pair)
+    from peagle_vllm.v2.cudagraph import NO_GRAPHS
+    from peagle_vllm.v2.speculator import ParallelEagleSpeculator
+
+    config = copy.copy(live.drafter.vllm_config)
+    config.scheduler_config, config.speculative_config = map(
+        copy.copy, (config.scheduler_config, config.speculative_config)
+    )
+    config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens = seqs, budget
+    config.speculative_config.num_speculative_tokens = k
+    drafter = ParallelEagleSpeculator(config, live.drafter.device, live.runner.req_states)
+    runner = copy.copy(live.runner)
+    runner.speculator, runner.decode_query_len = drafter, k + 1
+    runner.max_num_reqs, runner.max_num_tokens = seqs, budget
+    runner.execute_model = Mock(side_effect=InterruptedError)  # the batch is scheduled
+    with pytest.raises(InterruptedError):
+        runner._dummy_run(budget, skip_attn=True, is_profile=True)
+    rows = list(runner.execute_model.call_args.args[0].num_scheduled_tokens.values())
+    assert sum(rows) >= budget - (k - 1)
+    assert len(rows) == min(seqs, budget // k)
+
+    limits = {"max_k": k, "max_num_tokens": budget, "max_model_len": budget}
+    batch, starts, _ = NO_GRAPHS.dispatch(np.array(rows, dtype=np.int32), sum(rows), k, **limits)
+    assert batch.num_rows == starts[-1] == budget
+    assert np.diff(starts).min() >= k
+    # vLLM's warm-up of kernels is no dummy run: as many requests as fit, K + 2 tokens each.
+    warm_up = np.full(min(seqs, budget // (k + 2)), k + 2, dtype=np.int32)
+    batch, starts, _ = NO_GRAPHS.dispatch(warm_up, int(warm_up.sum()), k, **limits)
+    assert batch.num_rows == starts[-1] <= budget
+    assert k <= np.diff(starts).min() <= np.diff(starts).max() <= 2 * k + 1
+
+
+def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPatch):
+    """On the live engine: uncompiled there, vLLM would compile and capture in the next run, whose memory it drops."""
+    live = start(pair)
+    from peagle_vllm.v2 import speculator
+
+    drafter, target = Mock(wraps=speculator.set_forward_context), Mock(wraps=live.runner.execute_model)
+    monkeypatch.setattr(speculator, "set_forward_context", drafter)
+    monkeypatch.setattr(live.runner, "execute_model", target)
+    live.runner.profile_run()
+    budget = live.drafter.max_num_tokens
+    live.runner._dummy_run(budget)  # with attention, as vLLM's warm-up of kernels has it
+    assert [call.args[0].total_num_scheduled_tokens for call in target.call_args_list] == [budget] * 2
+    assert [call.kwargs["num_tokens"] for call in drafter.call_args_list] == [budget] * 2
+
+
 def test_trap_7_m_follows_the_weights_inside_the_graph(pair):
     """A reload writes weights in place; a graph that kept m would draft with the old one."""
     live = start(pair)
@@ -73,25 +127,28 @@ def test_trap_9_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: 
     assert live.drafter.buffers.seq_lens[0] <= 40
 
 
-@pytest.fixture
-def flash_attention(pair) -> SimpleNamespace:
-    """What FlashAttention 3's builder for a graph would hold, and the metadata it would build."""
+def test_traps_12_and_17_what_flash_attention_3_plans_suits_the_drafter(pair):
+    """Its ahead-of-time schedule is made for the whole sequence, so a windowed drafter has none, as vLLM's DFlash.
+
+    Split-KV buffers end at 512 rows. Above them the builder leaves the number of splits open: one, in a graph.
+    """
     start(pair)  # the interpreter must be there before vLLM is imported
+    from peagle_vllm.v2 import attention
+
     layers = {"first": SimpleNamespace(sliding_window=None), "second": SimpleNamespace(sliding_window=None)}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
     sizes = {"max_cudagraph_size": 4096, "max_num_splits": 32}
-    return SimpleNamespace(aot_schedule=True, vllm_config=config, layer_names=list(layers), **sizes)
-
-
-def test_trap_12_windowed_drafters_have_no_ahead_of_time_schedule(flash_attention):
-    """FlashAttention's schedule is made for the whole sequence; vLLM's DFlash turns it off too."""
-    from peagle_vllm.v2 import attention
-
-    attention._adapt_flash_attention(flash_attention)
-    assert flash_attention.aot_schedule
-    flash_attention.vllm_config.compilation_config.static_forward_context["second"].sliding_window = 64
-    attention._adapt_flash_attention(flash_attention)
-    assert not flash_attention.aot_schedule
+    builder = SimpleNamespace(aot_schedule=True, vllm_config=config, layer_names=list(layers), **sizes)
+    attention._adapt_flash_attention(builder)
+    assert builder.aot_schedule and builder.max_cudagraph_size == attention.MAX_SPLIT_KV_ROWS
+    layers["second"].sliding_window = 64
+    attention._adapt_flash_attention(builder)
+    assert not builder.aot_schedule
+    group = SimpleNamespace(layer_names=["layer"], get_metadata_builder=lambda: builder)
+    for built, captured in ((0, 1), (32, 32)):
+        metadata = {"layer": SimpleNamespace(max_num_splits=built)}
+        attention._fix_num_splits([group], metadata)
+        assert metadata["layer"].max_num_splits == captured
 
 
 def test_the_drafter_uses_the_targets_scratch_buffer(pair):
@@ -114,19 +171,6 @@ def test_the_drafter_uses_the_targets_scratch_buffer(pair):
     assert small.scratch is target.scratch and large.scratch is workspace
     attention.share_workspace(groups(small), groups(object()))
     assert small.scratch is target.scratch
-
-
-def test_trap_17_split_kv_buffers_end_at_512_rows(flash_attention):
-    """Above them the builder leaves the number of splits open: one, in a graph."""
-    from peagle_vllm.v2 import attention
-
-    attention._adapt_flash_attention(flash_attention)
-    assert flash_attention.max_cudagraph_size == attention.MAX_SPLIT_KV_ROWS
-    group = SimpleNamespace(layer_names=["layer"], get_metadata_builder=lambda: flash_attention)
-    for built, captured in ((0, 1), (32, 32)):
-        metadata = {"layer": SimpleNamespace(max_num_splits=built)}
-        attention._fix_num_splits([group], metadata)
-        assert metadata["layer"].max_num_splits == captured
 
 
 def test_trap_18_memory_of_graphs_ends_with_the_largest_graph(pair):
@@ -197,7 +241,7 @@ def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_draf
 
     drafter, original = live.drafter, live.drafter.propose
     checked, rows = [], list[Any]()
-    head, sampler = drafter.model, drafter.candidate_sampler
+    head, num_candidates = drafter.model, drafter.selector.num_candidates
     drafter.draft_token_confidence_probs = torch.zeros(drafter.max_num_reqs, K)
 
     def propose(batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -209,8 +253,8 @@ def test_adaptive_verification_reads_the_samples_of_a_step_that_wants_fewer_draf
         torch.testing.assert_close(by_batch, by_request)
         # The selector's distribution over the whole vocabulary: it reranks its candidates, the others stay as they are.
         probs = head.logits_processor(head.lm_head, rows.pop().hidden_states.flatten(0, 1)).softmax(-1)
-        of_candidates = probs.topk(sampler.selector.num_candidates).values.sum(-1)
-        ranked = sampler.scores.view(-1, sampler.selector.num_candidates)[: len(probs)].softmax(-1)
+        of_candidates = probs.topk(num_candidates).values.sum(-1)
+        ranked = drafter.scores.view(-1, num_candidates)[: len(probs)].softmax(-1)
         features = drafter.acceptance_estimator.features[batch.idx_mapping, :wanted].flatten()
         torch.testing.assert_close(features, torch.logit(of_candidates * ranked.amax(-1)))
         checked.append((batch.num_reqs, wanted))

@@ -1,0 +1,36 @@
+"""Which of torch's operations a piece of code runs."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Operations(TorchDispatchMode):
+    """Counts, inside functions ``within`` which it is on, the operations that ``is_counted(operation, values)``.
+
+    ``values`` are the operation's arguments and result, nested as they are.
+    """
+
+    def __init__(self, is_counted: Callable[[Any, Any], bool]) -> None:
+        super().__init__()
+        self.is_counted, self.on, self.calls = is_counted, False, Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.on and self.is_counted(func, (args, kwargs, result)):
+            self.calls[func.name()] += 1
+        return result
+
+    def within(self, function: Callable[..., Any], on: bool = True) -> Callable[..., Any]:
+        """``function``, in which it is on or off."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, self.on = self.on, on
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.on = before
+
+        return call
