@@ -14,7 +14,10 @@ from benchmarks import arms
 from benchmarks.arms import HAS_GPU
 from benchmarks.shapes import NUM_AUX
 from benchmarks.timing import copy_bandwidth, device_us
-from peagle_kernels import DraftBatch, KVGroups, TargetBatch, allocate_buffers, gather_hidden, prepare_inputs
+from peagle_kernels.batch import KVGroups, TargetBatch, allocate_buffers
+from peagle_kernels.gather_hidden import gather_hidden
+from peagle_kernels.layout import DraftBatch
+from peagle_kernels.prepare_inputs import prepare_inputs
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32

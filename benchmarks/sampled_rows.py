@@ -14,8 +14,8 @@ import triton.language as tl
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU
 from benchmarks.timing import copy_bandwidth, device_us
-from peagle_kernels import Candidates, CandidateSelector, Drawing, select_candidates, select_candidates_triton
 from peagle_kernels.dispatch import runs_twin
+from peagle_kernels.select_candidates import Candidates, CandidateSelector, Drawing, select_candidates
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
@@ -56,16 +56,11 @@ def calls(num_reqs: int, k: int, vocab: int, num_candidates: int) -> dict[str, C
         use_fp64=False,
     )
 
-    def select() -> None:
-        if runs_twin(out):
-            select_candidates(out, candidates, selector, None, scores)
-        else:
-            select_candidates_triton(out, candidates, selector, None, scores, drawing)
-
+    draw = None if runs_twin(out) else drawing
     return {
         "argmax": lambda: logits.argmax(-1),
         "topk": lambda: logits.topk(num_candidates),
-        "select_candidates": select,
+        "select_candidates": lambda: select_candidates(out, candidates, selector, None, scores, draw),
     }
 
 

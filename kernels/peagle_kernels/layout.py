@@ -49,9 +49,7 @@ def ragged_lengths(num_query: np.ndarray, num_speculative_tokens: int, max_model
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
     """[num_reqs + 1] int32 draft row at which each request begins."""
-    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
+    return np.append(0, lengths).cumsum(dtype=np.int32)
 
 
 def seq_lens_bound(

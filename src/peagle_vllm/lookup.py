@@ -26,7 +26,7 @@ def check_lookup(value: Any) -> None:
     Raises:
         RefusedError: ``value`` is no number of tokens that can be looked up.
     """
-    from peagle_kernels import MAX_MATCH
+    from peagle_kernels.lookup_drafts import MAX_MATCH
 
     if type(value) is not int or not 0 <= value <= MAX_MATCH:
         what = f'"{FIELD}": {value!r} in the speculative config is no number of tokens from 0 to {MAX_MATCH}'

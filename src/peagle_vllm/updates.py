@@ -9,7 +9,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from peagle_kernels import CandidateSelector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors

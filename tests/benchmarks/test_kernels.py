@@ -1,7 +1,7 @@
 """The kernel benchmark's bytes, by hand; rung 1's rehearsal runs it on a tiny shape."""
 
 from benchmarks import kernels
-from peagle_kernels import DraftBatch
+from peagle_kernels.layout import DraftBatch
 
 
 def test_bytes_of_a_batch_by_hand():

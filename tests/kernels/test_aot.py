@@ -14,15 +14,11 @@ import torch
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from peagle_kernels import (
-    Drawing,
-    OneHot,
-    allocate_buffers,
-    gather_hidden_triton,
-    lookup_drafts_triton,
-    prepare_inputs_triton,
-    select_candidates_triton,
-)
+from peagle_kernels.batch import allocate_buffers
+from peagle_kernels.gather_hidden import gather_hidden_triton
+from peagle_kernels.lookup_drafts import OneHot, lookup_drafts_triton
+from peagle_kernels.prepare_inputs import prepare_inputs_triton
+from peagle_kernels.select_candidates import Drawing, select_candidates_triton
 from tests.kernels import test_select_candidates as cases
 from tests.kernels.compiled import ARCHITECTURES, AheadOfTime, compile_for, in_place_of_kernels, no_gpu
 from tests.support.batches import MASK_TOKEN, Request, build

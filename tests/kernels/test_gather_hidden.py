@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels import dispatch, gather_hidden_torch, gather_hidden_triton
+from peagle_kernels import dispatch
+from peagle_kernels.gather_hidden import gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 from tests.kernels.batches import KERNEL_DEVICE
 from tests.support.batches import moved

@@ -19,14 +19,10 @@ import torch
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime.driver import driver
 
-from peagle_kernels import (
-    Drawing,
-    OneHot,
-    gather_hidden_triton,
-    lookup_drafts_triton,
-    prepare_inputs_triton,
-    select_candidates_triton,
-)
+from peagle_kernels.gather_hidden import gather_hidden_triton
+from peagle_kernels.lookup_drafts import OneHot, lookup_drafts_triton
+from peagle_kernels.prepare_inputs import prepare_inputs_triton
+from peagle_kernels.select_candidates import Drawing, select_candidates_triton
 from tests.kernels import compiled
 from tests.kernels import test_select_candidates as cases
 from tests.support.batches import MASK_TOKEN, Request, build

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels import MAX_MATCH, OneHot, lookup_drafts_torch, lookup_drafts_triton
+from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts_torch, lookup_drafts_triton
 from tests.kernels.batches import KERNEL_DEVICE
 from tests.support.batches import moved
 from tests.support.reference import looked_up

@@ -3,8 +3,8 @@
 import torch
 from hypothesis import given, settings
 
-from peagle_kernels import prepare_inputs_torch, prepare_inputs_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
+from peagle_kernels.prepare_inputs import prepare_inputs_torch, prepare_inputs_triton
 from tests.kernels.batches import KERNEL_DEVICE, POISON, cases
 from tests.support.batches import MASK_TOKEN, Case, moved
 

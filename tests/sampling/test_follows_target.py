@@ -185,5 +185,6 @@ def test_a_plain_heads_logits_are_passed_over_once():
     sampling = tuple({"temperature": 1.0, **LIMITS[-1]}.items())
     with patch.object(live.drafter, "_choose", passes.within(choose)), passes:
         live.run([Request("passes", tuple(prompt_token_ids()[0]), 8, sampling=sampling)])
-    lm_head = ("aten::empty.memory_format", "_C::onednn_mm", "aten::mm", "aten::addmm", "aten::linear")
-    assert passes.calls - dict.fromkeys(lm_head, passes.calls.total()) == {"aten::topk": choose.call_count}
+    for lm_head in ("aten::empty.memory_format", "_C::onednn_mm", "aten::mm", "aten::addmm", "aten::linear"):
+        del passes.calls[lm_head]
+    assert passes.calls == {"aten::topk": choose.call_count}

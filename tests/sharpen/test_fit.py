@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peagle_kernels import CandidateSelector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import fit
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace, Gain

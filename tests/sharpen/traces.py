@@ -2,7 +2,7 @@
 
 import torch
 
-from peagle_kernels import CandidateSelector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.sharpen.trace import CandidateTrace
 
 VOCAB, HIDDEN, DRAFTS_A_PROMPT = 20, 4, 10

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from peagle_kernels import DraftBatch, DraftBuffers, KVGroups, TargetBatch, allocate_buffers, geometry
-from peagle_kernels.layout import ragged_lengths
+from peagle_kernels import geometry
+from peagle_kernels.batch import DraftBuffers, KVGroups, TargetBatch, allocate_buffers
+from peagle_kernels.layout import DraftBatch, ragged_lengths
 
 MASK_TOKEN = 511
 

@@ -23,7 +23,6 @@ def config(
     spec = SimpleNamespace(
         num_speculative_tokens=k,
         num_speculative_tokens_per_batch_size=schedule,
-        uses_dynamic_speculative_decoding=lambda: schedule is not None,
         parallel_drafting=True,
         enable_adaptive_verification=adaptive,
     )

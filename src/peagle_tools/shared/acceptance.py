@@ -103,7 +103,7 @@ def repeated_tokens(tokens: Sequence[int], known: Sequence[int]) -> list[int]:
     """For each number of ``known`` tokens, how many of the last ones had occurred before, as look-up counts them."""
     import torch
 
-    from peagle_kernels import longest_match
+    from peagle_kernels.lookup_drafts import longest_match
 
     ids = torch.tensor(tokens)
     rows = torch.tensor(known).split(64)  # a row takes some 32 bytes for each token

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save
 
-from peagle_kernels import CandidateSelector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.convert import write_json

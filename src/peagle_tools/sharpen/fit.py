@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from peagle_kernels import CandidateSelector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.sharpen.trace import CandidateTrace, Gain
 
 BATCH, LEAST_STEPS = 1024, 40  # drafts; steps an epoch, in smaller batches where drafts are few

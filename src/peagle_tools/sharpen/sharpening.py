@@ -11,7 +11,7 @@ import torch
 from rich.table import Table
 from tqdm import tqdm
 
-from peagle_kernels import CandidateSelector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.shared import engines
 from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.conversations import Messages

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from peagle_kernels import Candidates, CandidateSelector, select_candidates_torch
+from peagle_kernels.select_candidates import Candidates, CandidateSelector, select_candidates_torch
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError

@@ -15,7 +15,7 @@ from speculators.models.dflash2.model_definitions import CandidateSelector
 from speculators.train.optimizers import build_optimizers as of_the_library
 from torch import Tensor
 
-import peagle_kernels
+from peagle_kernels import select_candidates
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.partition import Documents, StepRows
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, download
@@ -60,10 +60,10 @@ def build_optimizers(model: torch.nn.Module, options: Any, rate: float) -> list[
     return optimizers
 
 
-def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> peagle_kernels.CandidateSelector:
+def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> select_candidates.CandidateSelector:
     """The selector as it is served, both scales 1, from the parameters in ``TENSORS``."""
     ones, num_candidates = torch.ones(1, device=successors.device), min(NUM_CANDIDATES, len(successors))
-    return peagle_kernels.CandidateSelector(predecessors, successors, projection, ones, ones.clone(), num_candidates)
+    return select_candidates.CandidateSelector(predecessors, successors, projection, ones, ones.clone(), num_candidates)
 
 
 def selector_loss(
@@ -146,6 +146,6 @@ class SelectedDrafts:
         out, scores = tokens.new_zeros(self.ids.shape[:2]), torch.empty_like(self.logits)
         anchors = torch.arange(len(tokens), device=tokens.device).repeat_interleave(self.ids.shape[1])
         ids, logits = self.ids.flatten(0, 1), self.logits.flatten(0, 1)
-        candidates = peagle_kernels.Candidates(ids, logits, self.gates.flatten(0, 1), tokens, anchors)
-        peagle_kernels.select_candidates_torch(out, candidates, self.selector, self.offsets, scores)
+        candidates = select_candidates.Candidates(ids, logits, self.gates.flatten(0, 1), tokens, anchors)
+        select_candidates.select_candidates_torch(out, candidates, self.selector, self.offsets, scores)
         return out

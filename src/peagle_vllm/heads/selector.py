@@ -17,7 +17,7 @@ from peagle_vllm.heads.head import Head, read_map
 if TYPE_CHECKING:
     import torch
 
-    from peagle_kernels import CandidateSelector
+    from peagle_kernels.select_candidates import CandidateSelector
 
 PREDECESSORS = "candidate_selector.predecessor_codebook"  # [target vocabulary, rank]
 SUCCESSORS = "candidate_selector.successor_codebook"  # [draft vocabulary, rank]

@@ -19,17 +19,11 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch, samp
 from vllm.v1.sample.sampler import _SAMPLING_EPS
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from peagle_kernels import (
-    DraftBatch,
-    KVGroups,
-    OneHot,
-    TargetBatch,
-    allocate_buffers,
-    gather_hidden,
-    lookup_drafts,
-    prepare_inputs,
-)
-from peagle_kernels.layout import ragged_lengths, seq_lens_bound, starts_of
+from peagle_kernels.batch import KVGroups, TargetBatch, allocate_buffers
+from peagle_kernels.gather_hidden import gather_hidden
+from peagle_kernels.layout import DraftBatch, ragged_lengths, seq_lens_bound, starts_of
+from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
+from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_vllm.draft_log import log_start
 from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min

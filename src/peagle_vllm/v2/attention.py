@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.utils import AttentionGroup
 
-from peagle_kernels import DraftBuffers, KVGroups
+from peagle_kernels.batch import DraftBuffers, KVGroups
 from peagle_vllm.v2.cudagraph import draft_graphs
 
 logger = init_logger("vllm.peagle")  # under vLLM's own handler

@@ -30,8 +30,8 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.attn_utils import AttentionCGSupportInfo
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from peagle_kernels import DraftBatch, geometry
-from peagle_kernels.layout import ragged_lengths, starts_of
+from peagle_kernels import geometry
+from peagle_kernels.layout import DraftBatch, ragged_lengths, starts_of
 
 logger = init_logger("vllm.peagle")  # under vLLM's own handler
 
@@ -172,15 +172,9 @@ def supported(
 
 def depth_by_batch_size(vllm_config: VllmConfig) -> list[int]:
     """K of a step with so many requests, from index 1 on."""
-    spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
-    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-    if not spec.uses_dynamic_speculative_decoding():
-        return [max_k] * (max_num_seqs + 1)
-    return build_dynamic_sd_schedule_lookup(
-        spec.num_speculative_tokens_per_batch_size,
-        vllm_max_batch_size=max_num_seqs,
-        vllm_num_speculative_tokens=max_k,
-    )
+    max_num_seqs, max_k = vllm_config.scheduler_config.max_num_seqs, vllm_config.num_speculative_tokens
+    schedule = vllm_config.speculative_config.num_speculative_tokens_per_batch_size or [(1, max_num_seqs, max_k)]
+    return build_dynamic_sd_schedule_lookup(schedule, max_num_seqs, max_k)
 
 
 def continued(sizes: Iterable[int], limit: int, step: int) -> list[int]:
@@ -193,12 +187,11 @@ def continued(sizes: Iterable[int], limit: int, step: int) -> list[int]:
 
 def _decode_shapes(vllm_config: VllmConfig) -> set[Shape]:
     depths, max_k = depth_by_batch_size(vllm_config), vllm_config.num_speculative_tokens
+    counts = {k: _request_counts(vllm_config, k) for k in set(depths[1:])}
     shapes = set()
-    for k in set(depths[1:]):
-        counts, length = _request_counts(vllm_config, k), geometry.static_length(max_k, k)
-        for num_reqs in (n for n in range(1, len(depths)) if depths[n] == k):
-            if (at := bisect_left(counts, num_reqs)) < len(counts):
-                shapes.add((counts[at], length))
+    for num_reqs, k in enumerate(depths[1:], start=1):
+        if (at := bisect_left(counts[k], num_reqs)) < len(counts[k]):
+            shapes.add((counts[k][at], geometry.static_length(max_k, k)))
     return shapes
 
 

@@ -8,7 +8,9 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
-from peagle_kernels import DraftBatch, DraftBuffers, geometry
+from peagle_kernels import geometry
+from peagle_kernels.batch import DraftBuffers
+from peagle_kernels.layout import DraftBatch
 from peagle_vllm.v2.attention import DraftAttention
 
 

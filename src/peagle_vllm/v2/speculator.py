@@ -25,19 +25,13 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.gpu.states import RequestState
 
-from peagle_kernels import (
-    DraftBatch,
-    Drawing,
-    KVGroups,
-    OneHot,
-    TargetBatch,
-    allocate_buffers,
-    gather_hidden,
-    geometry,
-    lookup_drafts,
-    prepare_inputs,
-)
-from peagle_kernels.layout import seq_lens_bound
+from peagle_kernels import geometry
+from peagle_kernels.batch import KVGroups, TargetBatch, allocate_buffers
+from peagle_kernels.gather_hidden import gather_hidden
+from peagle_kernels.layout import DraftBatch, seq_lens_bound
+from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
+from peagle_kernels.prepare_inputs import prepare_inputs
+from peagle_kernels.select_candidates import Drawing
 from peagle_vllm.draft_log import StepCounts, log_start
 from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
@@ -248,7 +242,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             max_model_len=self._max_len,
         )
         mode, buffers = graph.cg_mode if graph else CUDAGraphMode.NONE, self.buffers
-        num_real_rows = int(starts[-1])
         if not dummy_run:
             self.step_counts.note(mode.name)
         if mode != CUDAGraphMode.FULL:
@@ -280,7 +273,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
 
-        self._prepare_eplb_forward(num_real_rows)
+        self._prepare_eplb_forward(int(starts[-1]))
         metadata = None
         if not skip_attn and not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update):
             bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
