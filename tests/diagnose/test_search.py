@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from peagle_tools.diagnose.diagnosis_report import show
-from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
+from peagle_tools.diagnose.interventions import Intervention, Setup, differences, interventions, setup_of
 from peagle_tools.diagnose.search import Measured, diagnose, falling, irregularities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
@@ -38,11 +38,11 @@ def counted(drafts: int, *accepted: int) -> Acceptance:
 
 def curve(share: float, k: int) -> Measured:
     """Each position is accepted in ``share`` of the drafts in which the one before was; answers scatter by half."""
-    seen = counted(DRAFTS, *(round(DRAFTS * share**i) for i in range(1, k + 1)))
-    return Measured(seen, tuple(seen.length * (0.75 + 0.5 * i / PROMPTS) for i in range(PROMPTS)))
+    counts = counted(DRAFTS, *(round(DRAFTS * share**i) for i in range(1, k + 1)))
+    return Measured(counts, tuple(counts.length * (0.75 + 0.5 * i / PROMPTS) for i in range(PROMPTS)))
 
 
-class Pair:
+class Simulated:
     """A simulated pair: right at RIGHT with ``rope``, and ``cost`` of each wrong thing comes off the share."""
 
     def __init__(self, cost: float = 0.3, share: float = 0.75, rope: dict[str, Any] = ROPE):
@@ -63,7 +63,7 @@ def causes(setup: Setup, pair: Callable[[Setup], Measured]) -> list[str]:
 
 
 def test_a_sound_pair_has_no_cause_though_everything_is_tried():
-    pair = Pair()
+    pair = Simulated()
     assert causes(RIGHT, pair) == []
     assert pair.measured == 1 + len(proposed(RIGHT)) > 7
 
@@ -82,23 +82,23 @@ def test_a_sound_pair_has_no_cause_though_everything_is_tried():
     ],
 )
 def test_faults_are_named(wrong: dict[str, Any], kinds: list[str]):
-    assert sorted(causes(replace(RIGHT, **wrong), Pair(cost=0.25))) == kinds
+    assert sorted(causes(replace(RIGHT, **wrong), Simulated(cost=0.25))) == kinds
 
 
 @pytest.mark.parametrize("theta", [500_000.0, 1_000_000.0])
 def test_a_theta_of_training_that_neither_config_names(theta: float):
     """Heads are published with their target's theta and were trained with another one."""
     rope = ROPE | {"rope_theta": theta}
-    *_, (diagnosis, _) = diagnose(RIGHT, Pair(rope=rope), proposed)
+    *_, (diagnosis, _) = diagnose(RIGHT, Simulated(rope=rope), proposed)
     (cause,) = diagnosis.causes
     assert cause.intervention.change == f"rope theta {theta} for 10000.0"
-    assert f"'rope_theta': {theta}" in cause.intervention.fix
+    assert f'"rope_theta": {theta}' in cause.intervention.fix
 
 
 @pytest.mark.parametrize(("cost", "share", "is_part"), [(0.3, 0.75, False), (0.12, 0.5, True)])
 def test_a_part_of_the_cause_is_told_as_a_part(cost: float, share: float, is_part: bool):
-    *_, (diagnosis, _) = diagnose(replace(RIGHT, mask_token_id=40), Pair(cost, share), proposed)
-    console = Console(width=80, record=True, file=io.StringIO())
+    *_, (diagnosis, _) = diagnose(replace(RIGHT, mask_token_id=40), Simulated(cost, share), proposed)
+    console = Console(width=80, record=True, file=io.StringIO(), markup=False)
     show(console, RIGHT, diagnosis, [])
     assert diagnosis.causes and ("a part of the cause" in console.export_text()) is is_part
 
@@ -129,6 +129,15 @@ def test_acceptance_that_falls_with_context_is_told_beyond_noise():
     assert falling({511: counted(40, 30, 20), 2047: counted(40, 20, 10)}) == []  # as much, of few drafts
     assert falling({511: counted(40000, 30000, 20000), 2047: counted(40000, 29500, 19000)}) == []  # sure, but little
     assert falling({511: counted(400, 200, 100), 2047: counted(400, 300, 200)}) == falling({}) == []
+
+
+def test_what_differs_from_the_target_is_told():
+    target = read_target(str(TARGET))
+    assert list(differences(read_head(PEAGLE), target, has_template=True)) == []
+    other = replace(target, config={**target.config, "rms_norm_eps": 0.5})
+    eps, template = differences(read_head(PEAGLE), other, has_template=False)
+    assert eps.startswith("rms_norm_eps is 1e-05, the target's 0.5: ")
+    assert "has no chat template: prompts go raw" in template
 
 
 def test_the_likely_mask_token_comes_first():

@@ -176,7 +176,7 @@ REFUSED = {
         chat({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
         "that is 'image_url'; only text",
     ),
-    "image beside": ({"prompt": "what is this?", "image": "a.png"}, 'has "image"; only text is taken'),
+    "image next to text": ({"prompt": "what is this?", "image": "a.png"}, 'has "image"; only text is taken'),
     "image files": ({"prompt": "what is this?", "image_files": ["a.png"]}, 'has "image_files";'),
     "tool call": (
         chat(HI, {"role": "assistant", "content": None, "tool_calls": [{}]}),
@@ -243,8 +243,3 @@ def test_a_file_that_cannot_be_read_is_one_line(name: str, tmp_path: Path):
         read_prompts(tmp_path / name)
     line = str(refused.value)
     assert line.startswith(str(tmp_path / name)) and reason in line and "\n" not in line
-
-
-def test_a_folder_is_no_file(tmp_path: Path):
-    with pytest.raises(ToolError, match=r"cannot be read \(Is a directory\); name a file"):
-        read_prompts(tmp_path)

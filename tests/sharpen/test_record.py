@@ -25,7 +25,7 @@ from tests.support.reference import ROUND, CandidateSampler, Draft, load_weights
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 K, M = 3, 5
-# Prefills in chunks beside decodes; the interpreter takes a tenth of a second for a row.
+# Prefills in chunks together with decodes; the interpreter takes a tenth of a second for a row.
 NUM_REQUESTS, MAX_TOKENS, BUDGET = (2, 14, 64) if ARM == "plugin-v2" else (6, 40, 64)
 PROMPT_TOKENS = 60
 

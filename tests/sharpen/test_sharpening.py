@@ -188,9 +188,10 @@ def test_the_engines_process_ends_with_the_command(tmp_path: Path):
 def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """120 prompts are too few to gain much: what counts is that vLLM records, serves and measures."""
     texts = [json.dumps({"prompt": text[:size]}) for size in (400, 120) for text in heldout()][:128]
-    file, aside, out = tmp_path / "prompts.jsonl", tmp_path / "aside.jsonl", tmp_path / "out"
+    file, aside = tmp_path / "prompts.jsonl", tmp_path / "aside.jsonl"
     file.write_text("\n".join(texts))
     aside.write_text("\n".join(texts[:8]))
+    out = tmp_path / "out"
     options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32, "--json")
     engine = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
     ran = run(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))

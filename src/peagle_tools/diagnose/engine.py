@@ -5,7 +5,7 @@ each answer took show how sure a difference is.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,37 +17,12 @@ from peagle_tools.shared.acceptance import BY_REQUEST, Answer, places_of, read_e
 from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
 from peagle_vllm.observer import drafter_of
 
-
-class VllmMeasure:
-    """Runs setups of the pair that ``llm`` has loaded; ``prompts`` are token ids, raw and through the chat template."""
-
-    def __init__(self, llm: Any, prompts: Mapping[bool, list[list[int]]], max_tokens: int):
-        self.llm, self.prompts, self.max_tokens = llm, prompts, max_tokens
-
-    def __call__(self, setup: Setup) -> Measured:
-        from vllm import SamplingParams
-
-        self.llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict
-        before, prompts = read_engine(self.llm), self.prompts[setup.chat_template]
-        greedy = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
-        tokens = [len(output.outputs[0].token_ids) - 1 for output in outputs]  # the prompt's own round gives one token
-        metrics = [output.outputs[0].spec_decode_metrics.to_dict() for output in outputs]
-        lengths = tuple(count / max(1, answer["num_spec_steps"]) for count, answer in zip(tokens, metrics, strict=True))
-        texts = [output.outputs[0].token_ids for output in outputs]
-        return Measured(read_engine(self.llm).since(before), lengths, places_of(map(Answer, prompts, texts, metrics)))
+Prompts = Mapping[bool, list[list[int]]]  # token ids of each, by whether they go through the chat template
 
 
 @contextmanager
-def measuring(
-    pair: Pair, num_k: int, prompts: Mapping[bool, list[list[int]]], max_tokens: int
-) -> Iterator[VllmMeasure]:
-    """An engine that measures, until the block ends.
-
-    Args:
-        prompts: token ids of each, by whether they go through the chat template.
-        max_tokens: the longest answer to each prompt.
-    """
+def measuring(pair: Pair, num_k: int, prompts: Prompts, max_tokens: int) -> Iterator[Callable[[Setup], Measured]]:
+    """An engine that measures setups, until the block ends; ``max_tokens`` is the longest answer to each prompt."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
     from peagle_vllm import plugin
@@ -58,7 +33,25 @@ def measuring(
     arguments["per_request_spec_decode_metrics"] = BY_REQUEST[1]
     longest = max(len(ids) for form in prompts.values() for ids in form)
     with replace(pair, arguments=arguments).engine(num_k, longest + max_tokens) as llm:
-        yield VllmMeasure(llm, prompts, max_tokens)
+        yield partial(measure, llm, prompts, max_tokens)
+
+
+def measure(llm: Any, prompts: Prompts, max_tokens: int, setup: Setup) -> Measured:
+    """Run a setup of the pair that ``llm`` has loaded."""
+    from vllm import SamplingParams
+
+    llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict
+    before = read_engine(llm)
+    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    requests = [{"prompt_token_ids": ids} for ids in prompts[setup.chat_template]]
+    answers, lengths = [], []
+    for output in llm.generate(requests, greedy, use_tqdm=False):
+        completion = output.outputs[0]
+        metrics = completion.spec_decode_metrics.to_dict()
+        answers.append(Answer(output.prompt_token_ids, completion.token_ids, metrics))
+        # The prompt's own round gives one token.
+        lengths.append((len(completion.token_ids) - 1) / max(1, metrics["num_spec_steps"]))
+    return Measured(read_engine(llm).since(before), tuple(lengths), places_of(answers))
 
 
 def apply(worker: Any, setup: Setup) -> None:

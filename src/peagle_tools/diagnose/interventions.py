@@ -1,5 +1,6 @@
 """A setup, and the single changes to it that have been seen to raise a low acceptance."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,63 +57,58 @@ def interventions(
         has_template: whether the tokenizer has a chat template.
     """
 
-    def change(kind: str, text: str, fix: str, **fields: Any) -> Intervention:
-        return Intervention(kind, text, replace(setup, **fields), fix)
+    def change(kind: str, text: str, key: str, value: Any, place: str, **fields: Any) -> Intervention:
+        return Intervention(kind, text, replace(setup, **fields), f'set "{key}" to {json.dumps(value)}: {place}')
 
     if not setup.chat_template and has_template:
         fix = "use the chat API, or apply the chat template to prompts before they are sent"
-        yield change("chat template", "prompts through the chat template", fix, chat_template=True)
+        with_template = replace(setup, chat_template=True)
+        yield Intervention("chat template", "prompts through the chat template", with_template, fix)
+    place = head.config_file
     for layers in _aux_layers(setup, target.num_layers):
         text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"
-        fix = f'set "{AUX_KEY}" to {list(layers)}: {head.config_file}'
-        yield change("aux layers", text, fix, aux_layers=layers)
+        yield change("aux layers", text, AUX_KEY, layers, place, aux_layers=layers)
     for token_id, name in list(_mask_tokens(setup, head, special_tokens).items())[:MOST_MASK_TOKENS]:
         text = f"mask token {token_id}{f' ({name})' if name else ''} for {setup.mask_token_id}"
-        fix = f'set "mask_token_id" to {token_id}: {head.config_file}'
-        yield change("mask token", text, fix, mask_token_id=token_id)
-    flipped = not setup.norm_before_residual
-    fix = f'set "norm_before_residual" to {str(flipped).lower()}: {head.config_file}'
-    yield change("norm_before_residual", f"norm_before_residual {flipped}", fix, norm_before_residual=flipped)
-    yield from _ropes(setup, head, target, ROPE_THETAS)
+        yield change("mask token", text, "mask_token_id", token_id, place, mask_token_id=token_id)
+    norm, flipped = "norm_before_residual", not setup.norm_before_residual
+    yield change(norm, f"{norm} {flipped}", norm, flipped, place, norm_before_residual=flipped)
+    for kind, text, rope in _ropes(dict(setup.rope or rope_of(head.served)), rope_of(target.config)):
+        yield change(kind, text, "rope_parameters", rope, head.layer_place, rope=rope)
 
 
-def _ropes(setup: Setup, head: Head, target: Target, thetas: tuple[float, ...] = ()) -> Iterator[Intervention]:
-    """The target's rotary embedding for the head's, theta and scaling each on its own; then other ``thetas``."""
-    rope_of_head, its = dict(setup.rope or rope_of(head.served)), rope_of(target.config)
-    if not rope_of_head:
+def _ropes(rope: dict[str, Any], target_rope: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Kind, text and ``rope_parameters``: the target's theta, its scaling, and other thetas."""
+    if not rope:
         return
-    theta = rope_of_head.pop("rope_theta")
-    of_target = its.pop("rope_theta", None)
-    trials = (
-        [("rope theta", theta, of_target, rope_of_head | {"rope_theta": of_target}, ", the target's,")] if its else []
-    )
-    trials += [("rope scaling", rope_of_head, its, its | {"rope_theta": theta}, ", the target's,")] if its else []
-    trials += [
-        ("rope theta", theta, other, rope_of_head | {"rope_theta": other}, "") for other in thetas if other != of_target
-    ]
-    for kind, now, then, rope, whose in trials:
-        if now != then:
-            fix = f'set "rope_parameters" to {rope}: {head.layer_place}'
-            yield Intervention(kind, f"{kind} {then}{whose} for {now}", replace(setup, rope=rope), fix)
+    theta, target_theta = rope.pop("rope_theta"), target_rope.pop("rope_theta", None)
+    if target_theta not in (None, theta):
+        text = f"rope theta {target_theta}, the target's, for {theta}"
+        yield "rope theta", text, rope | {"rope_theta": target_theta}
+    if target_rope and target_rope != rope:
+        text = f"rope scaling {target_rope}, the target's, for {rope}"
+        yield "rope scaling", text, target_rope | {"rope_theta": theta}
+    for other in ROPE_THETAS:
+        if other not in (theta, target_theta):
+            yield "rope theta", f"rope theta {other} for {theta}", rope | {"rope_theta": other}
 
 
-def differences(setup: Setup, head: Head, target: Target, has_template: bool) -> Iterator[str]:
+def differences(head: Head, target: Target, has_template: bool) -> Iterator[str]:
     """What the head's files have otherwise than its target's, a line each: hints, a head may have been trained so.
 
     Args:
         has_template: whether the target's tokenizer has a chat template.
     """
-    for intervention in _ropes(setup, head, target):
-        yield f"{intervention.change}: {head.layer_place}"
-    eps, its_eps = head.served.get("rms_norm_eps"), target.config.get("rms_norm_eps")
-    if its_eps is not None and eps != its_eps:
-        yield f"rms_norm_eps is {eps}, the target's {its_eps}: {head.layer_place}"
+    eps, target_eps = head.served.get("rms_norm_eps"), target.config.get("rms_norm_eps")
+    if target_eps is not None and eps != target_eps:
+        yield f"rms_norm_eps is {eps}, the target's {target_eps}: {head.layer_place}"
     if not has_template:
         yield f"{target.name} has no chat template: prompts go raw; a head trained on chats needs that of its training"
     if head.folder and (head.folder / "tokenizer.json").exists():
-        tokens, its = read_tokens(str(head.folder)), read_tokens(target.name)
-        if other := [i for i in sorted(tokens.keys() & its.keys()) if tokens[i].text != its[i].text]:
-            first = f"token {other[0]} is {tokens[other[0]].text!r}, {target.name} has {its[other[0]].text!r}"
+        here, there = read_tokens(str(head.folder)), read_tokens(target.name)
+        if differing := [i for i in sorted(here.keys() & there.keys()) if here[i].text != there[i].text]:
+            i = differing[0]
+            first = f"token {i} is {here[i].text!r}, {target.name} has {there[i].text!r}"
             yield f"{first}: {head.name}/tokenizer.json; use the head that was trained for this target"
 
 
@@ -127,9 +123,9 @@ def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:
     """All of them shifted by one (some trainers count a layer's output, some its input), and vLLM's default."""
     now = setup.aux_layers
     others = [tuple(i - 1 for i in now), tuple(i + 1 for i in now)]
-    others += [default_aux_layers(num_layers)] if len(now) == 3 else []
-    inside = [layers for layers in others if all(0 <= i <= num_layers for i in layers) and layers != now]
-    return [layers for layers in dict.fromkeys(inside) if len(set(layers)) == len(layers)]
+    if len(now) == 3 and default_aux_layers(num_layers) not in (now, *others):
+        others.append(default_aux_layers(num_layers))
+    return [layers for layers in others if all(0 <= i <= num_layers for i in layers)]
 
 
 def _mask_tokens(setup: Setup, head: Head, special_tokens: list[Token]) -> Mapping[int, str | None]:

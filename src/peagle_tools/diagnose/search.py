@@ -26,26 +26,39 @@ MEANING = {  # of the first position that looks wrong
 
 
 class Measured(NamedTuple):
-    """Acceptance over all prompts, tokens a round of the answer to each of them, and acceptance by place."""
+    """Acceptance over all prompts, and what it is made of."""
 
     curve: Acceptance
-    lengths: tuple[float, ...]
+    lengths: tuple[float, ...]  # tokens a round of each answer
     places: Places = Places()
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An intervention, with the acceptance of the setup before and after it."""
+    """An intervention, with what was measured before and after it."""
 
     intervention: Intervention
-    before: Acceptance
-    after: Acceptance
-    standard_errors: float  # the mean difference between answers to the same prompt / its standard error
+    before: Measured
+    after: Measured
+
+    @property
+    def lengths(self) -> tuple[float, float]:
+        """The acceptance length before and after."""
+        return self.before.curve.length, self.after.curve.length
 
     @property
     def gain(self) -> float:
         """Relative change of the acceptance length."""
-        return self.after.length / self.before.length - 1
+        before, after = self.lengths
+        return after / before - 1
+
+    @property
+    def standard_errors(self) -> float:
+        """How many standard errors the answers are longer a round, prompt by prompt; 0 with fewer than three."""
+        differences = [b - a for a, b in zip(self.before.lengths, self.after.lengths, strict=True)]
+        if len(differences) < 3:
+            return 0.0
+        return mean(differences) / max(stdev(differences) / math.sqrt(len(differences)), 1e-9)
 
     @property
     def helps(self) -> bool:
@@ -57,23 +70,18 @@ class Trial:
 class Diagnosis:
     """The outcome of ``diagnose``, or as much of it as there is."""
 
-    curve: Acceptance  # of the setup as it was given
-    unusual: list[str]  # what looks wrong in that curve and by context
-    places: Places = field(default_factory=Places)  # of the setup as it was given
+    base: Measured  # the setup as it was given
+    unusual: list[str]  # what looks wrong in its curve and by context
     trials: list[Trial] = field(default_factory=list)  # every intervention tried, in order
     causes: list[Trial] = field(default_factory=list)  # those that helped, each tried on top of the ones before
     complete: bool = False
 
 
-def usual_rates(position: int) -> tuple[float, float]:
-    """The usual share of drafts in which a position, counted from 1, is accepted: (low, high)."""
-    return USUAL[0] ** position, USUAL[1] ** position
-
-
 def irregularities(curve: Acceptance) -> list[str]:
     """What looks wrong, a line each; empty for a usual curve, and for one of too few drafts."""
     lines: list[str] = []
-    before, low = curve.num_drafts, []
+    low: list[int] = []
+    before = curve.num_drafts
     for position, count in enumerate(curve.accepted_per_position, start=1):
         if before < FEW:
             break
@@ -88,7 +96,7 @@ def irregularities(curve: Acceptance) -> list[str]:
 
 def falling(context: Mapping[int, Acceptance]) -> list[str]:
     """Where acceptance falls with context beyond noise, a line; windows are worth a try then."""
-    judged = [(last, seen) for last, seen in sorted(context.items()) if seen.num_drafts >= FEW]
+    judged = [(last, curve) for last, curve in sorted(context.items()) if curve.num_drafts >= FEW]
     if not judged:
         return []
     (first, short), (last, long) = judged[0], judged[-1]
@@ -97,14 +105,6 @@ def falling(context: Mapping[int, Acceptance]) -> list[str]:
         return []
     lengths = f"{short.length:.2f} up to {first} tokens of context, {long.length:.2f} from {(last + 1) // 2} on"
     return [f"acceptance length {lengths}: a window may help (peagle-vllm convert HEAD OUT --window W)"]
-
-
-def standard_errors(before: Measured, after: Measured) -> float:
-    """How many standard errors the answers are longer a round, prompt by prompt; 0 with fewer than three prompts."""
-    differences = [b - a for a, b in zip(before.lengths, after.lengths, strict=True)]
-    if len(differences) < 3:
-        return 0.0
-    return mean(differences) / max(stdev(differences) / math.sqrt(len(differences)), 1e-9)
 
 
 def diagnose(
@@ -117,23 +117,21 @@ def diagnose(
     Yields after each measurement the diagnosis so far, one object that grows, and how many changes are left at least.
     """
     base = measure(setup)
-    diagnosis = Diagnosis(base.curve, irregularities(base.curve) + falling(base.places.context), base.places)
+    diagnosis = Diagnosis(base, irregularities(base.curve) + falling(base.places.context))
     while len(diagnosis.causes) < MOST_CAUSES:
         done = {cause.intervention.kind for cause in diagnosis.causes}
         changes = [change for change in propose(setup) if change.kind not in done]
         yield diagnosis, len(changes)
-        best = best_trial = None
-        for left, change in enumerate(changes, start=1 - len(changes)):
-            after = measure(change.setup)
-            trial = Trial(change, base.curve, after.curve, standard_errors(base, after))
-            diagnosis.trials.append(trial)
-            if trial.helps and (best_trial is None or trial.gain > best_trial.gain):
-                best, best_trial = after, trial
-            yield diagnosis, -left
-        if best is None or best_trial is None:
+        trials: list[Trial] = []
+        for change in changes:
+            trials.append(Trial(change, base, measure(change.setup)))
+            diagnosis.trials.append(trials[-1])
+            yield diagnosis, len(changes) - len(trials)
+        best = max((trial for trial in trials if trial.helps), key=lambda trial: trial.gain, default=None)
+        if best is None:
             break
-        diagnosis.causes.append(best_trial)
-        setup, base = best_trial.intervention.setup, best
+        diagnosis.causes.append(best)
+        setup, base = best.intervention.setup, best.after
         if not irregularities(base.curve):
             break
     diagnosis.complete = True

@@ -80,7 +80,9 @@ def places_of(answers: Iterable[Answer]) -> Places:
     Raises:
         ToolError: an answer has no counts of its steps.
     """
-    context, output, repeated = [], [], []
+    context: list[dict[int, Acceptance]] = []
+    output: list[dict[int, Acceptance]] = []
+    repeated: list[dict[int, Acceptance]] = []
     for prompt, answer, metrics in answers:
         if metrics is None or (metrics["num_spec_steps"] and not metrics.get("per_step_accepted")):
             raise ToolError(f"no counts of the steps of an answer; vLLM gives them with {' '.join(BY_REQUEST)}")

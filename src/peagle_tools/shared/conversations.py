@@ -13,6 +13,7 @@ SYSTEM = ("system", "system_prompt")  # of a row, next to its turns
 ADDED = ("input", "context")  # what an ``instruction`` is about
 MEDIA = re.compile(r"(image|audio|video)(s|_files|_url)?|multi_modal_data")
 USED_TOOLS = ("tools", "functions", "tool_calls", "function_call", "tool_call_id")
+TOOLS = "prompts with tools are not taken, leave it out"
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "bing", "bard"), "assistant"),
@@ -108,14 +109,13 @@ def _turn(turn: Any) -> dict[str, str]:
     if not isinstance(turn, dict):
         raise UnusableRow(f"has a turn that is {_kind(turn)}", 'write {"role": "user", "content": "..."}')
     _without_tools(turn)
-    said_by, content = (
-        turn[a] if turn.get(a) is not None else turn.get(b) for a, b in (("role", "from"), ("content", "value"))
-    )
-    role = ROLES.get(said_by.lower()) if isinstance(said_by, str) else None
+    name = turn["role"] if turn.get("role") is not None else turn.get("from")
+    content = turn["content"] if turn.get("content") is not None else turn.get("value")
+    role = ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
-        raise UnusableRow(f"has a turn with the role {said_by!r}", "write system, user or assistant")
+        raise UnusableRow(f"has a turn with the role {name!r}", "write system, user or assistant")
     if role == "tool":
-        raise UnusableRow(f"has a turn with the role {said_by!r}", "prompts with tools are not taken, leave it out")
+        raise UnusableRow(f"has a turn with the role {name!r}", TOOLS)
     if isinstance(content, list) and content:
         content = "\n".join(map(_part, content))  # as vLLM joins them
     if not isinstance(content, str):
@@ -129,15 +129,15 @@ def _part(part: Any) -> str:
     if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
         part = part.get("text")
     if not isinstance(part, str):
-        kind = repr(part.get("type")) if isinstance(part, dict) else _kind(part)
-        raise UnusableRow(f"has a part of a turn that is {kind}", "only text is taken, leave it out")
+        what = repr(part.get("type")) if isinstance(part, dict) else _kind(part)
+        raise UnusableRow(f"has a part of a turn that is {what}", "only text is taken, leave it out")
     return part
 
 
 def _without_tools(fields: dict[str, Any]) -> None:
     for key in USED_TOOLS:
         if fields.get(key) not in (None, "", "[]", "{}", [], {}):
-            raise UnusableRow(f'has "{key}"', "prompts with tools are not taken, leave it out")
+            raise UnusableRow(f'has "{key}"', TOOLS)
 
 
 def _check_text(text: str, control_tokens: re.Pattern[str] | None) -> None:
@@ -148,6 +148,7 @@ def _check_text(text: str, control_tokens: re.Pattern[str] | None) -> None:
 
 
 def _kind(value: Any) -> str:
+    """What JSON has there; no value, for rows are counted by reason."""
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", dict: "an object"}
     if value is None:
         return "null"

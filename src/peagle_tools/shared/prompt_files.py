@@ -10,11 +10,10 @@
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from io import StringIO
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from peagle_tools.shared.conversations import Messages, UnusableRow, conversation, unanswered
 from peagle_tools.shared.errors import ToolError
@@ -61,54 +60,40 @@ def read_conversations(path: Path, target: str | None = None) -> list[Messages]:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file. Raises ToolError where they cannot be read."""
+    kind = path.suffix.lower()
     try:
-        if path.suffix.lower() == ".parquet":
+        if kind == ".parquet":
             yield from _parquet_rows(path)
-            return
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _text_rows(path, file)
+        elif kind in (".csv", ".tsv"):
+            yield from _table_rows(path, "," if kind == ".csv" else "\t")
+        elif kind in KINDS:
+            yield from _text_rows(path, path.read_text(encoding="utf-8-sig"))
+        else:
+            fix = "name it .txt where each line is a prompt, or .jsonl"
+            raise ToolError(f"{path} is no prompt file by its name; {fix}")
     except UnicodeDecodeError:
         raise ToolError(f"{path} cannot be read (not UTF-8 text); write it as UTF-8, or as .parquet") from None
     except OSError as error:
         raise ToolError(f"{path} cannot be read ({one_line(error.strerror or error)}); name a file") from None
 
 
-def _text_rows(path: Path, file: TextIO) -> Iterator[Row]:
-    kind = path.suffix.lower()
-    if kind in (".csv", ".tsv"):
-        yield from _table_rows(path, file, "," if kind == ".csv" else "\t")
-        return
-    if kind not in KINDS:
-        raise ToolError(f"{path} is no prompt file by its name; name it .txt where each line is a prompt, or .jsonl")
-    begin = []  # not read again: it may be a pipe
-    for line in file:
-        begin.append(line)
-        if line.strip():
-            break
-    lines: Iterable[str] = chain(begin, file)
-    is_json, is_list = kind in (".json", ".jsonl", ".ndjson"), bool(begin) and begin[-1].lstrip().startswith("[")
-    if kind == ".json" or is_list:
-        text = "".join(lines)
-        rows = _listed(text, f"{path}:" if is_json and is_list else "")
-        if rows is not None:
+def _text_rows(path: Path, text: str) -> Iterator[Row]:
+    kind, is_list = path.suffix.lower(), text.lstrip().startswith("[")
+    is_json = kind in (".json", ".jsonl", ".ndjson")
+    if is_list or kind == ".json":
+        try:
+            whole = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if is_list and is_json:
+                line = f"{path}:{getattr(error, 'lineno', 1)}"
+                raise ToolError(f"{line} is not valid JSON ({one_line(error)}); write the list again") from None
+        else:
+            rows = whole if isinstance(whole, list) else [whole]
             yield from ((f"{path}: entry {number}", row) for number, row in enumerate(rows, start=1))
             return
-        lines = StringIO(text, newline="")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"{path}:{number}", _line(line.strip("\r\n"), f"{path}:{number}", is_json)
-
-
-def _listed(text: str, must_be: str) -> list[Any] | None:
-    """The rows of a text that is JSON as a whole, else None; ToolError where it ``must_be``, a file's name."""
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        if must_be:
-            line = f"{must_be}{getattr(error, 'lineno', 1)}"
-            raise ToolError(f"{line} is not valid JSON ({one_line(error)}); write the list again") from None
-        return None
-    return whole if isinstance(whole, list) else [whole]
+            yield f"{path}:{number}", _line(line, f"{path}:{number}", is_json)
 
 
 def _line(line: str, place: str, is_json: bool) -> Any:
@@ -121,17 +106,19 @@ def _line(line: str, place: str, is_json: bool) -> Any:
         raise ToolError(f"{place} is not valid JSON; {fix}") from None
 
 
-def _table_rows(path: Path, file: TextIO, delimiter: str) -> Iterator[Row]:
+def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
-    reader = csv.DictReader(file, delimiter=delimiter)
-    try:
-        for row in reader:
-            place = f"{path}:{reader.line_num}"
-            if None in row:
-                raise ToolError(f"{place} has more cells than the header; put quotes around text that holds a comma")
-            yield place, {key: cell for key, cell in row.items() if cell}
-    except csv.Error as error:
-        raise ToolError(f"{path}:{reader.line_num} is no row of a table ({error}); write it again") from None
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter)
+        try:
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                if None in row:
+                    fix = "put quotes around text that holds a comma"
+                    raise ToolError(f"{place} has more cells than the header; {fix}")
+                yield place, {key: cell for key, cell in row.items() if cell}
+        except csv.Error as error:
+            raise ToolError(f"{path}:{reader.line_num} is no row of a table ({error}); write it again") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

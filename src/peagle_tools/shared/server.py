@@ -17,7 +17,7 @@ from peagle_tools.shared import processes
 
 HOST = "127.0.0.1"
 # `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
-# distribution named `vllm`); use the command here once that is mended.
+# distribution named `vllm`); use the command here once it works.
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 
 
@@ -98,11 +98,8 @@ class Server:
     def check_sampling(self) -> None:
         """Raises ServerFailed when it refuses a sampled request: vLLM does for some of a target's own defaults."""
         body = json.dumps({"prompt": "a", "max_tokens": 1, "temperature": 1.0}).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._url}/v1/completions", body, headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=300):
-                pass
+            self._request("/v1/completions", 300, body)
         except urllib.error.HTTPError as error:
             reason = error.read().decode()
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -120,11 +117,12 @@ class Server:
             return True
         return False
 
-    def _request(self, path: str, timeout: float, method: str = "GET") -> str:
-        request = urllib.request.Request(self._url + path, method=method)
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return answer.read().decode()
+    def _request(self, path: str, timeout: float, body: bytes | None = None) -> None:
+        """GET, or POST with a ``body``. Raises OSError where it is not answered well."""
+        request = urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout):
+            pass
 
     def empty_prefix_cache(self) -> None:
         """Needs VLLM_SERVER_DEV_MODE=1 in the server's environment."""
-        self._request("/reset_prefix_cache", 60, "POST")
+        self._request("/reset_prefix_cache", 60, b"")

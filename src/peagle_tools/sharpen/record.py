@@ -76,7 +76,9 @@ def trace_of(recorded: list[RecordedStep], answers: dict[str, Answer]) -> Candid
     parts = []
     for step in recorded:
         num_k = step.ids.shape[1]
-        kept, tokens, prompts = [], [], []
+        kept: list[int] = []
+        tokens: list[list[int]] = []
+        prompts: list[int] = []
         for row, (request, first) in enumerate(zip(step.requests, step.first.tolist(), strict=True)):
             answer = answers[request]
             if answer.num_prompt < first < len(answer.tokens):  # neither in the midst of a prefill nor after the end
