@@ -92,6 +92,12 @@ def train(file: Path) -> Any:
     return training.train(read_config(file))
 
 
+def new_trainer(file: Path) -> Any:
+    """That of a run, before its first step or where its newest checkpoint is."""
+    config = read_config(file)
+    return training.make_trainer(config, training.to_options(config))
+
+
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object], rank: int = 0) -> None:
     """Call ``what`` when the optimizer of this process is about to make ``step``."""
     original = Trainer._optimizers_step
@@ -136,7 +142,8 @@ def result(file: Path) -> dict[str, Any]:
     last = max(folder.glob("step-*[0-9]"), key=lambda path: int(path.name.split("-")[1]))
     names = ("model.safetensors", "master.safetensors", "optimizer.pt", "scheduler.pt")
     log = [json.loads(line) for line in (config.run / "log.jsonl").read_text().splitlines()]
-    shown = [{key: line[key] for key in ("step", "lr", "loss", "accuracy", "held_out") if key in line} for line in log]
+    measured = ("tokens/s", "peak_gb", "time")
+    shown = [{key: value for key, value in line.items() if key not in measured} for line in log]
     contents = {name: (last / name).read_bytes() for name in names}
     al = (config.run / "al.jsonl").read_text()
     return {**contents, "last": last.name, "best": (folder / "best").readlink(), "log": shown, "al": al}

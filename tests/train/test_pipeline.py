@@ -20,7 +20,7 @@ from peagle_tools.train import steps
 from peagle_tools.train.lines import write_lines
 from peagle_tools.train.peagle_yaml import Config, Data, read_config
 from peagle_tools.train.pipeline import SPECULATORS, STEPS, _run, pipeline
-from tests.support.models import TARGET
+from tests.support.models import MODELS, TARGET
 
 NAMES = list(STEPS)
 WRITTEN = [name for _, writes in STEPS.values() for name in writes]
@@ -103,7 +103,7 @@ def test_a_value_that_cannot_be_used_is_named(line: str, says: str, tmp_path: Pa
 def test_another_speculators_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version that is checked is the one that this package requires."""
     for requirements in ("pyproject.toml", "requirements/train.txt"):
-        assert f"speculators=={SPECULATORS}" in Path(requirements).read_text()
+        assert f"speculators=={SPECULATORS}" in (MODELS.parent / requirements).read_text()
     monkeypatch.setattr(module, "version", lambda _: "0.10.0")
     ended = CliRunner().invoke(app, ["train", "data", str(file)])
     assert ended.exit_code == 2 and ended.stderr.startswith(

@@ -1,4 +1,4 @@
-"""A candidate selector trained with its head: the step, the run around it, and its checkpoint served."""
+"""A candidate selector trained with its head: the step, and its optimizer."""
 
 import json
 from itertools import product
@@ -7,29 +7,16 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from speculators.models.peagle.data import generate_cod_sample_indices
 from torch import Tensor
-from typer.testing import CliRunner
 
-from peagle_tools.cli import app
 from peagle_tools.shared.acceptance import Acceptance
-from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import replay as replaying
 from peagle_tools.train import selector_training as module
-from peagle_tools.train.checkpoints import Checkpoints
-from peagle_tools.train.draft_model import PEagleDraftModel
-from peagle_tools.train.peagle_yaml import Config, HeadSettings, read_config
+from peagle_tools.train.peagle_yaml import Config, HeadSettings
 from peagle_tools.train.selector_training import new_selector
-from peagle_tools.train.training import make_trainer, to_options
-from tests.conftest import ARM
-from tests.support import random_heads
-from tests.support.engines import Request, Settings, engine
-from tests.support.random_heads import prompt
-from tests.support.recorder import DifferentError, compare, planter, record
-from tests.support.reference import Reference
 from tests.train.heads import DRAFT_VOCAB, VOCAB, Shape, batch, cross_entropy, furthest, pair, step
-from tests.train.runs import at_step, result, stop, toy_run, train
+from tests.train.runs import new_trainer, toy_run
 
 ALPHA = 0.7
 RANK, CANDIDATES = 4, 8
@@ -66,12 +53,12 @@ def whole_step(
         losses.append(-scores.log_softmax(0)[candidates.index(truth)])
         is_chosen = is_found and candidates[int(scores.argmax())] == truth
         counts[:, d] += torch.tensor([1.0, is_found, is_chosen])
-    of_selector = torch.stack(losses).mean()
-    (loss + ALPHA * of_selector).backward()
+    selector_loss = torch.stack(losses).mean()
+    (loss + ALPHA * selector_loss).backward()
     gradients = {name: weight.grad for name, weight in flat.named_parameters() if weight.requires_grad}
     gradients |= {f"candidate_selector.{name}": weight.grad for name, weight in selector.named_parameters()}
-    metrics = {"total": counts[0], "recall": counts[1], "selector": counts[2], "loss": of_selector.detach()}
-    return {"loss": (loss + ALPHA * of_selector).detach()}, metrics, gradients
+    metrics = {"total": counts[0], "recall": counts[1], "selector": counts[2], "loss": selector_loss.detach()}
+    return {"loss": (loss + ALPHA * selector_loss).detach()}, metrics, gradients
 
 
 def test_a_checkpoint_is_judged_with_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,53 +115,9 @@ def test_a_step_without_a_token_to_choose_has_no_selector_loss() -> None:
     assert not any(gradients[f"candidate_selector.{name}"].any() for name in parts.candidate_selector.state_dict())
 
 
-def test_a_run_with_a_selector_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same head and selector, bit for bit; its checkpoint has each where it belongs."""
-    whole, stopped = (toy_run(tmp_path / name, selector={"rank": RANK}) for name in ("whole", "stopped"))
-    train(whole)
-    with monkeypatch.context() as patch:
-        at_step(patch, 5, stop)
-        with pytest.raises(TryAgain, match="stopped after step 5, which is saved"):
-            train(stopped)
-    train(stopped)
-    assert result(stopped) == result(whole)
-    folder, other = (read_config(file).run / "checkpoints/step-12" for file in (whole, stopped))
-    edge = "edge/model.safetensors"
-    assert (folder / edge).read_bytes() == (other / edge).read_bytes()
-
-    head, selector = load_file(folder / "model.safetensors"), load_file(folder / edge)
-    master = load_file(folder / "master.safetensors")
-    assert {name for name in selector if "scale" not in name} == set(master) - set(head)
-    assert all(torch.equal(tensor.bfloat16(), selector[name]) for name, tensor in master.items() if name in selector)
-    assert master["candidate_selector.predecessor_codebook"].any()
-    shown = CliRunner().invoke(app, ["inspect", str(folder), "--target", str(whole.parent / "target")])
-    assert shown.exit_code == 0 and "selector" in shown.output, shown.output
-    line = json.loads((folder / "../../log.jsonl").read_text().splitlines()[-2])
-    assert len(line["recall_at_16"]) == len(line["selector_accuracy"]) == 3 and line["selector_loss"] > 0
-    al = [json.loads(line) for line in (folder / "../../al.jsonl").read_text().splitlines()]
-    assert sorted((line["step"], line["how"], line["K"]) for line in al) == sorted(
-        product((6, 12), ("replay", "replay, no selector"), (1, 2, 3))
-    )
-    assert all(line["al"] == pytest.approx(1 + sum(line["acceptance"]), abs=2e-4) for line in al)
-
-    text = whole.read_text()
-    for old, new, change in (
-        ("rank: 4", "rank: 8", r"selector was \{'rank': 4, .* and is \{'rank': 8, "),
-        ("lr: 0.01", "lr: 0.02", "optimizer.lr was 0.01 and is 0.02; "),
-    ):
-        whole.write_text(text.replace(old, new))
-        with pytest.raises(ToolError, match=f"step-12 is of another run: {change}"):
-            train(whole)
-    more = toy_run(tmp_path / "more", selector={"rank": RANK}, head={"init": str(folder)})
-    config = read_config(more)
-    begun = make_trainer(config, to_options(config)).head.candidate_selector.state_dict()
-    assert all(torch.equal(tensor.bfloat16(), selector[f"candidate_selector.{name}"]) for name, tensor in begun.items())
-
-
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_new_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, name: str) -> None:
-    config = read_config(toy_run(tmp_path / "run", selector={"rank": RANK, "lr": 0.002}, optimizer={"name": name}))
-    trainer = make_trainer(config, to_options(config))
+    trainer = new_trainer(toy_run(tmp_path / "run", selector={"rank": RANK, "lr": 0.002}, optimizer={"name": name}))
     selector = trainer.head.candidate_selector  # whose successors are not 0: else neither would ever get a gradient
     assert selector.successor_codebook.all() and not selector.predecessor_codebook.any()  # no draft is changed yet
     wanted = {f"candidate_selector.{part}" for part in selector.state_dict()}
@@ -182,25 +125,5 @@ def test_a_new_selector_has_its_own_rate_and_no_weight_decay(tmp_path: Path, nam
     assert isinstance(trainer.optimizers[-1], torch.optim.AdamW)
     assert set(group["param_names"]) == wanted and group["weight_decay"] == 0 and group["initial_lr"] == 0.002
     assert all(group["weight_decay"] > 0 and group["initial_lr"] != 0.002 for group in others)
-    without = read_config(toy_run(tmp_path / "without", optimizer={"name": name}))
-    assert len(make_trainer(without, to_options(without)).optimizers[-1].param_groups) == 1
-
-
-@pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
-def test_a_checkpoint_is_served_with_its_selector(tmp_path: Path) -> None:
-    """By stock vLLM without it."""
-    target = random_heads.write_target(tmp_path / "target")
-    folder = random_heads.write_head(tmp_path / "head", target, random_heads.HeadSpec(draft_vocab=200))
-    head = PEagleDraftModel.from_pretrained(folder).float()
-    head.candidate_selector = new_selector(head, 8, None)
-    torch.nn.init.normal_(head.candidate_selector.predecessor_codebook)
-    Checkpoints(tmp_path).write(head, [], [], {"step": 1, "score": None})
-    checkpoint, requests = tmp_path / "step-1", [Request("a", prompt(9), 16), Request("b", prompt(30, 1), 16)]
-    live = engine(Settings(target, checkpoint, k=4, max_model_len=96))
-    reference = Reference(target, checkpoint, selector=ARM != "stock-v1")
-    right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
-    with record(live, planter(right, random_heads.VOCAB)) as noted:
-        finished = live.run(requests)
-    assert compare(noted, finished, reference, live.settings).rows > 10
-    with pytest.raises(DifferentError):
-        compare(noted, finished, Reference(target, checkpoint, selector=ARM == "stock-v1"), live.settings)
+    without = new_trainer(toy_run(tmp_path / "without", optimizer={"name": name}))
+    assert len(without.optimizers[-1].param_groups) == 1

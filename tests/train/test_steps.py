@@ -1,6 +1,6 @@
 """Answers, data and hidden states of a real target, through vLLM's server and speculators' commands.
 
-One server, which writes hidden states beside its answers, serves all tests, in the order of the file.
+One server, which writes hidden states as it answers, serves all tests, in the order of the file.
 """
 
 import json

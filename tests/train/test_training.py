@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu
 from peagle_tools.train import trainer as trainer_module
 from peagle_tools.train.peagle_yaml import STAMP, read_config
-from peagle_tools.train.training import make_trainer, to_options
-from tests.train.runs import MASK, at_step, exit_code, in_child, result, stop, toy_run, train
+from tests.train.runs import MASK, at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
+
+
+def selector_run(folder: Path) -> Path:
+    return toy_run(folder / "run", selector={"rank": 4})
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A finished run, and what it ended with."""
-    file = toy_run(tmp_path_factory.mktemp("undisturbed"))
+    """A finished run of a head with a selector, and what it ended with."""
+    file = selector_run(tmp_path_factory.mktemp("undisturbed"))
     train(file)
     return file, result(file)
 
@@ -42,18 +46,50 @@ def saved_steps(file: Path) -> set[str]:
 
 def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     file, ended = undisturbed
-    folder = checkpoints(file)
+    folder = checkpoints(file) / "step-12"
     assert ended["last"] == "step-12" and ended["best"].name in ("step-6", "step-12")
     assert saved_steps(file) == {"step-6", "step-9", "step-12"}
     trained = [line for line in ended["log"] if "loss" in line]
     assert [line["step"] for line in trained] == [*range(1, 13)]
     assert [line["step"] for line in ended["log"] if "held_out" in line] == [6, 12]
-    assert trained[-1]["loss"] < trained[0]["loss"] and len(trained[0]["accuracy"]) == 3
-    weights, master = (load_file(folder / "step-12" / name) for name in ("model.safetensors", "master.safetensors"))
+    assert trained[-1]["loss"] < trained[0]["loss"] and trained[-1]["selector_loss"] > 0
+    for shares in ("accuracy", "recall_at_16", "selector_accuracy"):
+        assert len(trained[0][shares]) == 3
+    assert not (folder / "config.py").exists() and "auto_map" not in (folder / "config.json").read_text()
+    weights, master = load_file(folder / "model.safetensors"), load_file(folder / "master.safetensors")
+    selector = load_file(folder / "edge/model.safetensors")
     assert {tensor.dtype for tensor in master.values()} == {torch.float32}
-    assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in master.items())
-    shown = CliRunner().invoke(app, ["inspect", str(folder / "step-12"), "--target", str(file.parent / "target")])
-    assert shown.exit_code == 0, shown.output
+    assert {name for name in selector if "scale" not in name} == set(master) - set(weights)
+    assert all(torch.equal((weights | selector)[name], tensor.bfloat16()) for name, tensor in master.items())
+    assert selector["candidate_selector.predecessor_codebook"].any()
+    shown = CliRunner().invoke(app, ["inspect", str(folder), "--target", str(file.parent / "target")])
+    assert shown.exit_code == 0 and "selector" in shown.output, shown.output
+    al = [json.loads(line) for line in ended["al"].splitlines()]
+    rows = product((6, 12), ("replay", "replay, no selector"), (1, 2, 3))
+    assert sorted((line["step"], line["how"], line["K"]) for line in al) == sorted(rows)
+    assert all(line["al"] == pytest.approx(1 + sum(line["acceptance"]), abs=2e-4) for line in al)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("rank: 4", "rank: 8", r"selector was \{'rank': 4, .* and is \{'rank': 8, "),
+        ("lr: 0.01", "lr: 0.02", "optimizer.lr was 0.01 and is 0.02; "),
+    ],
+)
+def test_other_settings_are_another_run(undisturbed: Any, old: str, new: str, change: str) -> None:
+    other = undisturbed[0].with_name("other.yaml")
+    other.write_text(undisturbed[0].read_text().replace(old, new))
+    with pytest.raises(ToolError, match=f"step-12 is of another run: {change}"):
+        train(other)
+
+
+def test_a_head_that_another_begins_as_hands_on_its_selector(undisturbed: Any, tmp_path: Path) -> None:
+    folder = checkpoints(undisturbed[0]) / "step-12"
+    file = toy_run(tmp_path, selector={"rank": 4}, head={"init": str(folder)})
+    selector = new_trainer(file).head.candidate_selector.state_dict()
+    first = load_file(folder / "edge/model.safetensors")
+    assert all(torch.equal(tensor.bfloat16(), first[f"candidate_selector.{name}"]) for name, tensor in selector.items())
 
 
 def test_embeddings_are_trained_unless_told_otherwise(undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -96,7 +132,7 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
     undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: int
 ) -> None:
     """In a step; before a checkpoint is on the disk, before it has its name, and as soon as it has it, the last too."""
-    file, original = toy_run(tmp_path / "run"), module.sync
+    file, original = selector_run(tmp_path), module.sync
 
     def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -117,7 +153,7 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
 
 
 def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, limits = toy_run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    file, limits = selector_run(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     at_step(monkeypatch, 5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1])))
     try:
         with pytest.raises(ToolError, match=r"step-6 cannot be written \(.*make room, .* continues; step-3 is there$"):
@@ -127,23 +163,6 @@ def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkey
     monkeypatch.undo()
     assert saved_steps(file) == {"step-3"}
     train(file)
-    assert result(file) == undisturbed[1]
-
-
-def test_what_is_cut_off_does_not_open(
-    undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    file = toy_run(tmp_path / "run")
-    at_step(monkeypatch, 10, stop)
-    with pytest.raises(TryAgain):
-        train(file)
-    monkeypatch.undo()
-    for path in (checkpoints(file) / "step-10/training_state.json", checkpoints(file) / "step-9/optimizer.pt"):
-        os.truncate(path, 100)
-    train(file)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "does not open" in line]
-    assert saved_steps(file) == {"step-6", "step-9", "step-12", "step-9.broken", "step-10.broken"}
-    assert len(lines) == 2 and "step-9 does not open (optimizer.pt has 100 of" in lines[1]
     assert result(file) == undisturbed[1]
 
 
@@ -171,9 +190,8 @@ def test_a_server_that_is_gone_stops_the_run(tmp_path: Path) -> None:
 
 def test_hidden_states_that_change_while_it_trains_are_refused(tmp_path: Path) -> None:
     cpu.setup()
-    config = read_config(toy_run(tmp_path / "run"))
-    folder = config.data_folder / "hidden_states"
-    trainer = make_trainer(config, to_options(config))
+    file = toy_run(tmp_path / "run")
+    folder, trainer = read_config(file).data_folder / "hidden_states", new_trainer(file)
     shutil.copy(folder / "hs_3.safetensors", folder / "hs_5.safetensors")
     with pytest.raises(ToolError, match=r"^row 5 of the data: "):
         trainer.run()
@@ -198,9 +216,8 @@ def test_hidden_states_of_another_dtype_than_the_steps_train(tmp_path: Path) -> 
 
 def test_the_first_two_tokens_of_a_document_are_not_supervised(tmp_path: Path) -> None:
     """No state of the head is before them."""
-    config = read_config(toy_run(tmp_path / "run", [(30, 0)] * 6, data={"held_out": 2}))
-    trainer = make_trainer(config, to_options(config))
-    assert sum(int(batch["loss_mask"].sum()) for batch in trainer.train_loader) == 4 * (30 - 2)
+    loader = new_trainer(toy_run(tmp_path / "run", [(30, 0)] * 6, data={"held_out": 2})).train_loader
+    assert sum(int(batch["loss_mask"].sum()) for batch in loader) == 4 * (30 - 2)
 
 
 def change_stamp(data: Path) -> None:

@@ -12,14 +12,12 @@ from transformers import LlamaForCausalLM
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.peagle_yaml import read_config
-from peagle_tools.train.training import make_trainer, to_options
-from tests.train.runs import VOCAB, toy_run
+from tests.train.runs import VOCAB, new_trainer, toy_run
 
 
 def begin(file: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """The head that a run begins with, and a batch of it."""
-    config = read_config(file)
-    trainer = make_trainer(config, to_options(config))
+    trainer = new_trainer(file)
     torch.manual_seed(0)
     return trainer.model, next(iter(trainer.train_loader))
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from speculators.train.checkpointer import SingleGPUCheckpointer, convert_float_dtype
+from speculators.train.checkpointer import SingleGPUCheckpointer, convert_float_dtype, patch_config_dtype
 from speculators.train.distributed import get_rank
 
 from peagle_tools.shared.atomic_files import sync
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.train.selector_training import TENSORS, served
-from peagle_vllm.heads.files import INDEX, one_line
+from peagle_vllm.heads.files import INDEX, one_line, read_json
 from peagle_vllm.heads.head import read_head
 
 KEPT = 3
@@ -33,32 +33,21 @@ class Checkpoints(SingleGPUCheckpointer):
     """The saved steps in a folder.
 
     Attributes:
-        state: training_state.json of the newest checkpoint that opens; empty where there is none.
+        state: training_state.json of the newest checkpoint; empty where there is none.
         previous_epoch: its step, which speculators' code takes for an epoch's number; -1 where there is none.
     """
 
     def _get_previous_epoch(self) -> int:
-        self.state: dict[str, Any] = {}
-        self.scores: dict[int, float] = {}
         if get_rank() == 0:
             for begun in self.path.glob("step-*.tmp"):
                 shutil.rmtree(begun)
-        for step in reversed(self.steps()):
-            try:
-                state = _open(self.folder(step))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                if get_rank() == 0:
-                    print(f"{self.folder(step)} does not open ({one_line(error)}): going on from the one before it")
-                    broken = self.folder(f"step-{step}.broken")  # which is not counted among those that are kept
-                    shutil.rmtree(broken, ignore_errors=True)
-                    self.folder(step).rename(broken)
-                continue
-            self.state = self.state or state
-            if state["score"] is not None:
-                self.scores[step] = state["score"]
+        states = {step: read_json(self.folder(step) / STATE) for step in self.steps()}
+        self.scores: dict[int, float] = {step: state["score"] for step, state in states.items() if state["score"]}
+        newest = max(states, default=-1)
+        self.state: dict[str, Any] = states.get(newest, {})
         if self.state and get_rank() == 0:
             self._point_at_best()  # a run killed between its last save and this link saves nothing more
-        return self.state.get("step", -1)
+        return newest
 
     def steps(self) -> list[int]:
         """The steps that were saved, in ascending order."""
@@ -102,16 +91,12 @@ class Checkpoints(SingleGPUCheckpointer):
         weights = convert_float_dtype(load_file(begun / MASTER), torch.bfloat16)
         selector = served(*map(weights.pop, TENSORS)) if TENSORS[0] in weights else None
         save_file(weights, begun / MODEL, metadata={"format": "pt"})
-        (begun / "config.py").unlink(missing_ok=True)  # the library's own class, which vLLM does not need
-        config = json.loads((begun / "config.json").read_text())
-        config.pop("auto_map", None)
-        (begun / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
+        patch_config_dtype(begun / "config.json", torch.bfloat16)
         index = {"weight_map": dict.fromkeys(weights, MODEL)}  # vLLM would read the other file, too
         (begun / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         if selector:
             write_selector(begun, read_head(begun), selector)
-        files = {str(file.relative_to(begun)): file.stat().st_size for file in begun.rglob("*") if file.is_file()}
-        (begun / STATE).write_text(json.dumps({**state, "files": files}, indent=2) + "\n")
+        (begun / STATE).write_text(json.dumps(state, indent=2) + "\n")
         for file in [*begun.rglob("*"), begun]:
             sync(file)
         begun.rename(self.folder(state["step"]))
@@ -130,12 +115,3 @@ class Checkpoints(SingleGPUCheckpointer):
         link.unlink(missing_ok=True)
         link.symlink_to(self.folder(steps[-1] if best is None else best).name)
         link.replace(self.path / "best")
-
-
-def _open(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint all of whose files have the size that they were written with."""
-    state = json.loads((folder / STATE).read_text())
-    for name, size in state["files"].items():
-        if (present := (folder / name).stat().st_size) != size:
-            raise OSError(f"{name} has {present} of {size} bytes")
-    return state

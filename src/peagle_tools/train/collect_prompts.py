@@ -7,8 +7,8 @@ would not say. So only what systems and users said is kept; the target answers e
 import hashlib
 import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
@@ -46,7 +46,7 @@ def prompts(config: Config) -> str:
     """Write ``prompts.jsonl``, whole or not at all: {id, messages, source} a line.
 
     They are of the data sets, and of the target's own where ``from_target`` says so, in the order of their ids, which
-    are hashes: the first ones are a random share. Rows that are dropped are listed beside it in ``.dropped.jsonl``
+    are hashes: the first ones are a random share. Rows that are dropped are listed in ``.dropped.jsonl``
     without their text, with what they are near to or {kind: count} of their personal data.
 
     Returns:
@@ -70,8 +70,13 @@ def prompts(config: Config) -> str:
     for row in chain(*from_sources, _usable(from_target, counts)):
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
-    near = near_to([row for source in data.apart_from for row in _prompts(source, None, Counter(), {})])
-    sources = {key: near(rows[key]) for key in sorted(rows)}
+    measured = [
+        (row["source"], text)
+        for source in data.apart_from
+        for row in _prompts(source, None, Counter(), {})
+        for text in _user_grams(row)
+    ]
+    sources = {key: near_to(rows[key], measured) for key in sorted(rows)}
     apart = [rows[key] for key, source in sources.items() if not source]
     dropped = [{**rows[key], "messages": None, "near": source} for key, source in sources.items() if source]
     counts["near to a measured prompt"] = len(dropped)
@@ -136,27 +141,17 @@ def _usable(sampled: Iterable[dict[str, Any]], counts: Counter[str]) -> Iterator
             yield {"id": _id(row["messages"]), "messages": row["messages"], "source": f"target:{number}"}
 
 
-def near_to(measured: list[dict[str, Any]]) -> Callable[[dict[str, Any]], str | None]:
-    """A function that gives the source of a row of ``measured`` that a row is near to, or None.
+def near_to(row: dict[str, Any], measured: Iterable[tuple[str, set[tuple[str, ...]]]]) -> str | None:
+    """The source of one of the ``measured`` texts, each (source, grams), that a text of ``row`` is near to, or None.
 
     Two texts are near when they share half of the runs of 4 words that the shorter one has: reworded in some places, or
     one within the other.
     """
-    texts = [(row["source"], text) for row in measured for text in _user_grams(row)]
-    places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number, (_, text) in enumerate(texts):
-        for gram in text:
-            places[gram].append(number)
-
-    def near(row: dict[str, Any]) -> str | None:
-        for text in _user_grams(row):
-            for number, shared in Counter(n for gram in text for n in places.get(gram, ())).items():
-                source, other = texts[number]
-                if shared >= NEAR * min(len(text), len(other)):
-                    return source
-        return None
-
-    return near
+    for text in _user_grams(row):
+        for source, other in measured:
+            if 0 < NEAR * min(len(text), len(other)) <= len(text & other):
+                return source
+    return None
 
 
 def grams(text: str) -> set[tuple[str, ...]]:

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, StepRows, anchor_chunks, chunked_sum
 from peagle_tools.train.selector_training import selector_loss
 
+peagle.PEagleSpeculatorConfig._auto_class = None  # else each head is saved with the source of this class
+
 
 class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.json, where vLLM reads it
     """speculators' ``PEagleDraftModel`` with another ``forward``; weights and checkpoints are the same."""
@@ -58,7 +60,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             verifier_last_hidden_states: of the target before its last norm, [1, N, hidden].
             num_depths: K, the real row's depth included.
             down_sample_ratio, down_sample_ratio_min: r and m; of depth d the share max(r^d, m) is kept, 1 keeps all.
-            chunk_rows: rows computed at once, beside which an anchor is finished; memory grows with it.
+            chunk_rows: rows computed at once, and those that finish the last anchor; memory grows with it.
             selector_alpha: weight of the loss of ``candidate_selector``, which is a metric of its own.
         """
         documents = Documents(document_ids[0].to(hidden_states.device))
@@ -70,9 +72,9 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         mask_rows = StepRows(all_rows.anchor[is_mask], all_rows.depth[is_mask])
         total = loss_mask[0, all_rows.position].sum(dtype=torch.float64)
         metrics: dict[str, Tensor] = {}
-        of_selector = None
+        selector_part = None
         if self.candidate_selector is not None:
-            of_selector = selector_loss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
+            selector_part = selector_loss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
 
         def loss_of(states: Tensor, rows: StepRows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
@@ -91,7 +93,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                 else:
                     metrics[name] = metrics.get(name, 0) + value * (share if name.endswith("loss_sum") else 1)
             loss = loss * share
-            return loss + selector_alpha * of_selector(hidden[0], logits[0], rows) if of_selector else loss
+            return loss + selector_alpha * selector_part(hidden[0], logits[0], rows) if selector_part else loss
 
         supervised = loss_mask[0].nonzero()[:, 0]
         total_loss = self.sum_over(loss_of, input_ids, hidden_states, documents, supervised, mask_rows, chunk_rows)
@@ -123,8 +125,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         windows = [self.sliding_window if i in self.sliding_window_indices else None for i in range(len(self.layers))]
 
         def run(layer: torch.nn.Module, states: Tensor, attention: Any, position: Tensor) -> Tensor:
-            of_rows = tuple(part[:, position] for part in rotary)
-            return layer(states, attention_mask=attention, position_ids=position[None], position_embeddings=of_rows)
+            embeddings = tuple(part[:, position] for part in rotary)
+            return layer(states, attention_mask=attention, position_ids=position[None], position_embeddings=embeddings)
 
         def run_real(layer: torch.nn.Module, states: Tensor, attention: RealRows) -> tuple[Tensor, ...]:
             return run(layer, states, attention, positions), *attention.kept
@@ -148,9 +150,9 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         output = [*self.norm.parameters(), *self.lm_head.parameters()]
         if self.candidate_selector is not None:
             output += self.candidate_selector.parameters()
-        of_real = chunked_sum(real_chunk, supervised.split(chunk_rows), [states], output)
+        real_sum = chunked_sum(real_chunk, supervised.split(chunk_rows), [states], output)
         weights = chain(self.layers.parameters(), output)
-        return of_real + chunked_sum(mask_chunk, anchor_chunks(mask_rows, chunk_rows), [mask_row, *kept], weights)
+        return real_sum + chunked_sum(mask_chunk, anchor_chunks(mask_rows, chunk_rows), [mask_row, *kept], weights)
 
     def _layer_input(self, input_ids: Tensor, hidden_states: Tensor) -> Tensor:
         """What the first layer reads, [1, n, 2 * hidden], of tokens [1, n] and target states [1, n, n_aux * hidden]."""

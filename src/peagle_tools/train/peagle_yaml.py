@@ -54,7 +54,7 @@ class Data(Strict):
 
     @field_validator("prompts", "apart_from")
     @classmethod
-    def _beside_the_file(cls, value: list[str], info: ValidationInfo) -> list[str]:
+    def _from_the_file(cls, value: list[str], info: ValidationInfo) -> list[str]:
         files = [(Path(info.context or ".") / name).resolve() for name in value]
         return [str(file) if file.is_file() else name for file, name in zip(files, value, strict=True)]
 
@@ -110,7 +110,7 @@ class Selector(Strict):
     """A candidate selector, trained with the head."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 64  # of its tables
-    alpha: Annotated[float, Field(gt=0, strict=False)] = 1.0  # weight of its loss beside the head's
+    alpha: Annotated[float, Field(gt=0, strict=False)] = 1.0  # weight of its loss, where the head's has 1
     lr: Annotated[float, Field(gt=0, strict=False)] = 3e-3  # its own learning rate, with the head's schedule
 
 
@@ -146,9 +146,9 @@ class Config(Strict):
 
     @field_validator("target", "folder")
     @classmethod
-    def _beside_the_file(cls, value: str, info: ValidationInfo) -> str:
-        beside = info.field_name == "folder" or value.startswith(".")
-        return str((Path(info.context or ".") / value).resolve()) if beside else value
+    def _from_the_file(cls, value: str, info: ValidationInfo) -> str:
+        is_path = info.field_name == "folder" or value.startswith(".")
+        return str((Path(info.context or ".") / value).resolve()) if is_path else value
 
     @field_validator("engine")
     @classmethod

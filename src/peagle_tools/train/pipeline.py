@@ -120,7 +120,7 @@ def pipeline(
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """What decides the output of each step, beside the step before it."""
+    """What decides the output of each step, next to the output of the step before it."""
     parts = config.model_dump(mode="json")
     data, optimizer = parts["data"], parts["optimizer"]
     selector = [parts["selector"]] if config.selector else []

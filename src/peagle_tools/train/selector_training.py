@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from speculators.models.dflash2.metrics import selector_training_candidates
 from speculators.models.dflash2.model_definitions import CandidateSelector
-from speculators.train.optimizers import build_optimizers as of_the_library
+from speculators.train import optimizers as library
 from torch import Tensor
 
 from peagle_kernels import select_candidates
@@ -53,7 +53,7 @@ def build_optimizers(model: torch.nn.Module, options: Any, rate: float) -> list[
     """speculators' optimizers; a selector is a group of AdamW's at its own ``rate``, without weight decay."""
     named = list(model.named_parameters())
     head = SimpleNamespace(named_parameters=lambda: [(name, weight) for name, weight in named if SELECTOR not in name])
-    optimizers = of_the_library(head, options)
+    optimizers = library.build_optimizers(head, options)
     selector = [(name, weight) for name, weight in named if SELECTOR in name]
     if selector:  # Muon comes before AdamW
         optimizers[-1].add_param_group({"params": selector, "lr": rate, "weight_decay": 0.0})
@@ -114,10 +114,10 @@ def selector_loss(
         metrics["selector_loss_total"] = torch.ones_like(loss)  # a step
         is_chosen = is_candidate & (scores.argmax(dim=-1) == place)
         for depth in range(num_depths):
-            of_depth = known & (rows.depth == depth)
+            at_depth = known & (rows.depth == depth)
             for name, right in (("recall", is_candidate), ("selector", is_chosen)):
-                add(f"{name}_{depth}_acc_sum", (right & of_depth).sum())
-                add(f"{name}_{depth}_acc_total", of_depth.sum())
+                add(f"{name}_{depth}_acc_sum", (right & at_depth).sum())
+                add(f"{name}_{depth}_acc_total", at_depth.sum())
         return loss
 
     return loss_of

@@ -57,7 +57,7 @@ class Trainer(library.Trainer):
         return cast("PEagleDraftModel", getattr(self.model, "module", self.model))  # DistributedDataParallel wraps it
 
     def setup_trainer(self) -> None:
-        """Where to begin: at the newest checkpoint that opens."""
+        """Where to begin: at the newest checkpoint."""
         if not torch.accelerator.is_available():
             self.local_rank = self.device_type = "cpu"  # the library has a GPU's number, and "cuda"
         self.world = dist.get_world_size() if self.is_distributed else 1
