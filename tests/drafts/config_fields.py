@@ -89,13 +89,13 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32},
 }
 KNOWN = {  # values of fields that the tests' heads do not state
-    **{
-        "dtype": "float32",
-        "layer_types": ["full_attention", "full_attention"],
-        "sliding_window": 8,
-        "logit_scale": 2.0,
-    },
-    **{"partial_rotary_factor": 0.5, "quantization_config": {"quant_method": "fp8"}, "sub_configs": {}},
+    "dtype": "float32",
+    "layer_types": ["full_attention", "full_attention"],
+    "sliding_window": 8,
+    "logit_scale": 2.0,
+    "partial_rotary_factor": 0.5,
+    "quantization_config": {"quant_method": "fp8"},
+    "sub_configs": {},
 }
 
 

@@ -1,4 +1,4 @@
-"""What an engine can be: LoRA, weights reloaded, KV connectors, whole prefixes kept. Output as without speculation."""
+"""What an engine can be: LoRA, weights reloaded, KV connectors, whole prefixes kept, a head in 8 bits."""
 
 import json
 from dataclasses import replace
@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peagle_tools.shared.acceptance import repeated_tokens
+from peagle_tools.shared.acceptance import read_engine, repeated_tokens
 from tests.conftest import ARM
 from tests.features.comparing import SETTINGS, Case, outputs, tokens
-from tests.support.engines import BLOCK_SIZE, Request, engine, without_speculation
-from tests.support.models import TARGET, prompt_token_ids
+from tests.support.engines import BLOCK_SIZE, Request, Settings, engine, without_speculation
+from tests.support.models import PEAGLE, TARGET, prompt_token_ids
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -119,3 +119,18 @@ def test_drafts_count_as_repeated_where_they_are_looked_up(monkeypatch: pytest.M
         for end, matched in zip(ends, repeated_tokens(ids, ends), strict=True):
             judged[tuple(ids[:end])] = matched >= settings.lookup
     assert {True, False} == {*judged.values()} and judged == {ids: was_looked_up[ids] for ids in judged}
+
+
+def test_vllm_quantizes_a_head_while_it_loads_it():
+    """Its layers and ``fc``, not ``lm_head``. Of the methods for linear layers a CPU has kernels for this one."""
+    online = (("quantization", "fp8_per_channel"),)
+    live = engine(
+        Settings(TARGET, PEAGLE, k=3, dtype="bfloat16", speculative=online, llm=(("disable_log_stats", False),))
+    )
+    model = live.drafter.model
+    for layer in (*model.model.layers, None):
+        weight = layer.mlp.down_proj.weight if layer else model.model.fc.weight
+        assert weight.dtype == torch.float8_e4m3fn
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    live.run([Request(str(i), tuple(ids[:60]), 24) for i, ids in enumerate(prompt_token_ids()[:4])])
+    assert read_engine(live.llm).length > 1.7  # of drafts that mean nothing: 1.0

@@ -77,7 +77,7 @@ def test_data_parallel_ranks_of_v1_draft_what_one_drafts(tmp_path: Path):
     assert all(rank["rows"] > 3 for rank in reports_of_ranks(tmp_path, "data", "plugin-v1"))
 
 
-@pytest.mark.parametrize("arm", ["plugin-v1", "plugin-v2"])
+@pytest.mark.parametrize("arm", [pytest.param("plugin-v1", marks=pytest.mark.full), "plugin-v2"])
 def test_tensor_parallel_ranks_draft_what_one_drafts(arm: str, tmp_path: Path):
     """The selector's candidates are those of all ranks.
 
