@@ -129,20 +129,10 @@ def _of_files() -> Iterator[Mutation]:
     for file in (CONFIG, WEIGHTS):
         for label, how in _FILE_DAMAGES.items():
             yield Mutation(f"{file} {label}", (file, "*.safetensors"), damage=partial(_damage, file=file, how=how))
-    for length in (0, 7, 9, 60, 400, 2000):
-        cut = partial(os.truncate, length=length)
-        yield Mutation(f"weights cut at {length}", (WEIGHTS,), damage=partial(_damage, file=WEIGHTS, how=cut))
-    for length in (0, 1, 2**20, 101 << 20, 2**40, 2**64 - 1):
-        resize = partial(_put_header_length, length=length)
-        yield Mutation(f"header of {length} bytes", (WEIGHTS,), damage=partial(_damage, file=WEIGHTS, how=resize))
 
 
 def _damage(folder: Path, file: str, how: Callable[[Path], object]) -> None:
     how(folder / file)
-
-
-def _put_header_length(path: Path, length: int) -> None:
-    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
 
 
 def _link(path: Path, to: str | Path) -> None:
@@ -163,4 +153,6 @@ _FILE_DAMAGES: dict[str, Callable[[Path], object]] = {
     "a list": lambda path: path.write_text("[1]"),
     "nested deep": lambda path: path.write_text("[" * 100_000),
     "too large": partial(os.truncate, length=200 << 20),
+    "cut short": partial(os.truncate, length=400),
+    "of another header": lambda path: path.write_bytes((2**40).to_bytes(8, "little") + path.read_bytes()[8:]),
 }

@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from peagle_tools.inspect import head_report
-from peagle_vllm.heads import config as configs
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from tests.heads.writers import AUX, HIDDEN, speculators
@@ -83,7 +80,3 @@ def test_what_cannot_be_read_is_one_line(damage, words: str, tmp_path: Path):
     assert words in line
     assert str(tmp_path) in line
     assert "\n" not in line
-
-
-def test_every_dialect_has_a_name_for_the_report():
-    assert set(head_report.DIALECTS) == set(get_args(configs.Dialect))

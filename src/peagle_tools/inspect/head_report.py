@@ -24,15 +24,6 @@ from peagle_vllm.heads.selector import PROJECTION, read_selector_config
 from peagle_vllm.heads.target import Target, Token
 
 SCHEMA = 2
-DIALECTS = {
-    "aws": "AWS (flat config, ptd_token_id)",
-    "flat": "AWS training config (flat, plain Llama architecture)",
-    "nemo": "NeMo Automodel",
-    "specforge": "SpecForge",
-    "speculators": "speculators",
-    "vllm": "vLLM's own",
-    "unknown": "unknown",
-}
 TOKEN_KINDS = {
     "special": "a special token that no text uses",
     "in use": "a special token that the chat template or the end of a text uses",
@@ -61,7 +52,7 @@ def report(
         "head": head.name,  # as it was given
         "commit": head.commit,  # of the hub; None for a folder outside the hub's cache
         "kind": head.kind,  # peagle, eagle3, or target for a plain model
-        "dialect": head.dialect,  # of DIALECTS
+        "dialect": head.dialect,  # of heads/config.py; docs/heads.md has a table
         "architecture": head.architecture,  # the class that vLLM looks up
         "family": head.family,  # llama or qwen3: the layers; None for a class that cannot draft in parallel
         "layers": head.num_layers,
@@ -161,7 +152,7 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "head", data["head"]
     if data["commit"]:
         yield "commit", data["commit"]
-    yield "dialect", DIALECTS[data["dialect"]]
+    yield "dialect", data["dialect"]
     yield "served as", f"{data['architecture'] or 'nothing in vLLM'} ({data['family'] or 'no P-EAGLE class'})"
     window = data["sliding_window"]
     windowed = f", {window['layers']} of them see the last {window['size']} tokens" if window else ""
@@ -193,13 +184,10 @@ def _rows(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "norms", ", ".join(name for name, on in data["norms"].items() if on) or "none but the layers' own"
     yield "trained depth", str(data["trained_depth"] or "not in the config")
     weights = data["weights"]
-    dtypes, files = weights["dtypes"], weights["files"]
-    kinds = " and ".join(f"{count} {dtype}" for dtype, count in dtypes.items()) if len(dtypes) > 1 else "".join(dtypes)
-    yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {kinds}"
-    yield "files", f"{len(files)}: {', '.join(files[:2])}{' ...' if files[2:] else ''}"
-    both = ("embed_tokens", "lm_head")
-    in_head, shared = (", ".join(name for name in both if weights[name] is has) for has in (True, False))
-    yield "of its own", (in_head or "neither") + (f" ({shared} shared with the target)" if shared else "")
+    dtypes = ", ".join(weights["dtypes"])
+    yield "weights", f"{weights['parameters']:,} parameters, {decimal(weights['bytes'])}, {dtypes}"
+    shared = [name for name in ("embed_tokens", "lm_head") if not weights[name]]
+    yield "from target", ", ".join(shared) or "neither embed_tokens nor lm_head"
     if selector := data["selector"]:
         gated = "gated by the hidden state" if selector["gated"] else "without a gate"
         size = f"rank {selector['rank']}, {selector['candidates']} candidates a position"

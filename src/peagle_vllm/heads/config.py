@@ -7,9 +7,8 @@ wrong place, and then drafts badly with a default.
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
 
 docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``Dialect``,
-``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``flat_config`` and ``vllm_name``; then, with its
-name, into ``DIALECTS`` of head_report.py, tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py,
-and the table in docs/heads.md.
+``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``flat_config`` and ``vllm_name``; then into
+tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
