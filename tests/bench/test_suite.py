@@ -32,9 +32,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_named_with_line_and_key(suite_file: Path, name: str) -> None:
-    old, new, line, message = MISTAKES[name]
+@pytest.mark.parametrize(("old", "new", "line", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_line_and_key(suite_file: Path, old: str, new: str, line: int, message: str) -> None:
     text = suite_file.read_text()
     assert old in text
     suite_file.write_text(text.replace(old, new))

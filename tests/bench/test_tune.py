@@ -91,8 +91,8 @@ def test_the_suite_is_valid_in_its_folder(prompts: Path, elsewhere: Path, monkey
     suite = read_yaml(elsewhere / "mine/suite.yaml", Suite, "suite")
     assert suite.serve.flags == "--dtype float32" and (suite.concurrency, suite.repeats) == ([1, 8, 64], 3)
     assert suite.datasets["prompts"].jsonl == "./suite.jsonl" and suite.datasets["prompts"].prompts == 2
-    none, plain, adaptive = suite.arms.values()
-    assert not none.k and plain.k == [3, 5, 7] and adaptive.k == [7]
+    assert [arm.k for arm in suite.arms.values()] == [[], [3, 5, 7], [7]]
+    plain, adaptive = list(suite.arms.values())[1:]
     assert plain.speculative_config["model"] == "../head"
     assert adaptive.speculative_config == {**plain.speculative_config, "enable_adaptive_verification": True}
 

@@ -64,9 +64,12 @@ llm = LLM({str(TARGET)!r}, speculative_config=head, dtype="float32", enforce_eag
           kv_cache_memory_bytes=16 << 20)
 llm.generate(["import os"], SamplingParams(max_tokens=8), use_tqdm=False)
 import json, sys
-tools = [name for name in sys.modules if name.startswith("peagle_tools")]
 runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-print(json.dumps([type(runner.drafter).__name__, sys.modules["peagle_vllm"].__file__, tools]))
+print(json.dumps({{
+    "drafter": type(runner.drafter).__name__,
+    "plugin": sys.modules["peagle_vllm"].__file__,
+    "tools": [name for name in sys.modules if name.startswith("peagle_tools")],
+}}))
 """
 
 
@@ -79,7 +82,7 @@ def test_it_serves_without_the_tools(wheel: Path, tmp_path: Path) -> None:
     packages = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).stdout.strip()
     # Behind the environment's own packages, and without what makes the work tree importable.
     Path(packages, "borrowed.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    drafter, place, tools = json.loads(run(python, "-c", SERVE, cwd=tmp_path).stdout.splitlines()[-1])
-    assert (drafter, tools) == ("ParallelEagleProposer", [])
-    assert place.startswith(packages)
+    served = json.loads(run(python, "-c", SERVE, cwd=tmp_path).stdout.splitlines()[-1])
+    assert served["drafter"] == "ParallelEagleProposer" and served["plugin"].startswith(packages)
+    assert served["tools"] == []
     assert "doctor" in run(python.with_name("peagle-vllm"), "--help", cwd=tmp_path).stdout

@@ -158,7 +158,7 @@ def answers_of(messages: list[str]) -> list[Answer]:
         prompt = next(choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids"))
         output = [token for choice in choices for token in choice["token_ids"] or ()]
         metrics = [part["metrics"]["speculative_decoding"] for part in answer if part.get("metrics")]
-        answers += [Answer(prompt, output, each) for each in metrics]
+        answers += [Answer(prompt, output, counts) for counts in metrics]
     return answers
 
 

@@ -46,14 +46,17 @@ class Spread:
 
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""
-        pairs = (self.median, other.median), (self.low, other.high), (self.high, other.low)
-        median, low, high = (a / b if b else math.nan for a, b in pairs)
-        return Ratio(median, low, high, min(self.repeats, other.repeats))
+
+        def ratio(a: float, b: float) -> float:
+            return a / b if b else math.nan
+
+        low, high = ratio(self.low, other.high), ratio(self.high, other.low)
+        return Ratio(ratio(self.median, other.median), low, high, min(self.repeats, other.repeats))
 
     def text(self, form: str = ",.0f") -> str:
         """``median (low..high)``; the range is left out where it is not seen."""
-        median, low, high = (number(value, form) for value in (self.median, self.low, self.high))
-        return median if low == high else f"{median} ({low}..{high})"
+        low, high = number(self.low, form), number(self.high, form)
+        return number(self.median, form) + (f" ({low}..{high})" if low != high else "")
 
 
 @dataclass(frozen=True)

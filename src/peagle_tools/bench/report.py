@@ -41,7 +41,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
     """One row a point: rates, latencies and acceptance."""
     texts = same_texts(points)
 
-    def tail(point: Point, name: str) -> str:
+    def latency(point: Point, name: str) -> str:
         shown = (number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
         return " / ".join(filter(None, shown))
 
@@ -51,8 +51,8 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
             str(p.k or ""),
             str(p.concurrency),
             p.tokens_per_second.text(),
-            tail(p, "ttft"),
-            tail(p, "tpot"),
+            latency(p, "ttft"),
+            latency(p, "tpot"),
             p.spread("acceptance_length").text(".2f"),
             " ".join(f"{100 * share:.0f}" for share in p.acceptance),
             number(100 * texts[p.condition]),

@@ -103,15 +103,16 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
 def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any, model: str | None) -> Iterator[str]:
     """How to serve these choices; ``arm`` and ``serve`` are the suite's."""
     schedule = ranges(chosen)
-    first, last, k = schedule[-1]
-    deepest = max(depth for *_, depth in schedule)
+    last = chosen[-1]
+    deepest = max(choice.k for choice in chosen)
     if deepest == 0:
         yield "No depth gains more than the noise: leave --speculative-config out."
         return
-    if k == 0:
-        yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= first)} on, do not speculate."
+    if last.k:
+        up_to = f"up to c={last.concurrency}, the largest measured concurrency"
+        yield f"Speculation gains {up_to}; vLLM keeps K={last.k} beyond it."
     else:
-        yield f"Speculation gains up to c={last}, the largest measured concurrency; vLLM keeps K={k} beyond it."
+        yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= schedule[-1][0])} on, do not speculate."
     config = arm["speculative_config"] | {"num_speculative_tokens": deepest} | ({"model": model} if model else {})
     if len(schedule) > 1:  # one K throughout needs no schedule, which on V1 would cost the full CUDA graphs
         config["num_speculative_tokens_per_batch_size"] = schedule
