@@ -81,6 +81,7 @@ def convert(
     print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
     if trimmed:
         print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")
+        print("languages:", ", ".join(f"{name} {share:.0%}" for name, share in trimmed.languages.items()))
     verifier = written.config.get("speculators_config", {}).get("verifier")
     if to == "speculators" and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
         note = f"{out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it"
