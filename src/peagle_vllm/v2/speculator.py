@@ -309,11 +309,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
         So it reads no Python number but those of ``run``, and waits for nothing.
         """
-        rows = slice(0, run.batch.num_rows)
         # mask_hidden goes through fc as one more row: m follows every reload, sleep and dummy load by itself.
         run.fc_inputs[0].copy_(self.model.mask_hidden.view(-1))
         combined = self.model.combine_hidden_states(run.fc_inputs)
-        gather_hidden(run.hidden_states, combined[1:], combined[0], self.buffers.row_map[rows])
+        gather_hidden(run.hidden_states, combined[1:], combined[0], self.buffers.row_map[: run.batch.num_rows])
         hidden_states = self._forward(run)
         if run.batch.num_speculative_tokens:
             self._sample(run.batch, hidden_states)
@@ -360,7 +359,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def _choose(self, drafts: torch.Tensor, hidden_states: torch.Tensor) -> None:
         """The head's draft tokens, [num_reqs, samples_per_req], from the sampled rows."""
-        samples, per_req, buffers = slice(0, drafts.numel()), drafts.shape[1], self.buffers
+        buffers, per_req = self.buffers, drafts.shape[1]
+        samples = slice(0, drafts.numel())
         sampled = hidden_states[buffers.sample_indices[samples]]
         positions, idx_mapping = buffers.sample_pos[samples], buffers.sample_idx_mapping[samples]
         if self.observer:
