@@ -94,6 +94,12 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     return lambda text: [line for line in lines if text in line]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests of an arm run (``-m arm``), a file that has none is not imported: that can take seconds."""
+    is_test = collection_path.name.startswith("test_") and config.option.markexpr.lstrip("(").startswith("arm")
+    return True if is_test and "mark.arm(" not in collection_path.read_text() else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def elsewhere(item: pytest.Item) -> bool:
         mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
