@@ -73,7 +73,6 @@ FILES = {
     "array.json": b'\n[{"prompt": "a"},\n {"prompt": "b"}]\n',
     "array.jsonl": b'[{"prompt": "a"}, {"prompt": "b"}]',
     "array.txt": b'["a", {"prompt": "b"}]',
-    "lines.ndjson": b'{"prompt": "a"}\n{"prompt": "b"}\n',
     "no suffix": b"a\nb\n",
     "lines.json": b'{"prompt": "a"}\n{"prompt": "b"}\n',
     "mixed.txt": b'a\n{"prompt": "b"}\n',
@@ -135,7 +134,6 @@ CONTROL = "<|im_start|>"
 IN_TEMPLATES = {
     "ChatML": "<|im_start|>user\nhi<|im_end|>\n",
     "Llama 3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
-    "harmony": "<|start|>user<|message|>hi<|end|>",
     "DeepSeek": "<\uff5cUser\uff5c>hi<\uff5cAssistant\uff5c>",
     "DeepSeek's begin": "<\uff5cbegin\u2581of\u2581sentence\uff5c>hi",
     "Gemma": "<start_of_turn>user\nhi<end_of_turn>\n",
@@ -158,7 +156,6 @@ REFUSED = {
     "null": (None, "is null;"),
     "no key": ({"id": 7, "foo": "x"}, 'holds neither "prompt" nor "messages", but "id", "foo"; write one of them'),
     "empty object": ({}, "but nothing;"),
-    "null prompt": ({"prompt": None}, 'but "prompt";'),
     "prompt of a number": ({"prompt": 7}, "a turn of the user whose content is a number; write text"),
     "empty prompt": ({"prompt": " \n"}, "a turn of the user that is empty;"),
     "token ids": ({"prompt": [1, 2]}, '"prompt" holds token ids; write text'),
@@ -186,7 +183,6 @@ REFUSED = {
     "tools": (chat(HI, tools=[{"type": "function"}]), 'has "tools";'),
     "history": ({"instruction": "and?", "history": [["hi", "hello"]]}, 'has "history"; write all turns as'),
     "no user": (chat(SYSTEM), "has no turn of a user; leave it out"),
-    "only an answer": (chat(ANSWER), "has no turn of a user;"),
     "half a character": ({"prompt": "\ud83d"}, "holds half a character"),
 }
 
@@ -216,7 +212,6 @@ def test_the_targets_own_control_tokens_are_no_text(tmp_path: Path):
 UNREADABLE = {
     "none.jsonl": (None, "cannot be read (No such file or directory)"),
     "empty.jsonl": (b"", "holds no prompt; write one a line"),
-    "blank.txt": (b"\xef\xbb\xbf\n \n", "holds no prompt; write one a line"),
     "empty.json": (b"[]", "holds no prompt"),
     "wide.jsonl": ('{"prompt": "a"}'.encode("utf-16"), "cannot be read (not UTF-8 text); write it as UTF-8"),
     "cut.jsonl": (b'{"prompt": "a"}\n{"prompt": ', ":2 is not valid JSON; write"),
