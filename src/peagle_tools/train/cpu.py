@@ -1,4 +1,4 @@
-"""speculators' trainer on a machine without an accelerator, which it does not provide for. Nothing else is changed."""
+"""speculators' trainer on a machine without an accelerator, which it does not provide for."""
 
 import os
 import warnings
@@ -9,12 +9,13 @@ from speculators.train import checkpointer, distributed, trainer
 
 
 def setup() -> None:
-    """Set up torchrun's processes, on a CPU too."""
+    """Set up torchrun's processes, on a CPU too, and how checkpoints are loaded."""
+    # It loads a checkpoint to the accelerator, "cuda:0" where there is none. AdamW's step counts would stay there, and
+    # each step wait for each of them; the weights would be there twice.
+    checkpointer.get_current_device = lambda: "cpu"
     if not torch.accelerator.is_available():
         # Its step timer waits for the accelerator, and torch raises where there is none.
         trainer.torch.accelerator.synchronize = lambda *_: None
-        # It loads a checkpoint to "cuda:0" where there is no accelerator.
-        checkpointer.get_current_device = lambda: "cpu"
         warnings.filterwarnings("ignore", "(?s).*(pin_memory|CPU autocast)")  # it always pins and always autocasts
         if "LOCAL_RANK" in os.environ and not dist.is_initialized():
             # Its setup raises where there is no accelerator. The trainer reads these variables.

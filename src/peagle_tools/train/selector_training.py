@@ -147,5 +147,6 @@ class SelectedDrafts:
         anchors = torch.arange(len(tokens), device=tokens.device).repeat_interleave(self.ids.shape[1])
         ids, logits = self.ids.flatten(0, 1), self.logits.flatten(0, 1)
         candidates = select_candidates.Candidates(ids, logits, self.gates.flatten(0, 1), tokens, anchors)
-        select_candidates.select_candidates_torch(out, candidates, self.selector, self.offsets, scores)
+        with torch.autocast(tokens.device.type, enabled=False):  # in float32, as it is served
+            select_candidates.select_candidates_torch(out, candidates, self.selector, self.offsets, scores)
         return out

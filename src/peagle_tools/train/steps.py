@@ -23,6 +23,9 @@ from peagle_vllm.heads.target import read_target
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("InvalidResponseError", "empty assistant generation")
 SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
+# Documents in flight to the server that writes hidden states: these few keep a GPU busy, and speculators gives up one
+# whose file is not written 10 seconds after its answer.
+MOST_STATES = 64
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
@@ -188,7 +191,8 @@ def states(config: Config) -> str:
         return f"hidden states of {len(rows)} documents were there"
     log = config.run / "logs/states.log"
     words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
-    words += ["--preprocessed-data", str(config.data_folder), "--concurrency", str(config.data.concurrency)]
+    words += ["--preprocessed-data", str(config.data_folder)]
+    words += ["--concurrency", str(min(config.data.concurrency, MOST_STATES))]
     words += ["--request-timeout", "3600"]  # a loaded machine is slow
     with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
         for number in missing:

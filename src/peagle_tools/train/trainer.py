@@ -151,7 +151,9 @@ class Trainer(library.Trainer):
         metrics = self.val_epoch(self.epoch) or {}
         if self.rank == 0:
             add_line(self.log_file, {"step": self.global_step, "held_out": _shown(metrics, "_epoch")})
-        al = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
+        # In float32, a GPU's attention has no kernel for grouped heads, and holds all scores of a document at once.
+        with torch.autocast(self.device_type, self.config.hidden_states_dtype, enabled=self.device_type != "cpu"):
+            al = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
         self.model.train()
         return al
 

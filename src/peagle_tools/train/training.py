@@ -133,7 +133,9 @@ def to_options(config: Config) -> TrainConfig:
         "loss_implementation": "fused" if torch.accelerator.is_available() else "eager",  # the fused one is Triton's
         "scheduler_type": "cosine",
         "log_freq": 10,
-        "num_workers": min(12, (os.cpu_count() or 1) // 2),
+        "num_workers": min(
+            4, (os.cpu_count() or 1) // 2
+        ),  # each holds four batches, of up to 268 MB at a width of 4,096
     }
     known = list(TrainConfig().flatten())
     for name in config.speculators:
