@@ -10,9 +10,23 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import PLAIN, SETS, TIMED_PROMPTS, RealArm, al_of, best_arms, live
+from benchmarks.real import PLAIN, SETS, TIMED_PROMPTS, TIMED_TOKENS, Engine, RealArm, al_of, best_arms, live, read_set
 
 SHOWN = ("none", "n-gram", "EAGLE-3", PLAIN, "P-EAGLE")
+
+
+def stream(engine: Engine, question: str) -> None:
+    """Print an answer as it comes; in the process of its engine."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    how = SamplingParams(temperature=0.0, max_tokens=TIMED_TOKENS, output_kind=RequestOutputKind.DELTA)
+    core = engine.llm.llm_engine
+    core.add_request("streamed", engine.prompt([question]), how)
+    while core.has_unfinished_requests():
+        for output in core.step():
+            print(output.outputs[0].text, end="", flush=True)
+    print("\n", flush=True)
 
 
 def main() -> None:
@@ -25,9 +39,17 @@ def main() -> None:
     first: dict[str, list[str]] = {}
     for row in (row for row in best_arms() if row["arm"]["name"] in SHOWN):
         arm = RealArm(**row["arm"])
-        with console.status(arm.label), live(arm) as call:
-            cells = call("acceptance", first, args.prompts)
-            timed = [sum(call("timed", name, slice(at, at + 1)) for at in range(TIMED_PROMPTS // 2)) for name in SETS]
+        with live(arm) as call:
+            with console.status(arm.label):
+                cells, each = (
+                    call("acceptance", first, args.prompts),
+                    [slice(i, i + 1) for i in range(TIMED_PROMPTS // 2)],
+                )
+                timed = [sum(call("timed", name, only) for only in each) for name in SETS]
+            if arm.name == SHOWN[-1]:
+                question = read_set("mt-bench")[0][0]
+                console.print(f"[bold]{question}[/]\n\n{arm.label}:", highlight=False)
+                call(stream, question)
         first = first or {name: cells[name]["first"] for name in SETS}
         for name, (tokens, seconds) in zip(SETS, timed, strict=True):
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))
