@@ -41,11 +41,8 @@ def main() -> None:
         arm = RealArm(**row["arm"])
         with live(arm) as call:
             with console.status(arm.label):
-                cells, each = (
-                    call("acceptance", first, args.prompts),
-                    [slice(i, i + 1) for i in range(TIMED_PROMPTS // 2)],
-                )
-                timed = [sum(call("timed", name, only) for only in each) for name in SETS]
+                cells = call("acceptance", first, args.prompts)
+                timed = [sum(call("timed", name, slice(i, i + 1)) for i in range(TIMED_PROMPTS // 2)) for name in SETS]
             if arm.name == SHOWN[-1]:
                 question = read_set("mt-bench")[0][0]
                 console.print(f"[bold]{question}[/]\n\n{arm.label}:", highlight=False)

@@ -37,7 +37,7 @@ def num_candidates(vllm_config: VllmConfig) -> int:
 
 
 def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device) -> CandidateSelector | None:
-    """The selector beside the weights of the loaded head ``model``; None for a head without one.
+    """The selector in the folder of the loaded head ``model``; None for a head without one.
 
     With dummy weights it changes no draft. ``selector_faults`` has checked it already, unless the head was not on this
     machine before vLLM fetched it.
