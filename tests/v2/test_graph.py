@@ -75,7 +75,7 @@ def test_a_schedule_needs_no_recapture(tmp_path: Path):
 
 
 def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
-    """Trap 14: no schedule, so one shape for K = 0 .. 4; without drafts the drafter's KV is written all the same."""
+    """No schedule, so one shape for K = 0 .. 4; without drafts the drafter's KV is written all the same."""
     pair, k = write_pair(tmp_path), 4
     live, depths = start(*pair, k), itertools.cycle((4, 0, 1, 3, 2))
     run = live.run
@@ -102,7 +102,7 @@ def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
 def test_metadata_before_a_replay_is_built_without_waiting_for_the_gpu(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    """Trap 15, where metadata is rebuilt: nothing on the device is read back, which a meta tensor refuses."""
+    """Where metadata is rebuilt, nothing on the device is read back, which a meta tensor refuses."""
     own = start(*pair, 3).drafter.attention
     from peagle_vllm.v2 import attention
 

@@ -36,7 +36,7 @@ def is_forbidden(operation: Any, values: Any) -> bool:
 
 @pytest.mark.parametrize("case", ["greedy", "selector", "probabilistic"])
 def test_a_decode_step_is_one_launch_and_one_replay(case: str, tmp_path: Path) -> None:
-    """Trap 15, too: a graph holds what follows prepare_inputs; the drafter's forward in it is vLLM's.
+    """A graph holds what follows prepare_inputs; the drafter's forward in it is vLLM's.
 
     Where vLLM pads the vocabulary (not 256), it masks the padding with a number that only a CPU copies.
     """

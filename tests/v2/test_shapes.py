@@ -53,7 +53,7 @@ def graphs():
 
 @pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
 def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: int, budget: int, sizes: str):
-    """Trap 1: a ceiling in the target's rows would drop the drafter's largest batches.
+    """A ceiling in the target's rows would drop the drafter's largest batches.
 
     What is asked of the shapes, batch by batch: a graph of its own where the target has one, little padding where it
     has none, up to the last request that max_num_batched_tokens holds, and not one graph that no batch would use.
@@ -177,7 +177,7 @@ def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length:
 
 
 def test_attention_builders_see_the_drafters_own_batches():
-    """Trap 2: 2K rows are a decode. Trap 1: buffers sized by the largest captured batch hold a draft batch."""
+    """2K rows are a decode. Buffers sized by the largest captured batch hold a draft batch."""
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.attention.backend import max_decode_query_len
 

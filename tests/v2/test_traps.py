@@ -100,7 +100,7 @@ def test_the_profile_run_compiles_the_drafter(pair, monkeypatch: pytest.MonkeyPa
     assert [call.kwargs["num_tokens"] for call in drafter.call_args_list] == [budget] * 2
 
 
-def test_trap_9_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: pytest.MonkeyPatch):
+def test_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: pytest.MonkeyPatch):
     """vLLM shrinks it to what fits in memory, after the speculator is built."""
     live = start(pair)
     live.run([Request("before", prompt(30), 1)])  # vLLM's front end keeps the length that it finds then
@@ -110,7 +110,7 @@ def test_trap_9_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: 
     assert live.drafter.buffers.seq_lens[0] <= 40
 
 
-def test_traps_12_and_17_what_flash_attention_3_plans_suits_the_drafter(pair):
+def test_what_flash_attention_3_plans_suits_the_drafter(pair):
     """Its ahead-of-time schedule is made for the whole sequence, so a windowed drafter has none, as vLLM's DFlash.
 
     Split-KV buffers end at 512 rows. Above them the builder leaves the number of splits open: one, in a graph.
@@ -156,7 +156,7 @@ def test_the_drafter_uses_the_targets_scratch_buffer(pair):
     assert small.scratch is target.scratch
 
 
-def test_trap_18_memory_of_graphs_ends_with_the_largest_graph(pair):
+def test_memory_of_graphs_ends_with_the_largest_graph(pair):
     """Larger batches draft in memory that lives for a step; without graphs nothing is kept."""
     live = start(pair)
     assert len(live.drafter.hidden_states) == 0
@@ -167,7 +167,7 @@ def test_trap_18_memory_of_graphs_ends_with_the_largest_graph(pair):
         assert seen.eager == 1
 
 
-def test_trap_13_capture_leaves_live_requests_alone(pair):
+def test_capture_leaves_live_requests_alone(pair):
     """Sampling rows are inert and no KV is written while shapes are captured."""
     live = start(pair)
     caches = [cache for cache in live.runner.kv_caches if isinstance(cache, torch.Tensor)]
@@ -180,7 +180,7 @@ def test_trap_13_capture_leaves_live_requests_alone(pair):
         assert (live.drafter.buffers.sample_idx_mapping == -1).all()
 
 
-def test_trap_16_a_graph_draws_what_the_eager_step_draws(pair):
+def test_a_graph_draws_what_the_eager_step_draws(pair):
     """Gumbel seeds mix position and draft column in: a replayed step must pass the same ones."""
     live = start(pair, speculative=(("draft_sample_method", "probabilistic"),))
     sampling = (("temperature", 1.0), ("seed", 11))
@@ -201,7 +201,7 @@ def test_trap_16_a_graph_draws_what_the_eager_step_draws(pair):
     assert replayed == eager
 
 
-def test_trap_18_another_mode_resolved_later_captures_what_the_buffers_hold(pair):
+def test_another_mode_resolved_later_captures_what_the_buffers_hold(pair):
     """A backend without FULL graphs of mixed batches turns FULL into FULL_AND_PIECEWISE after buffers were made."""
     live = start(pair)
     from vllm.config.compilation import CUDAGraphMode

@@ -48,7 +48,7 @@ class Data(Strict):
     # Documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
     held_out: Positive = 48
     endpoint: str = "http://localhost:8000/v1"  # of the vLLM server that gives answers and hidden states
-    concurrency: Positive = 64  # requests in flight there; on an H100 some 512 keep a small target busy
+    concurrency: Positive = 64  # requests in flight there; a large GPU can take more
     serve: bool = True  # start that server where a step needs it; false: it is there
     online: bool = False  # take hidden states from the server while training, in place of files
 
