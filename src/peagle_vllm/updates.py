@@ -1,6 +1,7 @@
 """New weights for a head that is served: vLLM's draft weight update, or calls of the draft model's ``load_weights``."""
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -24,6 +25,19 @@ MASK_HIDDEN = "mask_hidden"
 OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainers freeze, and need not publish
 
 
+class UpdateState(Enum):
+    """Drafts pause in all but READY."""
+
+    READY = "the weights are whole"
+    UPDATING = "an update has begun, and the head's layers are in parts"
+    STOPPED = "the last update failed, and not every tensor has come since"
+    RECOVERING = "an update has begun after one that failed"
+
+    @property
+    def is_open(self) -> bool:
+        return self in (UpdateState.UPDATING, UpdateState.RECOVERING)
+
+
 class HeadUpdates:
     """What happens to a served head, and to its drafts, when new weights come.
 
@@ -31,6 +45,7 @@ class HeadUpdates:
     once.
 
     Attributes:
+        state: where it stands.
         own_modules: of the head, those that are not the target's.
         mask_is_stale: a projected ``mask_hidden`` must be computed again; whoever does it sets this back.
     """
@@ -54,15 +69,14 @@ class HeadUpdates:
         self._needed = {name for name in state.loaded_names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
-        self._is_open = False  # an update has begun, and the head's layers are in parts
-        self._is_broken = False  # an update failed, and not every tensor has come since
+        self.state = UpdateState.READY
         self.mask_is_stale, self._is_selecting = True, selector is not None
         state.updates = self
 
     @property
     def paused(self) -> bool:
         """Whether to draft nothing now."""
-        return self._is_open or self._is_broken
+        return self.state is not UpdateState.READY
 
     def begin(self) -> None:
         """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
@@ -70,7 +84,8 @@ class HeadUpdates:
             parent._modules.pop(name, None)
         self._arrived.clear()
         self._staged.clear()
-        self._is_open = True
+        stopped = self.state is UpdateState.STOPPED
+        self.state = UpdateState.RECOVERING if stopped else UpdateState.UPDATING
 
     def end(self, error: BaseException | None) -> None:
         """It has ended, with ``error`` or without.
@@ -78,7 +93,7 @@ class HeadUpdates:
         Raises:
             RefusedError: tensors are missing.
         """
-        missing = sorted(self._needed - self._arrived) if self._arrived or self._is_broken else []
+        missing = sorted(self._needed - self._arrived) if self._arrived or self.state is UpdateState.RECOVERING else []
         if missing and not error:
             error = RefusedError(f"the update of the head's weights lacks {', '.join(missing)}")
         everywhere = on_all_ranks(error is None)
@@ -93,7 +108,7 @@ class HeadUpdates:
 
     def fail(self, error: BaseException) -> None:
         """Give up an update that has begun, and leave no half loaded layer, which would spoil the next one in vLLM."""
-        if not self._is_open:
+        if not self.state.is_open:
             return
         for layer in self._model.modules():
             info = get_layerwise_info(layer)
@@ -114,12 +129,12 @@ class HeadUpdates:
         try:
             load_weights(self._take_ours(weights))
         except BaseException as error:
-            if not self._is_open:
+            if not self.state.is_open:
                 self._stop(error)
             raise
         finally:
             self._model.use_parallel_drafting = True
-        if not self._is_open:
+        if not self.state.is_open:
             self._apply()
 
     def _take_ours(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,10 +157,9 @@ class HeadUpdates:
     def _close(self) -> None:
         for parent, name, child in self._shared:
             parent._modules[name] = child
-        self._is_open = False
 
     def _stop(self, error: BaseException) -> None:
-        self._is_broken = True
+        self.state = UpdateState.STOPPED
         self._arrived.clear()
         self._staged.clear()
         logger.warning(
@@ -165,8 +179,8 @@ class HeadUpdates:
             self._is_selecting = False
             turn_off(self._selector)
             logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
-        if not self._is_broken or self._needed <= self._arrived:
-            self._is_broken = False
+        if self.state is not UpdateState.STOPPED or self._needed <= self._arrived:
+            self.state = UpdateState.READY
             self._arrived.clear()
         self.mask_is_stale = True
 
