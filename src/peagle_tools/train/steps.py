@@ -23,8 +23,8 @@ from peagle_vllm.heads.target import read_target
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("InvalidResponseError", "empty assistant generation")
 SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
-# Documents in flight to the server that writes hidden states: these few keep a GPU busy, and speculators gives up one
-# whose file is not written 10 seconds after its answer.
+# Documents in flight to the server that writes hidden states: speculators gives up one whose file is not written 10
+# seconds after its answer, and the files of all that are in flight wait in one queue.
 MOST_STATES = 64
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
