@@ -15,7 +15,7 @@ LOOKUP, EAGLE3 = "P-EAGLE with look-up K=5", ("EAGLE-3 K=2", "EAGLE-3 K=3")
 FOR_FULL_BATCHES = ("P-EAGLE, adaptive verification K=5", "P-EAGLE by batch size K=5")
 LATE = "EAGLE-3, sampled K=3"  # the least valuable engine starts with the servers
 # In seconds: a part waits for the start, and then for the turns, of all that run with it.
-ENGINE_LIMIT, SERVER_LIMIT = 270 * SLOWER, 110 * SLOWER
+ENGINE_LIMIT, SERVER_LIMIT = 400 * SLOWER, 180 * SLOWER
 
 NOTES = (
     "SmolLM2-135M-Instruct and its committed heads, bfloat16, vLLM's default compilation and graph sizes, each engine "
