@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -37,12 +38,29 @@ def log_start(
     lookup = prompt_lookup_min(vllm_config)
     parts += [f"drafts looked up from {lookup} tokens on"] if lookup else []
     parts += [f"{num_graphs or 'no'} graphs"] if num_graphs is not None else []
+    most = requests_in_graphs(vllm_config)
+    parts += [f"the target verifies from CUDA graphs up to {most} requests"] if most else []
     if drafter.device.type != "cpu":  # vLLM's CPU build packs linear layers, and no tensor shows their size
         tensors = ((*module._parameters.values(), *module._buffers.values()) for module in drafter.updates.own_modules)
         parts.append(f"head {_mebibytes(list(tensors))}")
     parts.append(f"buffers {_mebibytes([vars(holder) for holder in (drafter, *holders)])}")
     parts.append(f"KV {kv_bytes_a_token(drafter.model, vllm_config, kv_cache_config)} bytes a token")
     init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts))
+
+
+def requests_in_graphs(vllm_config: VllmConfig) -> int | None:
+    """How many requests vLLM's largest CUDA graph of the target holds, each with K drafts to verify.
+
+    vLLM captures up to 512 rows by default; larger steps run without a graph, whatever the drafter.
+
+    Returns:
+        None where all steps of ``max_num_seqs`` requests have a graph, none has, or K depends on the batch size.
+    """
+    sizes = vllm_config.compilation_config.cudagraph_capture_sizes
+    if not sizes or vllm_config.speculative_config.uses_dynamic_speculative_decoding():
+        return None
+    most = max(sizes) // (1 + vllm_config.num_speculative_tokens)
+    return most if most < vllm_config.scheduler_config.max_num_seqs else None
 
 
 def _mebibytes(values: Any) -> str:
