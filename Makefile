@@ -102,7 +102,7 @@ real-heads: real-target ## train the heads of models/real again from the committ
 	@$(py) models/recipe/real.py
 
 .PHONY: real
-real: real-target ## measure every drafter on it, on an otherwise idle machine (some hours); writes the tables of docs/acceptance.md
+real: real-target ## measure the acceptance of every drafter on it (some hours); writes the tables of docs/acceptance.md
 	@$(py) -m benchmarks.real
 	@$(py) -m tools.docs
 

@@ -1,9 +1,8 @@
-"""Every drafter on a real target, SmolLM2-135M-Instruct: acceptance and speed on HumanEval and MT-Bench.
+"""Every drafter on a real target, SmolLM2-135M-Instruct: acceptance on HumanEval and MT-Bench.
 
-``make real-target`` first. Acceptance is of all prompts, 16 in flight, greedy; differences are paired by prompt. Then
-the engines of all arms live at once, and answer one prompt after the other in turn, timed. Acceptance is kept, prompt
-by prompt, in benchmarks/results/acceptance.jsonl and not measured again, unless arm, head, settings or device have
-changed (remove it after a change of the drafting): a row names its commit. Tokens/s are measured each time.
+``make real-target`` first. All prompts, 16 in flight, greedy; differences are paired by prompt. What is measured is
+kept, prompt by prompt, in benchmarks/results/acceptance.jsonl, and not measured again unless arm, head, settings or
+device have changed (remove it after a change of the drafting): a row names its commit.
 """
 
 import argparse
@@ -11,13 +10,11 @@ import hashlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -47,10 +44,7 @@ KEPT = RESULT.with_name("acceptance.jsonl")
 SETS = ("humaneval", "mt-bench")
 MAX_TOKENS = {"humaneval": 128, "mt-bench": 256}  # of an answer
 MOST = 16  # requests in flight where acceptance is measured
-TIMED_PROMPTS, TIMED_TOKENS = 8, 64
-IN_FLIGHT, REPEATS = (1, 4, 8), 3
 RESAMPLES = 2000
-THREADS = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 ENGINE = {"dtype": quick_dtype(), "max_num_seqs": MOST, "kv_cache_memory_bytes": 384 << 20}
 
 
@@ -71,22 +65,18 @@ class RealArm:
         return f"{self.name} K={self.k}" if self.k else self.name
 
     @property
-    def is_timed(self) -> bool:
-        return self.k in TIMED_K.get(self.name, (0, 3))
-
-    @property
     def target(self) -> Path:
         return TARGET
 
     @property
     def log(self) -> Path:
-        WORK.mkdir(parents=True, exist_ok=True)
         return WORK / f"{self.label}.log"
 
     @property
     def env(self) -> dict[str, str]:
         """Its environment variables. This target is large enough for a thread on every core."""
-        env = {"OMP_NUM_THREADS": THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | arms.V1
+        threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+        env = {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | arms.V1
         return env | (arms.STOCK if self.stock else {})
 
     def digest(self) -> str | None:
@@ -102,7 +92,7 @@ class RealArm:
         return {"max_model_len": 2048, "enable_prefix_caching": False, **ENGINE}
 
     def speculative_config(self) -> dict[str, Any] | None:
-        """What ``LLM`` is given. A head whose selector is off is written into ``WORK``."""
+        """What ``LLM`` is given. A head whose selector is off is written into ``WORK``, which exists."""
         if self.head is None:
             return None
         if self.head == "ngram":
@@ -112,7 +102,6 @@ class RealArm:
         source = read_head(folder)
         if SELECTOR in source.config and not self.selector:
             folder = WORK / str(self.digest())
-            WORK.mkdir(parents=True, exist_ok=True)
             if not folder.is_dir():
                 config = {key: value for key, value in source.config.items() if key != SELECTOR}
                 with new_folder(folder) as out:
@@ -125,10 +114,8 @@ class RealArm:
 
 
 PLAIN = "P-EAGLE without selector"  # the same head, with its selector turned off
-# The K that are timed, of other drafters 3: all engines live at once, in 2.1 GB each.
-TIMED_K = {"n-gram": (5,), "EAGLE-3": (2, 3), "P-EAGLE with look-up": (3, 5)}
 NONE = RealArm("none")
-DRAFTERS = [
+ARMS = [
     NONE,
     RealArm("n-gram", "ngram", 5),
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
@@ -137,7 +124,6 @@ DRAFTERS = [
     *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (1, 2, 3, 5, 7)),
     *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 5)),
 ]
-ARMS = [arm for arm in DRAFTERS if arm.head in (None, "ngram") or (HEADS / arm.head).is_dir()]
 
 
 def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
@@ -169,9 +155,8 @@ def greedy_drafts(head: Path) -> dict[str, Any]:
 
 
 def _recorded(engine: "Engine") -> dict[str, Any]:
-    before = read_engine(engine.llm)
     outputs = engine.answer([turns[:1] for turns in read_set("humaneval")[:4]], 64)
-    tokens, counts = sum(len(output.token_ids) for output in outputs), read_engine(engine.llm).since(before)
+    tokens, counts = sum(len(output.token_ids) for output in outputs), read_engine(engine.llm)
     return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}
 
 
@@ -214,13 +199,7 @@ class Engine:
             counts[0] += max(0, len(output.token_ids) - 1 - accepted - sum(counts))
         return counts
 
-    def timed(self, name: str, only: slice) -> np.ndarray:
-        """Tokens of answers to the first turns of some of a set's timed prompts at once, and their seconds, [2]."""
-        chats, began = [turns[:1] for turns in read_set(name, TIMED_PROMPTS)[only]], time.perf_counter()
-        tokens = sum(len(output.token_ids) for output in self.answer(chats, TIMED_TOKENS))
-        return np.array([tokens, time.perf_counter() - began])
-
-    def acceptance(self, first: dict[str, list[str]], prompts: int | None, **sampling: Any) -> dict[str, Any]:
+    def acceptance(self, first: dict[str, list[str]], prompts: int | None = None, **sampling: Any) -> dict[str, Any]:
         """Acceptance on all prompts, or some of each set.
 
         Args:
@@ -260,25 +239,24 @@ def _start(arm: RealArm, parent: int) -> None:
     with arm.log.open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     _engine = Engine(arm)
-    _engine.answer([["Hello"]] * 2, 8)  # to warm up
 
 
-def _call(method: str | Callable[..., Any], *args: Any) -> Any:
-    return method(_engine, *args) if callable(method) else getattr(_engine, method)(*args)
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(_engine, *args)
 
 
 @contextmanager
 def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
-    """A process with an arm's engine; ``call(method, *args)`` calls a method, or a function that takes the engine."""
-    arm.speculative_config()  # writes the head here: processes of arms that share it would write it at once
+    """A process with an arm's engine; ``call(function, *args)`` is ``function(engine, *args)`` in it."""
+    WORK.mkdir(parents=True, exist_ok=True)
     starting = {"initializer": _start, "initargs": (arm, os.getpid())}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **starting) as pool:
         with patch.dict(os.environ, arms.environment(arm.env), clear=True):
             pool.submit(int)  # the process starts here, with this environment
 
-        def call(method: str | Callable[..., Any], *args: Any) -> Any:
+        def call(function: Callable[..., Any], *args: Any) -> Any:
             try:
-                return pool.submit(_call, method, *args).result()
+                return pool.submit(_call, function, *args).result()
             except BrokenProcessPool:
                 raise SystemExit(f"{arm.label}: its process ended; see {arm.log}") from None
 
@@ -336,95 +314,58 @@ def compared_with(arm: RealArm) -> list[RealArm]:
     return {joint: [plain, eagle3], plain: [eagle3]}.get(arm, [])
 
 
-def acceptance(arm: RealArm, live_call: Callable[..., Any] | None, first: dict[str, list[str]]) -> dict[str, Any]:
-    """``sets``, ``drafter`` and ``commit``, measured now or in an earlier run.
-
-    Args:
-        live_call: of the arm's engine, if it has one.
-        first: see ``Engine.acceptance``.
-    """
-    facts, known = provenance(), asdict(arm) | {"head": arm.head and Path(arm.head).name}
-    settings = {"arm": known, "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
+def acceptance(arm: RealArm, first: dict[str, list[str]]) -> dict[str, Any]:
+    """``sets``, ``drafter`` and ``commit``, measured now or in an earlier run; ``first``: see ``Engine.acceptance``."""
+    facts = provenance()
+    settings = {"arm": asdict(arm), "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
     settings["device"] = facts["device"]
     rows = list(read_lines(KEPT, must_exist=False))
     if row := next((row for row in rows if row["settings"] == settings), None):
         return row
-    with nullcontext(live_call) if live_call else live(arm) as call:
-        row = {"settings": settings, "commit": facts["commit"], "drafter": call("__getattribute__", "drafter")}
-        row["sets"] = call("acceptance", first, None)
-    write_lines(KEPT, [*(other for other in rows if other["settings"]["arm"] != known), row])
+    with live(arm) as call:
+        row = {"settings": settings, "commit": facts["commit"], **call(_measured, first)}
+    write_lines(KEPT, [*(other for other in rows if other["settings"]["arm"] != settings["arm"]), row])
     return row
 
 
+def _measured(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
+    return {"drafter": engine.drafter, "sets": engine.acceptance(first)}
+
+
 def measure_all() -> dict[str, Any]:
-    """The report: ``arms``, each with acceptance by set, and tokens/s by set and requests in flight."""
-    cells: dict[RealArm, dict[str, Any]] = {}
-    with ExitStack() as stack:
-        calls = {arm: stack.enter_context(live(arm)) for arm in ARMS if arm.is_timed}
-        for arm in ARMS:
-            first = {name: cells[NONE]["sets"][name]["first"] for name in SETS} if NONE in cells else {}
-            cells[arm] = acceptance(arm, calls.get(arm), first)
-            print(arm.label, *(summarize(cells[arm]["sets"][name])["al"] for name in SETS), flush=True)
-        for call in calls.values():
-            call("prompt", ["Hello"])  # returns when the engine has started
-        speeds = [measure_speeds(calls) for _ in range(REPEATS)]
-    timed = {"prompts": TIMED_PROMPTS, "max_tokens": TIMED_TOKENS, "in_flight": IN_FLIGHT, "repeats": REPEATS}
-    timed["threads"] = THREADS
-    settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0, "timed": timed}
-    return {"settings": settings, "arms": [row_of(arm, cells, speeds) for arm in ARMS]}
+    """The report: ``arms``, each with acceptance by set."""
+    measured: dict[RealArm, dict[str, Any]] = {}
+    first: dict[str, list[str]] = {}
+    for arm in ARMS:
+        measured[arm] = acceptance(arm, first)
+        first = first or {name: measured[arm]["sets"][name]["first"] for name in SETS}
+        print(arm.label, *(summarize(measured[arm]["sets"][name])["al"] for name in SETS), flush=True)
+    settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0}
+    return {"settings": settings, "arms": [row_of(arm, measured) for arm in ARMS]}
 
 
-Speeds = dict[RealArm, dict[tuple[str, int], float]]  # tokens/s by set and requests in flight
-
-
-def measure_speeds(calls: dict[RealArm, Callable[..., Any]]) -> Speeds:
-    """One repeat, of the arms' live engines: a prompt after the other, each answered by all arms in turn."""
-    sums = {arm: {(name, n): np.zeros(2) for name in SETS for n in IN_FLIGHT} for arm in calls}
-    for name, n in product(SETS, IN_FLIGHT):
-        for at, (arm, call) in product(range(0, TIMED_PROMPTS, n), calls.items()):
-            sums[arm][name, n] += call("timed", name, slice(at, at + n))
-    return {arm: {key: tokens / seconds for key, (tokens, seconds) in sums[arm].items()} for arm in sums}
-
-
-def row_of(arm: RealArm, cells: dict[RealArm, dict[str, Any]], speeds: list[Speeds]) -> dict[str, Any]:
+def row_of(arm: RealArm, measured: dict[RealArm, dict[str, Any]]) -> dict[str, Any]:
     """What the result has of an arm."""
-    bases = [base for base in compared_with(arm) if base in cells]
+    bases = [base for base in compared_with(arm) if base in measured]
     sets = {}
     for name in SETS:
-        counts = {a: np.asarray(cells[a]["sets"][name]["counts"]) for a in (arm, *bases)}
-        sets[name] = summarize(cells[arm]["sets"][name])
+        counts = {a: np.asarray(measured[a]["sets"][name]["counts"]) for a in (arm, *bases)}
+        sets[name] = summarize(measured[arm]["sets"][name])
         sets[name]["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
-        if arm.is_timed:
-            times = {n: [speed[arm][name, n] for speed in speeds] for n in IN_FLIGHT}
-            ratios = {n: [speed[arm][name, n] / speed[NONE][name, n] for speed in speeds] for n in IN_FLIGHT}
-            sets[name]["tokens_per_second"] = {n: spread(samples) for n, samples in times.items()}
-            sets[name]["times_no_speculation"] = {n: spread(samples) for n, samples in ratios.items()}
-    return {"arm": asdict(arm), "sets": sets, "drafter": cells[arm]["drafter"], "commit": cells[arm]["commit"]}
+    return {"arm": asdict(arm), "sets": sets, "drafter": measured[arm]["drafter"], "commit": measured[arm]["commit"]}
 
 
-def spread(samples: Iterable[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile."""
-    return {name: value for name, value in arms.summary(samples).items() if name != "samples"}
-
-
-def best_arms() -> list[dict[str, Any]]:
-    """Of each drafter in the committed result the row with the K that is fastest with one request in flight."""
-
-    def speed(row: dict[str, Any]) -> float:
-        return sum(row["sets"][name]["times_no_speculation"]["1"]["median"] for name in SETS)
-
-    rows = json.loads(RESULT.read_text())["arms"]
-    timed = [row for row in rows if "times_no_speculation" in row["sets"][SETS[0]]]
-    names = dict.fromkeys(row["arm"]["name"] for row in timed)
-    return [max((row for row in timed if row["arm"]["name"] == name), key=speed) for name in names]
+def as_text(report: dict[str, Any]) -> str:
+    """JSON with a line for each key, and for each arm."""
+    arms_of = ",\n  ".join(map(json.dumps, report["arms"]))
+    texts = {key: json.dumps(value) for key, value in report.items()} | {"arms": f"[\n  {arms_of}\n ]"}
+    return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in texts.items()) + "\n}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULT, help="the result's file (default: %(default)s)")
-    out, facts = parser.parse_args().out, provenance()
-    report = {"what": str(__doc__).splitlines()[0], **measure_all(), **facts}
-    write_whole(out, json.dumps(report, indent=1) + "\n")
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    report = {"what": str(__doc__).splitlines()[0], **measure_all(), **provenance()}
+    write_whole(RESULT, as_text(report))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,6 @@ from benchmarks.real import (
     RESULT,
     SETS,
     TARGET,
-    TIMED_PROMPTS,
-    TIMED_TOKENS,
     Engine,
     RealArm,
     al_of,
@@ -44,8 +42,8 @@ ENGINE: dict[str, Any] = (
     if HAS_GPU
     else {"dtype": "float32", "kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
 )
-REPEATS = 3 if HAS_GPU else 1
-LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer
+REPEATS, TIMED_PROMPTS, TIMED_TOKENS = (3, 8, 64) if HAS_GPU else (1, 1, 8)  # at least so many prompts
+LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer whose acceptance is measured
 PART_OF_A_SET = None if HAS_GPU else 2  # prompts whose acceptance is measured; None: all
 START_SECONDS, TIMED_SECONDS = 210 * SLOWER, 60 * SLOWER  # the limits of an arm's two stages
 RATE, REQUESTS = (32, 160) if HAS_GPU else (4, 4)  # of the server: requests a second, and in all
@@ -151,14 +149,13 @@ def run_arm(arm: str) -> Iterator[dict[str, Any]]:
 
 
 def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:
-    """Tokens a second of answers to a set's first turns, ``c`` at once, over as many prompts as ``real`` takes or c."""
-    number = max(c, TIMED_PROMPTS if HAS_GPU else c)
+    """Tokens a second of answers to a set's first turns, ``c`` at once, over ``TIMED_PROMPTS`` prompts or c."""
+    number = max(c, TIMED_PROMPTS)
     turns_of = read_set(name, number)
     chats = [turns_of[at % len(turns_of)][:1] for at in range(number)]
-    how = {"max_tokens": TIMED_TOKENS, **sampling, **LESS}
     tokens, began = 0, time.perf_counter()
     for at in range(0, number, c):
-        tokens += sum(len(output.token_ids) for output in engine.answer(chats[at : at + c], **how))
+        tokens += sum(len(output.token_ids) for output in engine.answer(chats[at : at + c], TIMED_TOKENS, **sampling))
     return tokens / (time.perf_counter() - began)
 
 

@@ -1,18 +1,28 @@
-"""Drafters at their best K on a real model, SmolLM2-135M-Instruct, on this CPU: ``make demo``.
+"""Drafters on a real model, SmolLM2-135M-Instruct, on this CPU: ``make demo``.
 
 Acceptance lengths (AL) of some prompts of HumanEval and MT-Bench, greedy, and those of all prompts, which
 docs/acceptance.md has. The tokens/s are of fewer and shorter answers, one after the other.
 """
 
 import argparse
+import json
+import time
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import PLAIN, SETS, TIMED_PROMPTS, TIMED_TOKENS, Engine, RealArm, al_of, best_arms, live, read_set
+from benchmarks.real import PLAIN, RESULT, SETS, Engine, RealArm, al_of, live, read_set
 
-SHOWN = ("none", "n-gram", "EAGLE-3", PLAIN, "P-EAGLE")
+SHOWN = ("none", "n-gram K=5", "EAGLE-3 K=2", f"{PLAIN} K=3", "P-EAGLE K=3")
+TIMED_PROMPTS, TIMED_TOKENS = 4, 64  # of each set, and of an answer
+
+
+def tokens_per_second(engine: Engine, name: str) -> float:
+    """Of answers to some of a set's first turns, one after the other; in the process of their engine."""
+    chats, began = [turns[:1] for turns in read_set(name, TIMED_PROMPTS)], time.perf_counter()
+    tokens = sum(len(engine.answer([chat], TIMED_TOKENS)[0].token_ids) for chat in chats)
+    return tokens / (time.perf_counter() - began)
 
 
 def stream(engine: Engine, question: str) -> None:
@@ -37,20 +47,20 @@ def main() -> None:
     for column in ("drafter", "prompts", "AL [95%]", "AL of all", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
     first: dict[str, list[str]] = {}
-    for row in (row for row in best_arms() if row["arm"]["name"] in SHOWN):
-        arm = RealArm(**row["arm"])
+    committed = {RealArm(**row["arm"]): row["sets"] for row in json.loads(RESULT.read_text())["arms"]}
+    for arm in (arm for arm in committed if arm.label in SHOWN):
         with live(arm) as call:
             with console.status(arm.label):
-                cells = call("acceptance", first, args.prompts)
-                timed = [sum(call("timed", name, slice(i, i + 1)) for i in range(TIMED_PROMPTS // 2)) for name in SETS]
-            if arm.name == SHOWN[-1]:
+                cells = call(Engine.acceptance, first, args.prompts)
+                speeds = {name: call(tokens_per_second, name) for name in SETS}
+            if arm.label == SHOWN[-1]:
                 question = read_set("mt-bench")[0][0]
                 console.print(f"[bold]{question}[/]\n\n{arm.label}:", highlight=False)
                 call(stream, question)
         first = first or {name: cells[name]["first"] for name in SETS}
-        for name, (tokens, seconds) in zip(SETS, timed, strict=True):
+        for name in SETS:
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))
-            table.add_row(arm.label, name, al, f"{row['sets'][name]['al']:.2f}", f"{tokens / seconds:.0f}")
+            table.add_row(arm.label, name, al, f"{committed[arm][name]['al']:.2f}", f"{speeds[name]:.0f}")
         table.add_section()
     console.print(table)
 

@@ -77,7 +77,7 @@ def gpu_kernels() -> str:
 
 
 def gpu_real() -> str:
-    """Every arm on the real target on a GPU: acceptance and tokens/s on both sets; sampled requests as rows of their own."""
+    """Every arm on the real target on a GPU: acceptance and tokens/s on both sets; sampled requests have own rows."""
     rows: dict[str, dict] = {}
     for cell in read("gpu/rung-2")["cells"]:
         if "set" in cell:

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -52,64 +53,42 @@ def test_a_gain_is_paired() -> None:
 def test_acceptance_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Until a setting changes; then the new row is in place of the old one, and other arms' stay."""
     monkeypatch.setattr(real, "KEPT", tmp_path / "kept.jsonl")
-    asked, arms_of = [], [real.NONE, real.RealArm("n-gram", f"{tmp_path}/ngram", 5)]
+    started: list[real.RealArm] = []
 
-    def call(method: str, *_: object) -> int:
-        asked.append(method)
-        return len(asked)
+    @contextmanager
+    def live(arm: real.RealArm) -> Iterator[Callable[..., dict]]:
+        started.append(arm)
+        yield lambda *_: {"drafter": len(started)}
 
     def measured() -> list[dict]:
-        return [real.acceptance(arm, call, {}) for arm in arms_of]
+        return [real.acceptance(arm, {}) for arm in measured_arms]
 
+    monkeypatch.setattr(real, "live", live)
+    measured_arms = [arm for arm in real.ARMS if not arm.name.startswith("P")]
     rows = measured()
-    assert measured() == rows and asked == ["__getattribute__", "acceptance"] * 2
-    assert str(tmp_path) not in real.KEPT.read_text()
+    assert measured() == rows and started == measured_arms
     monkeypatch.setattr(real, "MAX_TOKENS", {"humaneval": 1})
-    assert measured() != rows and len(asked) == 8 and len(real.KEPT.read_text().splitlines()) == 2
+    assert measured() != rows and started == 2 * measured_arms
+    assert len(real.KEPT.read_text().splitlines()) == len(measured_arms)
 
 
 def test_arms_are_compared_at_the_same_k() -> None:
     """Look-up with the head's own drafts, a selector with the head without it, both with EAGLE-3."""
-    compared = {arm.label: [base.label for base in real.compared_with(arm)] for arm in real.DRAFTERS}
+    compared = {arm.label: [base.label for base in real.compared_with(arm)] for arm in real.ARMS}
     assert compared.pop("P-EAGLE with look-up K=5") == ["P-EAGLE K=5"]
     assert compared.pop("P-EAGLE K=7") == [f"{real.PLAIN} K=7", "EAGLE-3 K=7"]
     assert compared.pop(f"{real.PLAIN} K=7") == ["EAGLE-3 K=7"]
     assert not compared["EAGLE-3 K=7"] and not compared[f"{real.PLAIN}, stock vLLM K=3"]
 
 
-def test_a_selector_is_off_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Arms that share a head without its selector start side by side: their processes find it written."""
-    written: list[list[Path]] = []
-
-    class Pool(ThreadPoolExecutor):
-        def __init__(self, *_: object, **__: object) -> None:
-            super().__init__(1)
-            written.append(list(real.WORK.glob("*/config.json")))
-
-    monkeypatch.setattr(real, "WORK", tmp_path / "work")
-    monkeypatch.setattr(real, "ProcessPoolExecutor", Pool)
-    off = [arm for arm in real.DRAFTERS if arm.name.startswith(real.PLAIN)]
-    assert [arm.stock for arm in off] == [True, False, False]
-    for arm in off:
-        with real.live(arm):
-            pass
-    assert written[0] == written[1] == written[2] and len(written[0]) == 1
-    config = json.loads(written[0][0].read_text())
-    assert "candidate_selector" not in config and not list(written[0][0].parent.glob("edge*"))
-
-
-def test_the_best_arm_is_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """Of each drafter, with one request in flight."""
-
-    def row(name: str, k: int, *speeds: float) -> dict:
-        speed_of = zip(real.SETS, speeds, strict=True)
-        sets = {prompts: {"times_no_speculation": {"1": {"median": speed}}} for prompts, speed in speed_of}
-        return {"arm": {"name": name, "k": k}, "sets": sets}
-
-    rows = [row("none", 0, 1, 1), row("a", 3, 1.2, 1.1), row("a", 5, 1.5, 0.9), row("b", 3, 0.9, 0.8)]
-    monkeypatch.setattr(real, "RESULT", tmp_path / "real.json")
-    real.RESULT.write_text(json.dumps({"arms": rows}))
-    assert [(best["arm"]["name"], best["arm"]["k"]) for best in real.best_arms()] == [("none", 0), ("a", 5), ("b", 3)]
+def test_a_head_without_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is written once, for all arms that draft with it."""
+    monkeypatch.setattr(real, "WORK", tmp_path)
+    configs = [arm.speculative_config() for arm in real.ARMS if arm.name.startswith(real.PLAIN)]
+    (folder,) = tmp_path.iterdir()
+    assert [config["model"] for config in configs] == [str(folder)] * 3
+    assert "candidate_selector" not in json.loads((folder / "config.json").read_text())
+    assert not list(folder.glob("edge*"))
 
 
 @pytest.mark.full
