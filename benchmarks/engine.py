@@ -89,9 +89,7 @@ def draft_step(engine: Any, drafter: Any, arm: str, batch: int, copied: float) -
     room = engine.llm_engine.vllm_config.model_config.max_model_len - PROMPT - 1
     with watched(drafter, batch, drafting.k, STEPS, WARM) as steps:
         generate(engine, batch, PROMPT, min(num_tokens, room))
-    # Weights once a forward and rows once: the roofline without keys and values, and without logits.
-    parts = draft_step_roofline(HEAD, drafting.k, batch, parallel=drafting.parallel)
-    num_bytes = sum(size for name, size in parts.items() if name not in ("attention", "logits"))
+    num_bytes = sum(draft_step_roofline(HEAD, drafting.k, batch, parallel=drafting.parallel).values())
     device = arms.summary(steps.device)
     return {
         **{"arm": arm, "c": batch, "device_us": device, "host_us": arms.summary(steps.host)},

@@ -33,10 +33,15 @@ class Goal(NamedTuple):
         return f"{'met' if is_met else 'MISSED'}: {self.name} is {self.value:.3g}, goal {self.relation} {self.bound:g}"
 
 
-def median(cells: Iterable[dict[str, Any]], column: str, **where: Any) -> float | None:
-    """The median in ``column`` of the first cell with these values; None where there is none."""
-    matching = (cell for cell in cells if column in cell and all(cell.get(key) == where[key] for key in where))
-    return next((cell[column]["median"] for cell in matching), None)
+def measured(cells: Iterable[dict[str, Any]], column: str, **where: Any) -> Any:
+    """``column`` of the first cell with these values, the median of a ``summary``; None where there is none."""
+    matching = (cell[column] for cell in cells if column in cell and all(cell.get(key) == where[key] for key in where))
+    value = next(matching, None)
+    return value["median"] if isinstance(value, dict) else value
+
+
+def cells_of(parts: Sequence[Part], folder: Path) -> list[dict[str, Any]]:
+    return [cell for part in parts if TESTS not in part.command for cell in best(part, folder)]
 
 
 def result(rung: Any, parts: Sequence[Part], folder: Path) -> dict[str, Any]:
@@ -46,8 +51,7 @@ def result(rung: Any, parts: Sequence[Part], folder: Path) -> dict[str, Any]:
         rung: its module, with ``NOTES``.
     """
     tests = {part.name: best(part, folder) for part in parts if TESTS in part.command}
-    cells = [cell for part in parts if TESTS not in part.command for cell in best(part, folder)]
-    plain = [{key: without_samples(value) for key, value in cell.items()} for cell in cells]
+    plain = [{key: without_samples(value) for key, value in cell.items()} for cell in cells_of(parts, folder)]
     return {"what": rung.NOTES, **provenance(), "cells": plain, "tests": tests}
 
 
@@ -61,17 +65,16 @@ def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[s
     Args:
         rung: its module, with ``NOTES``, ``goals`` and ``tables``.
     """
-    results = [(part, best(part, folder)) for part in parts]
-    cells = [cell for part, rows in results if TESTS not in part.command for cell in rows]
+    cells = cells_of(parts, folder)
     clocks = output_of("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader")
     lines = [rung.NOTES, json.dumps(provenance()), f"clocks as they are ({CLOCKS}): {clocks or 'no GPU'}"]
     lines += map(str, rung.goals(cells))
-    for part, tests in results:
-        if TESTS in part.command:
-            passed = sum(test["outcome"] == "passed" for test in tests)
-            rows = sum(int(test.get("rows", 0)) for test in tests)
-            lines.append(f"{part.name}: {passed} of {len(tests)} tests passed, {rows} draft rows")
-            lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
+    for part in (part for part in parts if TESTS in part.command):
+        tests = best(part, folder)
+        passed = sum(test["outcome"] == "passed" for test in tests)
+        rows = sum(int(test.get("rows", 0)) for test in tests)
+        lines.append(f"{part.name}: {passed} of {len(tests)} tests passed, {rows} draft rows")
+        lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
     for heading, table in rung.tables(cells):
         lines += [f"{heading}:", arms.table(table) if table else "nothing yet"]
     lines += kernels(folder)
@@ -84,17 +87,15 @@ def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[s
 
 def kernels(folder: Path) -> Iterator[str]:
     """A line for each kernel: its variants, and the seconds that compiling them took."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    cached: dict[str, int] = defaultdict(int)
-    for file in sorted(folder.glob("*.compiled")):
+    entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for file in folder.glob("*.compiled"):
         for entry in finished(file):
-            if entry["cached"]:
-                cached[entry["kernel"]] += 1
-            else:
-                seconds[entry["kernel"]].append(entry["seconds"])
+            entries[entry["kernel"]].append(entry)
+    seconds = {name: [entry["seconds"] for entry in entries[name] if not entry["cached"]] for name in sorted(entries)}
     yield "Triton kernels, over all processes:"
-    for name in sorted({*seconds, *cached}, key=lambda name: -sum(seconds[name])):
-        yield f"  {name}: {len(seconds[name])} compiled, {sum(seconds[name]):.1f} s; {cached[name]} from the cache"
+    for name in sorted(seconds, key=lambda name: -sum(seconds[name])):
+        num_compiled, num_cached = len(seconds[name]), len(entries[name]) - len(seconds[name])
+        yield f"  {name}: {num_compiled} compiled, {sum(seconds[name]):.1f} s; {num_cached} from the cache"
 
 
 def from_log(part: Part, folder: Path) -> Iterator[str]:

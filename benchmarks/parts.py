@@ -21,9 +21,10 @@ from peagle_tools.shared import processes
 from peagle_tools.shared.atomic_files import write_whole
 
 CELLS, TESTS = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
-# The seed makes the examples those whose kernels a rehearsal has compiled.
-PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--outcomes", TESTS)
-PYTEST += ("--hypothesis-seed=0",)
+PYTEST = (
+    *("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--outcomes", TESTS),
+    "--hypothesis-seed=0",  # so that the examples are those whose kernels a rehearsal has compiled
+)
 STATE = "state.json"
 TRIES = 2
 SIDE_BY_SIDE = min(10, (os.cpu_count() or 1) * 2 // 3) if HAS_GPU else 2

@@ -86,7 +86,7 @@ class GpuArm(RealArm):
     @property
     def sampling(self) -> list[dict[str, float]]:
         """Of the requests that it answers."""
-        return [{"temperature": heat} for heat in TEMPERATURES] if self.probabilistic else [{}]
+        return [{"temperature": temperature} for temperature in TEMPERATURES] if self.probabilistic else [{}]
 
     def check(self) -> None:
         """Raises SystemExit, with one line, where a model or the prompts are missing."""
@@ -135,17 +135,23 @@ def run_arm(arm: str) -> Iterator[dict[str, Any]]:
     turns.share(START_SECONDS)
     engine = Engine(drafting)
     for sampling in drafting.sampling if drafting.k else ():
-        sets = engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling)
-        for name in SETS:
-            counts = np.asarray(sets[name]["counts"])
-            cell = {"arm": arm, "set": name, **sampling, **al_of(counts), "on a CPU": on_cpu(drafting, name)}
-            yield cell | {"prompts": len(counts), "tokens": sum(sets[name]["tokens"])}
+        for cell in acceptance(engine, **sampling):
+            yield cell | {"on a CPU": on_cpu(drafting, cell["set"])}
     turns.have_to_itself(TIMED_SECONDS)
     for c in drafting.batches:
         for sampling in drafting.sampling:
             for name in SETS:
                 speeds = [speed(engine, name, c, **sampling) for _ in range(REPEATS)]
                 yield {"arm": arm, "set": name, "c": c, **sampling, "tokens_per_second": arms.summary(speeds, 1)}
+
+
+def acceptance(engine: Engine, **sampling: Any) -> Iterator[dict[str, Any]]:
+    """A cell for each set."""
+    sets = engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling)
+    for name in SETS:
+        counts = np.asarray(sets[name]["counts"])
+        cell = {"arm": engine.arm.label, "set": name, **sampling, **al_of(counts)}
+        yield cell | {"prompts": len(counts), "tokens": sum(sets[name]["tokens"])}
 
 
 def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:

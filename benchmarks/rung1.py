@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import arms, engine, kernels, sampled_rows
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import Goal, Table, median
+from benchmarks.page import Goal, Table, measured
 from benchmarks.parts import CELLS, PYTEST, Part
 
 # A rehearsal has one kernel and one case of drafts: the suite has all of them.
@@ -43,16 +43,7 @@ def parts() -> list[Part]:
     others = [arm for arm in engine.ARMS if HAS_GPU and arm not in names]
     return [
         *map(drafts_part, drafts),
-        *(
-            Part(
-                f"exact {name}",
-                (*PYTEST, f"tests/kernels/test_{name}.py"),
-                SHARED_LIMIT,
-                ONE_THREAD | ON_KERNELS,
-                False,
-            )
-            for name in KERNELS
-        ),
+        *map(kernel_part, KERNELS),
         *map(engine_part, names[:2]),
         Part("kernels", call(kernels.run_all, CELLS), 60 * SLOWER),
         Part("sampled rows", call(sampled_rows.run_all, CELLS), 60 * SLOWER),
@@ -63,14 +54,16 @@ def parts() -> list[Part]:
     ]
 
 
+def kernel_part(name: str) -> Part:
+    command = (*PYTEST, f"tests/kernels/test_{name}.py")
+    return Part(f"exact {name}", command, SHARED_LIMIT, ONE_THREAD | ON_KERNELS, False)
+
+
 def drafts_part(mode: str) -> Part:
     """tests/gpu on an attention backend, in one way to run the engine."""
     alone = mode.endswith("compiled")
-    env = (
-        {"PEAGLE_TEST_ARM": "plugin-v2"}
-        | ONE_THREAD
-        | ({} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")})
-    )
+    env = {"PEAGLE_TEST_ARM": "plugin-v2"} | ONE_THREAD
+    env |= {} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")}
     command = (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and "))
     return Part(f"drafts {mode}", command, 300 * SLOWER if alone or not HAS_GPU else SHARED_LIMIT, env, alone)
 
@@ -96,9 +89,9 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """Those of docs/performance.md."""
     for other, least in ((engine.STOCK_PEAGLE, {1: 1.25, 64: 1.1}), (engine.EAGLE3, {1: 1.69, 64: 1.25})):
         for c, goal in least.items():
-            speeds = [median(cells, "tokens_per_second", arm=arm, c=c) for arm in (engine.OURS, other)]
+            speeds = [measured(cells, "tokens_per_second", arm=arm, c=c) for arm in (engine.OURS, other)]
             yield Goal(f"tokens/s over {other} at {c}", ">=", goal, speeds[0] / speeds[1] if all(speeds) else None)
-    step = next((cell["/ roofline"] for cell in cells if cell.get("arm") == engine.OURS and "/ roofline" in cell), None)
+    step = measured(cells, "/ roofline", arm=engine.OURS, c=1)
     yield Goal("draft step over its roofline at 1", "<=", 1.3, step)
     for cell in select(cells, "of_copy_bandwidth"):
         yield Goal(f"{cell['kernel']} at {cell['rows']} rows of {cell['width']}", ">=", 0.8, cell["of_copy_bandwidth"])

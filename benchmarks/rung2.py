@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import Goal, Table, median
+from benchmarks.page import Goal, Table, measured
 from benchmarks.parts import CELLS, Part
 from benchmarks.real import SETS
 from benchmarks.real_gpu import ARMS
@@ -48,10 +48,10 @@ def server_part(arm: str) -> Part:
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
     yield "acceptance length, and its 95% interval here and on a CPU", [cell for cell in cells if "al" in cell]
-    speeds = [cell for cell in cells if "tokens_per_second" in cell]
-    for cell in speeds:
+    speeds = []
+    for cell in (cell for cell in cells if "tokens_per_second" in cell):
         value = ratio(cell["tokens_per_second"]["median"], fastest(cells, (NONE,), cell["set"], cell["c"]))
-        cell |= {"/ none": round(value, 3)} if value and "temperature" not in cell else {}
+        speeds.append(cell | ({"/ none": round(value, 3)} if value and "temperature" not in cell else {}))
     yield "tokens/s", arms.compared(speeds, OURS, ("set", "c", "temperature"), "tokens_per_second")
     yield "a server, milliseconds", [cell for cell in cells if "start_seconds" in cell]
 
@@ -59,10 +59,10 @@ def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
 def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """Acceptance as on the CPU; faster than EAGLE-3 at 1 request; no loss at 64."""
     for name in SETS:
-        al = next((cell for cell in cells if "al" in cell and (cell["arm"], cell["set"]) == (OURS, name)), {})
+        al = measured(cells, "al", arm=OURS, set=name)
         low, high = real_gpu.on_cpu(ARMS[OURS], name) or (0, 0)
-        yield Goal(f"acceptance length of {OURS} on {name}, a CPU's lower bound", ">=", low, al.get("al"))
-        yield Goal(f"acceptance length of {OURS} on {name}, a CPU's upper bound", "<=", high, al.get("al"))
+        yield Goal(f"acceptance length of {OURS} on {name}, a CPU's lower bound", ">=", low, al)
+        yield Goal(f"acceptance length of {OURS} on {name}, a CPU's upper bound", "<=", high, al)
     ratios = (((OURS,), EAGLE3, 1, 1.2), ((LOOKUP,), EAGLE3, 1, 1.2), (FOR_FULL_BATCHES, (NONE,), 64, 1))
     for mine, others, c, least in ratios:
         for name in SETS:
@@ -72,7 +72,7 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
 
 def fastest(cells: list[dict[str, Any]], names: tuple[str, ...], prompts: str, c: int) -> float | None:
     """The tokens/s of the fastest of some arms on a set; None where none was measured."""
-    speeds = [median(cells, "tokens_per_second", arm=name, set=prompts, c=c) for name in names]
+    speeds = [measured(cells, "tokens_per_second", arm=name, set=prompts, c=c) for name in names]
     return max((speed for speed in speeds if speed is not None), default=None)
 
 

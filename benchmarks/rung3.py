@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import real_gpu, train_gpu
-from benchmarks.arms import HAS_GPU, call
-from benchmarks.page import Goal, Table
+from benchmarks.arms import HAS_GPU, SLOWER, call
+from benchmarks.page import Goal, Table, measured
 from benchmarks.parts import CELLS, Part
 from benchmarks.real import SETS, RealArm
 
-ENGINE_LIMIT = 90 * train_gpu.SLOWER  # seconds
+ENGINE_LIMIT = 90 * SLOWER  # seconds
 OURS, LOOKUP = (f"{name} K={train_gpu.K}" for name in ("P-EAGLE", "P-EAGLE with look-up"))
 TODAY, EAGLE3 = (RealArm(name, k=7) for name in ("P-EAGLE", "EAGLE-3"))  # of the committed heads
 
@@ -41,15 +41,11 @@ def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
 
 def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """20 million tokens of answers seen; longer drafts than the committed heads'."""
-    seen = next((cell["tokens"] for cell in cells if cell.get("step") == "run"), None)
-    yield Goal("tokens of answers that the head has seen", ">=", 20e6, seen)
+    yield Goal("tokens of answers that the head has seen", ">=", 20e6, measured(cells, "tokens", step="run"))
     for mine, other, least in ((OURS, EAGLE3, 1), (LOOKUP, EAGLE3, 1.5), (OURS, TODAY, 1.25)):
         for name in SETS:
-            al = next(
-                (cell["al"] for cell in cells if "al" in cell and (cell["arm"], cell["set"]) == (mine, name)), None
-            )
+            al = measured(cells, "al", arm=mine, set=name)
             base = sum(real_gpu.on_cpu(other, name) or (0, 0)) / 2
             ratio = al / base if al and base else None
-            yield Goal(
-                f"acceptance length of {mine} over that of the committed {other.label} on {name}", ">=", least, ratio
-            )
+            what = f"acceptance length of {mine} over that of the committed {other.label} on {name}"
+            yield Goal(what, ">=", least, ratio)

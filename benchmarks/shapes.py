@@ -33,8 +33,6 @@ class HeadShape:
 
     target: Model  # hidden size and vocabulary are the head's as well
     intermediate: int  # of the head's MLP
-    draft_vocab: int  # rows of its lm_head. Below the target's vocabulary it has one of its own, else it shares it
-    num_aux: int = NUM_AUX  # captured hidden states it reads; ``config`` is for the default
 
     def layers(self, parallel: bool) -> int:
         """Of the P-EAGLE head, or of an EAGLE-3 head."""
@@ -46,7 +44,7 @@ class HeadShape:
             "architectures": ["LlamaForCausalLMEagle3"],
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers(parallel),
-            "draft_vocab_size": self.draft_vocab,
+            "draft_vocab_size": self.target.vocab_size,
             "target_hidden_size": self.target.hidden_size,
         }
         return of_layers | ({"ptd_token_id": self.target.vocab_size - 1} if parallel else {})
@@ -59,9 +57,9 @@ class HeadShape:
         rest = t.num_attention_heads * t.head_dim * t.hidden_size + 3 * t.hidden_size * self.intermediate
         layers = self.layers(parallel)
         return {
-            "fc": self.num_aux * t.hidden_size * t.hidden_size,
+            "fc": NUM_AUX * t.hidden_size * t.hidden_size,
             "layers": first_qkv + (layers - 1) * qkv + layers * rest,
-            "lm_head": self.draft_vocab * t.hidden_size,
+            "lm_head": t.vocab_size * t.hidden_size,
         }
 
 
@@ -76,8 +74,8 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
 GPT_OSS = Model(2880, 2880, 64, 8, 64, 8, 201_088)
 # As amazon/GPT-OSS-20B-P-EAGLE: 4 layers, the whole vocabulary, 3 hidden states; this intermediate size, which its card
 # does not name, makes its 1.8e9 weights (3.6 GB).
-GPT_OSS_HEAD = HeadShape(GPT_OSS, 14336, GPT_OSS.vocab_size)
-TINY_HEAD = HeadShape(Model(64, 96, 2, 1, 32, 8, 512), 96, 512)
+GPT_OSS_HEAD = HeadShape(GPT_OSS, 14336)
+TINY_HEAD = HeadShape(Model(64, 96, 2, 1, 32, 8, 512), 96)
 
 # Of the published model, for whole engines. The rest of its config.json (RoPE scaling, sliding windows, SwiGLU's limit)
 # is GptOssConfig's own default.

@@ -21,11 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER
-from benchmarks.real import PROMPTS, SETS, TARGET, Engine, al_of
+from benchmarks.real import PROMPTS, SETS, TARGET, Engine
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.server import HOST, free_port
 from peagle_tools.train import serve
@@ -233,6 +231,4 @@ def acceptance(place: str, lookup: int) -> Iterator[dict[str, Any]]:
     name, head = "P-EAGLE with look-up" if lookup else "P-EAGLE", (run_folder(place) / "checkpoints/best").resolve()
     arm = real_gpu.GpuArm(name, str(head), K, selector=True, lookup=lookup)
     arm.check()
-    sets = Engine(arm).acceptance(real_gpu.first_answers(), real_gpu.PART_OF_A_SET, **real_gpu.LESS)
-    for prompts in SETS:
-        yield {"arm": arm.label, "set": prompts, **al_of(np.asarray(sets[prompts]["counts"]))}
+    yield from real_gpu.acceptance(Engine(arm))

@@ -131,7 +131,9 @@ def test_nothing_grows_but_piecewise_graphs_of_peagle_whose_sizes_vllm_has_chose
     assert target.compilation_config is target.vllm_config.compilation_config
 
 
-@pytest.mark.parametrize(("seqs", "k", "most"), [(1024, 7, {64}), (128, 5, {83, 85}), (128, 3, {None}), (64, 7, {None})])
+@pytest.mark.parametrize(
+    ("seqs", "k", "most"), [(1024, 7, {64}), (128, 5, {83, 85}), (128, 3, {None}), (64, 7, {None})]
+)
 def test_the_log_says_up_to_how_many_requests_the_target_has_graphs(seqs: int, k: int, most: set[int | None]):
     """Of vLLM's own sizes, whose largest has up to 512 rows; 0.32 and 0.33 round them differently."""
     from peagle_vllm.draft_log import requests_in_graphs
