@@ -1,6 +1,5 @@
-"""report.md and the plots."""
+"""report.md: its tables, warnings and errors."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,10 @@ from typer.testing import CliRunner
 
 from peagle_tools.bench.cells import Cell
 from peagle_tools.bench.metrics import points
-from peagle_tools.bench.report import place_tables, write_report
+from peagle_tools.bench.report import repeated_table, write_report
 from peagle_tools.bench.suite import Suite
 from peagle_tools.cli import app
-from peagle_tools.shared.acceptance import Acceptance, Places
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
 
@@ -28,28 +27,23 @@ def best_table(text: str) -> list[str]:
     return text.split("## Best K, prompts\n\n")[1].split("\n\n")[0].splitlines()
 
 
-def test_acceptance_by_context_is_a_table_over_all_concurrencies(suite: Suite) -> None:
+def test_acceptance_by_repeated_tokens_is_a_table_over_all_concurrencies(suite: Suite) -> None:
     results = [synthetic.result(suite, Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
-    groups = [{255: Acceptance(4, (3, 1))}, {255: Acceptance(4, (2, 0)), 511: Acceptance(1, (0, 0))}]
+    counts = [{0: Acceptance(4, (3, 1))}, {0: Acceptance(4, (2, 0)), 3: Acceptance(1, (0, 0))}]
     cells = results[:2]
-    cells += [r.model_copy(update={"places": Places(seen)}) for r, seen in zip(results[2:], groups, strict=True)]
-    (table,) = place_tables("prompts", points(cells))
+    cells += [r.model_copy(update={"repeated": seen}) for r, seen in zip(results[2:], counts, strict=True)]
+    (table,) = repeated_table("prompts", points(cells))
     assert table.splitlines()[2:5] == [
-        "| drafter | up to 255 | up to 511 |",
+        "| drafter | 0 | 3 |",
         "|---|---|---|",
         "| P-EAGLE K=3 | 1.75 (89%) | 1.00 (11%) |",
     ]
 
 
-def test_every_file_is_written_and_named(tmp_path: Path, suite: Suite) -> None:
+def test_the_report(tmp_path: Path, suite: Suite) -> None:
     """At c=1 a P-EAGLE round of 7.55 ms yields 3.598 tokens, one of EAGLE-3 at K=3 2.242 in 9.35 ms."""
     failed = {"p-eagle-k7-prompts-c4-r2": "the server ended"}
-    out = synthetic.write(tmp_path / "r", suite, spread=0, failed=failed)
-    text = report(out)
-    named = re.findall(r"!\[.*\]\((.*\.svg)\)", text)
-    assert {out / name for name in named} == set((out / "plots").iterdir()) and len(named) == 3
-    cells = len(list((out / "cells").iterdir()))
-    assert len((out / "report.csv").read_text().splitlines()) == cells  # a header, and no row for the one that failed
+    text = report(synthetic.write(tmp_path / "r", suite, spread=0, failed=failed))
     assert "- P-EAGLE K=7, prompts, c=4, repeat 2: the server ended" in text and "| 1 of 2 |" in text
     assert "| P-EAGLE | 7 | 1 | 477 | 20.0 / 20.0 | 2.1 / 2.1 | 3.60 | 75 56 42 32 24 18 13 | 100 | 2 |" in text
     assert best_table(text)[2:] == [

@@ -11,7 +11,7 @@ from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import write_report
 from peagle_tools.bench.schedule import advice, choices, looked_up
 from peagle_tools.bench.suite import Suite
-from peagle_tools.shared.acceptance import Acceptance, Places
+from peagle_tools.shared.acceptance import Acceptance
 from tests.bench import synthetic
 
 EAGLE = {("EAGLE-3", k, c): 3.0 for k in (3, 7) for c in (1, 4)}  # far behind
@@ -103,8 +103,7 @@ def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suit
 def test_drafts_by_look_up_and_by_the_head_are_told_apart(config: dict, share: str | None, suite: Suite) -> None:
     repeated = {0: Acceptance(4, (2, 0)), 1: Acceptance(4, (2, 0)), 3: Acceptance(2, (2, 2))}
     cells = [Cell("P-EAGLE", 3, "prompts", 1, 1), Cell("none", 0, "prompts", 1, 1)]
-    update = {"places": Places(repeated=repeated)}
-    results = [synthetic.result(suite, cell).model_copy(update=update) for cell in cells]
+    results = [synthetic.result(suite, cell).model_copy(update={"repeated": repeated}) for cell in cells]
     text = [*looked_up(choices("P-EAGLE", points(results)), {"parallel_drafting": True, **config})]
     assert [line[:3] for line in text] == [share] * (share is not None)
     if not config:

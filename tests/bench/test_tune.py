@@ -107,21 +107,17 @@ def test_without_prompts_it_says_which_it_takes(elsewhere: Path, monkeypatch: py
     assert suite.datasets["prompts"].hub == "mt-bench" and suite.concurrency == [4]
 
 
-BAD = {
-    "no file": (("--prompts", "nowhere"), "nowhere cannot be read (No such file or directory)"),
-    "no prompt": (("--prompts", "empty"), "empty holds no prompt; write one a line"),
-    "a transcript": (("--prompts", "talk"), "talk:2 is in a chat template already (<|user|>)"),
-    "our flag": (("--serve", "--port 80"), "serve.flags: --port does not belong here"),
-    "no closing quote": (("--serve", "--dtype 'x"), "serve.flags: No closing quotation"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name: str, prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (elsewhere / "empty").write_text("\n")
-    (elsewhere / "talk").write_text("one\n<|user|>Why?\n")
-    options, reason = BAD[name]
-    assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", prompts, *options))
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--prompts", "nowhere", "nowhere cannot be read (No such file or directory)"),
+        ("--serve", "--dtype 'x", "serve.flags: No closing quotation"),
+    ],
+)
+def test_bad_input_is_one_line(
+    option: str, value: str, reason: str, prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason in only_line(run(monkeypatch, "tune", *PAIR, "--prompts", prompts, option, value))
     assert not list(elsewhere.glob("bench-results/*/*"))  # else the corrected command would be refused
 
 

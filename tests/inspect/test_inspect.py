@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 def test_inspect_and_convert_need_neither_torch_nor_vllm(tmp_path: Path):
     script = (
         "import sys\nfrom peagle_tools.cli import app\n"
-        "slow = {'huggingface_hub', 'matplotlib', 'numpy', 'pydantic', 'rich.progress', 'torch', 'vllm', 'yaml'}\n"
+        "slow = {'huggingface_hub', 'numpy', 'pydantic', 'rich.progress', 'torch', 'vllm', 'yaml'}\n"
         "assert not slow & set(sys.modules), 'the help would be slow'\n"
         "for arguments in (['inspect', sys.argv[1], '--target', sys.argv[2]], ['convert', sys.argv[1], sys.argv[3]]):\n"
         "    try:\n        app(arguments)\n"

@@ -3,7 +3,7 @@
 RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
 RESULTS/cells/CELL.json     one cell; there only when it is whole
 RESULTS/logs/               what servers and clients wrote; not part of the result
-RESULTS/report.md           with plots/*.svg; made from the above, any time
+RESULTS/report.md           made from the above, any time
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from peagle_tools.bench.suite import Suite, slug
-from peagle_tools.shared.acceptance import Acceptance, Places
+from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 
 
@@ -100,7 +100,7 @@ class CellResult(BaseModel):
     hardware: dict[str, str]
     began: str
     drafts: Acceptance | None = None
-    places: Places = Places()
+    repeated: dict[int, Acceptance] = {}  # by how many last tokens had occurred before
     # What ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
     raw: dict[str, Any] = {}
     format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"

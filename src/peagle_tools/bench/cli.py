@@ -67,7 +67,7 @@ def run(
 def report(
     results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Folder of a sweep.")],
 ) -> None:
-    """Write report.md, report.csv and plots/*.svg into RESULTS: ratios with their noise, every cell, the best K."""
+    """Write RESULTS/report.md: ratios with their noise, every cell, the best K."""
     check_extra()
     from rich.console import Console
     from rich.markdown import Markdown

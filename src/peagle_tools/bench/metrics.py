@@ -142,11 +142,3 @@ def same_texts(points: Collection[Point]) -> dict[Condition, float]:
 def best_depth(candidates: Iterable[Point]) -> Point:
     """The point with the most output tokens per second."""
     return max(candidates, key=lambda point: point.tokens_per_second.median)
-
-
-def best_points(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
-    """By arm and concurrency the point at the best depth, in the order of both."""
-    groups: defaultdict[tuple[str, int], list[Point]] = defaultdict(list)
-    for point in points:
-        groups[point.arm, point.concurrency].append(point)
-    return {place: best_depth(group) for place, group in groups.items()}

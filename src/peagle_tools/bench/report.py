@@ -1,20 +1,16 @@
-"""Write report.md, report.csv and plots/*.svg of a results folder."""
+"""Write report.md of a results folder."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
-import pandas
 import yaml
 
-from peagle_tools.bench import metrics, plots
-from peagle_tools.bench.cells import CellResult, read_results, read_sweep
-from peagle_tools.bench.metrics import Point, best_points, number, same_texts
+from peagle_tools.bench import metrics
+from peagle_tools.bench.cells import read_results, read_sweep
+from peagle_tools.bench.metrics import Point, best_depth, number, same_texts
 from peagle_tools.bench.schedule import advice
-from peagle_tools.bench.suite import slug
-from peagle_tools.shared.acceptance import Acceptance, merged, sum_of
+from peagle_tools.shared.acceptance import Acceptance, merged
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.provenance import device
@@ -22,9 +18,8 @@ from peagle_tools.shared.provenance import device
 READING = (
     "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
     "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, or "
-    "when there is one repeat only. report.csv holds every cell. docs/bench.md states every formula."
+    "when there is one repeat only. docs/bench.md states every formula."
 )
-REPEATED = "last tokens that occurred before"  # from prompt_lookup_min on look-up drafts
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
@@ -68,34 +63,34 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
     return section(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
 
 
-def place_tables(dataset: str, points: Sequence[Point]) -> list[str]:
-    """AL of each drafter by where it drafted, over all concurrencies; none without such counts."""
-    tables = []
-    titles = {"context": "tokens of context", "output": "tokens of output", "repeated": REPEATED}
-    for kind, title in titles.items():
-        cells = [(p.drafter, getattr(cell.places, kind)) for p in points for cell in p.cells]
-        by_drafter = {name: merged(counts for drafter, counts in cells if drafter == name) for name, _ in cells}
-        ends = sorted({end for counts in by_drafter.values() for end in counts})
-        rows = [
-            (name, *(_length(counts[end], counts) if end in counts else "" for end in ends))
-            for name, counts in by_drafter.items()
-            if counts
-        ]
-        header = ("drafter", *(str(end) if title == REPEATED else f"up to {end}" for end in ends))
-        if rows:
-            tables.append(section(f"AL by {title}, {dataset}", header, rows, "In brackets the share of drafts."))
-    return tables
+def repeated_table(dataset: str, points: Sequence[Point]) -> list[str]:
+    """AL of each drafter by how many last tokens occurred before, over all concurrencies; empty without such counts."""
+    by_drafter = {
+        drafter: merged(cell.repeated for p in points if p.drafter == drafter for cell in p.cells)
+        for drafter in dict.fromkeys(p.drafter for p in points)
+    }
+    columns = sorted(set().union(*by_drafter.values()))
+    rows = [(drafter, *(_length(counts, n) for n in columns)) for drafter, counts in by_drafter.items() if counts]
+    title = f"AL by last tokens that occurred before, {dataset}"
+    table = section(title, ("drafter", *map(str, columns)), rows, "In brackets the share of drafts.")
+    return [table] * bool(rows)
 
 
-def _length(seen: Acceptance, counts: Mapping[int, Acceptance]) -> str:
-    """AL, and the share of a drafter's drafts."""
-    return f"{seen.length:.2f} ({seen.num_drafts / sum_of(list(counts.values())).num_drafts:.0%})"
+def _length(counts: Mapping[int, Acceptance], key: int) -> str:
+    """AL of one of a drafter's ``counts``, and its share of the drafts; empty where it has none."""
+    if key not in counts:
+        return ""
+    share = counts[key].num_drafts / sum(seen.num_drafts for seen in counts.values())
+    return f"{counts[key].length:.2f} ({share:.0%})"
 
 
 def best_table(dataset: str, points: Sequence[Point]) -> str:
     """Output tokens/s of each arm at its best K, then the ratios of each arm to those before it in the suite."""
-    best, concurrencies = best_points(points), sorted({p.concurrency for p in points})
-    arms = list(dict.fromkeys(p.arm for p in points))
+    arms, concurrencies = list(dict.fromkeys(p.arm for p in points)), sorted({p.concurrency for p in points})
+
+    def best(arm: str, concurrency: int) -> Point | None:
+        depths = [p for p in points if (p.arm, p.concurrency) == (arm, concurrency)]
+        return best_depth(depths) if depths else None
 
     def rate(point: Point | None) -> str:
         if point is None:
@@ -105,19 +100,11 @@ def best_table(dataset: str, points: Sequence[Point]) -> str:
     def ratio(a: Point | None, b: Point | None) -> str:
         return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
 
-    rows = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in arms]
+    rows = [[arm, *(rate(best(arm, c)) for c in concurrencies)] for arm in arms]
     for b, a in itertools.combinations(arms, 2):
-        rows.append([f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)])
+        rows.append([f"{a} / {b}", *(ratio(best(a, c), best(b, c)) for c in concurrencies)])
     note = "Output tokens/s at the best K of each arm, and ratios of them; ? marks a ratio in doubt."
     return section(f"Best K, {dataset}", ["", *(f"c={c}" for c in concurrencies)], rows, note)
-
-
-def as_csv(results: Iterable[CellResult]) -> str:
-    """One row for each whole cell; metrics by vLLM's names, times in milliseconds."""
-    names = [f"p{p}_{name}_ms" for name in ("ttft", "tpot") for p in (50, 90, 99)]
-    names = ["output_throughput", "acceptance_length", *names]
-    rows = [asdict(r.cell) | {name: metrics.metric(r, name) for name in names} for r in results if r.ok]
-    return pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 
 def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
@@ -142,8 +129,8 @@ def _list(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def write_report(folder: Path) -> tuple[str, list[str]]:
-    """Write report.md, report.csv and plots/*.svg into ``folder``, each whole. Returns a summary in Markdown and, apart
-    because its last line is one to paste, the advice.
+    """Write report.md into ``folder``. Returns a summary in Markdown and, apart because its last line is one to paste,
+    the advice.
 
     Raises:
         ToolError: no cell is whole; OSError: ``folder`` cannot be written.
@@ -161,19 +148,10 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
     text = [f"# Sweep {suite['name']}", f"Measured on {devices}, {results[0].began[:10]}. {READING}", *best, *warned]
     text += _list("Failed cells", failures)
-    files = {"report.csv": as_csv(results)}
     for name, group in groups.items():
-        text.append(f"## Plots, {name}")
-        for plot, title in plots.PLOTS.items():
-            file = f"plots/{slug(f'{plot.__name__} {name}')}.svg"
-            files[file] = plots.draw(partial(plot, points=group))
-            text.append(f"![{title}, {name}]({file})")
-        text += [cell_table(name, group), *place_tables(name, group)]
+        text += [cell_table(name, group), *repeated_table(name, group)]
     text += [f"## Setting\n\n```yaml\n{yaml.safe_dump(sweep, sort_keys=False)}```", *_list("Which K to serve", served)]
-    files["report.md"] = "\n\n".join(text) + "\n"
-    (folder / "plots").mkdir(exist_ok=True)
-    for name, content in files.items():
-        write_whole(folder / name, content)
+    write_whole(folder / "report.md", "\n\n".join(text) + "\n")
     if failures:
         warned.append(f"{len(failures)} cells failed; the report names them.")
     return "\n\n".join([*best, *warned]), served

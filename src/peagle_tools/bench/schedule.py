@@ -61,7 +61,7 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
 def looked_up(chosen: Sequence[Choice], config: Mapping[str, Any]) -> Iterator[str]:
     """A line on the drafts of P-EAGLE that were made where look-up drafts, unless the config turns it off."""
     at_least = config.get(FIELD, DEFAULT) if config.get("parallel_drafting") else 0
-    counts = merged(cell.places.repeated for choice in chosen for cell in choice.point.cells)
+    counts = merged(cell.repeated for choice in chosen for cell in choice.point.cells)
     kinds = [[seen for n, seen in counts.items() if (n >= at_least) == is_repeated] for is_repeated in (True, False)]
     if at_least and all(kinds):
         there, elsewhere = map(sum_of, kinds)

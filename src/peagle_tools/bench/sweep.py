@@ -119,8 +119,8 @@ class Sweep:
             server.check_well()  # the server's failure is the cause of the client's
             self._keep(cell, str(error))
             return
-        places, kept = places_of(Answer(*answer) for answer in raw.get("answers", ())), client.without_texts(raw)
-        self._keep(cell, "", began, drafts=from_bench_serve(raw), places=places, raw=kept)
+        repeated = places_of(Answer(*answer) for answer in raw.get("answers", ())).repeated
+        self._keep(cell, "", began, drafts=from_bench_serve(raw), repeated=repeated, raw=client.without_texts(raw))
 
     def _keep(self, cell: Cell, reason: str, began: datetime | None = None, **measured: Any) -> None:
         """Write the result of a cell, and a line about it; without what was ``measured`` it failed for ``reason``."""

@@ -38,7 +38,7 @@ def exit_on_sigterm() -> None:
 
 def check_extra(*more: str) -> None:
     """Exit with the name of a package that is missing; where vLLM is installed too, most of them are there."""
-    for name in ("pydantic", "yaml", "psutil", "matplotlib", "pandas", *more):
+    for name in ("pydantic", "yaml", "psutil", "pandas", *more):
         if importlib.util.find_spec(name) is None:
             extra = "cuda,bench" if name == "vllm" else "bench"
             fail(f'{"pyyaml" if name == "yaml" else name} is not installed: pip install "peagle-vllm[{extra}]"')
