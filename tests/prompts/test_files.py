@@ -7,9 +7,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompt_files import read_conversations, read_prompts
@@ -33,24 +31,19 @@ ROWS = {
     "developer": (chat({"role": "developer", "content": "be brief"}, HI), ["be brief", "hi"]),
     "parts": (chat({"role": "user", "content": PARTS}), ["a\nb\nc"]),
     "ShareGPT": ({"id": "x_1", "conversations": SHARED}, ASKED),
-    "ShareGPT, answered": ({"conversations": [*SHARED, SHARED[1]]}, ASKED),
-    "answered": (chat(SYSTEM, HI, ANSWER), ["be brief", "hi"]),
     "both": ({"prompt": "not this", **chat(HI)}, ["hi"]),
     "a list as prompt": ({"prompt": [HI]}, ["hi"]),
     "MT-Bench": ({"question_id": 81, "turns": ["one?", "two?"]}, ["one?"]),
-    "SPEED-Bench": (chat(HI, {"role": "user", "content": "two?"}), ["hi"]),
     "run-batch": ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(HI)}, ["hi"]),
     "GSM8K": ({"question": "1 + 1?", "answer": "2"}, ["1 + 1?"]),
     "Alpaca": ({"instruction": "add", "input": "1, 1", "output": "2"}, ["add\n\n1, 1"]),
     "Alpaca without input": ({"instruction": "add", "input": "", "output": "2"}, ["add"]),
     "Nemotron": ({"input": [HI], "output": "hello"}, ["hi"]),
-    "text": ({"text": "hi"}, ["hi"]),
     "empty messages": ({"prompt": "hi", "messages": [], "tools": []}, ["hi"]),
     "OpenOrca": ({"system_prompt": "be brief", "question": "hi", "response": "hello"}, ["be brief", "hi"]),
     "LLaMA-Factory": ({"conversations": SHARED[:2], "system": "be brief", "tools": "[]"}, ["be brief", "hi"]),
     "AIMO": ({"problem": "hi", "messages": None}, ["hi"]),
     "HTML": ({"prompt": "what is <s>old</s> in HTML, or [1, 2]?"}, ["what is <s>old</s> in HTML, or [1, 2]?"]),
-    "a list in a text": ({"prompt": "[1, 2] sorted?"}, ["[1, 2] sorted?"]),
     "few shots": ({"prompt": "Q: 1 + 1?\nA: 2\nQ: 2 + 2?\nA:"}, ["Q: 1 + 1?\nA: 2\nQ: 2 + 2?\nA:"]),
 }
 
@@ -77,9 +70,6 @@ FILES = {
     "lines.json": b'{"prompt": "a"}\n{"prompt": "b"}\n',
     "mixed.txt": b'a\n{"prompt": "b"}\n',
     "mac.txt": b"a\rb\r",
-    "table.csv": b'id,prompt\r\n1,a\r\n2,"b"\r\n',
-    "table.TSV": b"prompt\tanswer\na\t1\nb\t2\n",
-    "chats.csv": b'messages\n"[{""role"": ""user"", ""content"": ""a""}]"\n"[{""from"": ""human"", ""value"": ""b""}]"',
 }
 
 
@@ -88,23 +78,6 @@ def test_every_form_of_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / name).write_bytes(FILES[name])
     assert contents(tmp_path / name) == [["a"], ["b"]]
     assert capsys.readouterr().err == ""
-
-
-def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist([chat(HI, id=1), {"id": 2, "messages": []}]), file)
-    with pytest.raises(
-        ToolError, match=r'rows.parquet: row 2 holds neither "prompt" nor "messages", but "messages", "id"'
-    ):
-        read_prompts(file)
-    parquet.write_table(pyarrow.Table.from_pylist([{"conversations": SHARED}]), file)
-    assert contents(file) == [ASKED]
-    file.write_bytes(b"PAR1")
-    with pytest.raises(ToolError, match=r"rows.parquet is no Parquet file \("):
-        read_prompts(file)
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ToolError, match="pyarrow reads it and is missing; install it"):
-        read_prompts(file)
 
 
 def test_a_pipe(tmp_path: Path):
@@ -133,13 +106,10 @@ def test_turns_that_are_not_asked_are_counted(tmp_path: Path, capsys: pytest.Cap
 CONTROL = "<|im_start|>"
 IN_TEMPLATES = {
     "ChatML": "<|im_start|>user\nhi<|im_end|>\n",
-    "Llama 3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
-    "DeepSeek": "<\uff5cUser\uff5c>hi<\uff5cAssistant\uff5c>",
     "DeepSeek's begin": "<\uff5cbegin\u2581of\u2581sentence\uff5c>hi",
     "Gemma": "<start_of_turn>user\nhi<end_of_turn>\n",
     "Gemma 4": "<|turn>user\nhi<turn|>\n",
     "Mistral": "<s>[INST] hi [/INST]",
-    "Llama 2": "[INST] <<SYS>>\nbe brief\n<</SYS>>\n\nhi [/INST] hello</s>",
     "Alpaca": "### Instruction:\nadd\n\n### Response:\n2",
     "Vicuna": "A chat. USER: hi ASSISTANT: hello</s>",
     "plain words": "User: hi\nAssistant: hello",
@@ -151,9 +121,7 @@ REFUSED = {
         for name, text in IN_TEMPLATES.items()
     },
     "a template in a turn": (chat({"role": "user", "content": CONTROL}), f"already ({CONTROL}); write its turns as"),
-    "number": (7, "is a number; write text, or"),
     "list": ([1], "is a list;"),
-    "null": (None, "is null;"),
     "no key": ({"id": 7, "foo": "x"}, 'holds neither "prompt" nor "messages", but "id", "foo"; write one of them'),
     "empty object": ({}, "but nothing;"),
     "prompt of a number": ({"prompt": 7}, "a turn of the user whose content is a number; write text"),
@@ -163,7 +131,6 @@ REFUSED = {
     "messages of text": ({"messages": "hi"}, '"messages" is text; write a list of turns'),
     "turn without role": (chat({"content": "hi"}), "a turn with the role None; write system, user or assistant"),
     "unknown role": (chat({"role": "critic", "content": "hi"}), "a turn with the role 'critic';"),
-    "null content": (chat({"role": "user", "content": None}), "whose content is null;"),
     "empty parts": (chat({"role": "user", "content": []}), "whose content is an empty list;"),
     "null answer": (
         chat(HI, {"role": "assistant", "content": None}, HI),
@@ -212,20 +179,17 @@ def test_the_targets_own_control_tokens_are_no_text(tmp_path: Path):
 UNREADABLE = {
     "none.jsonl": (None, "cannot be read (No such file or directory)"),
     "empty.jsonl": (b"", "holds no prompt; write one a line"),
-    "empty.json": (b"[]", "holds no prompt"),
     "wide.jsonl": ('{"prompt": "a"}'.encode("utf-16"), "cannot be read (not UTF-8 text); write it as UTF-8"),
-    "cut.jsonl": (b'{"prompt": "a"}\n{"prompt": ', ":2 is not valid JSON; write"),
     "text.jsonl": (b"what is it?\n", ':1 is not valid JSON; write {"prompt": "..."}, or name a file of texts .txt'),
-    "pretty.jsonl": (b'{\n  "prompt": "a"\n}\n', ":1 is not valid JSON"),
-    "list.yaml": (b"- prompt: a\n", "is no prompt file by its name; name it .txt where each line is a prompt"),
+    "list.yaml": (b"- prompt: a\n", "is no prompt file (.jsonl, .ndjson, .json, .txt); name it .txt where"),
+    "table.csv": (None, 'pandas.read_csv(FILE).to_json(OUT, orient="records", lines=True)'),
+    "table.TSV": (None, "pandas.read_table(FILE).to_json("),
+    "table.parquet": (None, "pandas.read_parquet(FILE).to_json("),
     "brace.txt": (b"a\n{\n", ':2 is not valid JSON; write {"prompt": "..."}, or text'),
     "array.json": (b'[{"prompt": "a"},\n{"prompt"}]', ":2 is not valid JSON (Expecting ':'"),
     "deep.jsonl": (b"[" * 200_000, " is not valid JSON"),
     "wrong.json": (b'[{"prompt": "a"}, 7]', ": entry 2 is a number;"),
     "columns.json": (b'{"data": [{"prompt": "a"}]}', ': entry 1 holds neither "prompt" nor "messages", but "data"'),
-    "cells.csv": (b"prompt\nhello, you\n", ":2 has more cells than the header; put quotes"),
-    "bare.csv": (b"hi\nhello\n", ':2 holds neither "prompt" nor "messages", but "hi"'),
-    "empty.csv": (b"prompt,id\n,1\n", ':2 holds neither "prompt" nor "messages", but "id"'),
 }
 
 

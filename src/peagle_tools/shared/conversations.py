@@ -1,6 +1,5 @@
 """What a row of a prompt file holds: a conversation, in the forms that vLLM's and speculators' readers take."""
 
-import json
 import re
 from itertools import pairwise
 from typing import Any
@@ -84,11 +83,6 @@ def _turns(row: dict[str, Any]) -> list[Any]:
     """The turns of a row as it has them; a text is one."""
     for key in TURNS:
         value = row.get(key)
-        if isinstance(value, str) and value.startswith("[") and key not in TEXTS:  # a cell of a table
-            try:
-                value = json.loads(value)
-            except ValueError:
-                raise UnusableRow(f'"{key}" is not valid JSON', "write a list of turns") from None
         if isinstance(value, list) and value:
             if any(type(turn) is int for turn in value):
                 raise UnusableRow(f'"{key}" holds token ids', "write text")

@@ -1,17 +1,13 @@
 """Prompt files: the one reader of ``tune``, ``bench``, ``sharpen``, ``diagnose``, ``convert`` and ``train prompts``.
 
-.jsonl            an object a line
+.jsonl .ndjson    an object a line
 .json             an array of objects, or an object a line
-.csv .tsv         a row each, with a header
-.parquet          a row each
-.txt and others   a prompt a line, as text or as an object; or an array of objects
+.txt, no suffix   a prompt a line, as text or as an object; or an array of objects
 """
 
-import csv
 import json
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,9 @@ from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import control_tokens
 
-KINDS = ("", ".txt", ".jsonl", ".ndjson", ".json")  # and those of tables
+JSON = (".jsonl", ".ndjson", ".json")
+TEXT = (".txt", "")
+TABLES = {".csv": "read_csv", ".tsv": "read_table", ".parquet": "read_parquet"}  # what pandas reads them with
 Row = tuple[str, Any]  # where it stands, for a message; text, or what JSON holds
 
 
@@ -60,26 +58,8 @@ def read_conversations(path: Path, target: str | None = None) -> list[Messages]:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file. Raises ToolError where they cannot be read."""
-    kind = path.suffix.lower()
-    try:
-        if kind == ".parquet":
-            yield from _parquet_rows(path)
-        elif kind in (".csv", ".tsv"):
-            yield from _table_rows(path, "," if kind == ".csv" else "\t")
-        elif kind in KINDS:
-            yield from _text_rows(path, path.read_text(encoding="utf-8-sig"))
-        else:
-            fix = "name it .txt where each line is a prompt, or .jsonl"
-            raise ToolError(f"{path} is no prompt file by its name; {fix}")
-    except UnicodeDecodeError:
-        raise ToolError(f"{path} cannot be read (not UTF-8 text); write it as UTF-8, or as .parquet") from None
-    except OSError as error:
-        raise ToolError(f"{path} cannot be read ({one_line(error.strerror or error)}); name a file") from None
-
-
-def _text_rows(path: Path, text: str) -> Iterator[Row]:
-    kind, is_list = path.suffix.lower(), text.lstrip().startswith("[")
-    is_json = kind in (".json", ".jsonl", ".ndjson")
+    text, kind = _read_text(path), path.suffix.lower()
+    is_list, is_json = text.lstrip().startswith("["), kind in JSON
     if is_list or kind == ".json":
         try:
             whole = json.loads(text)
@@ -96,6 +76,21 @@ def _text_rows(path: Path, text: str) -> Iterator[Row]:
             yield f"{path}:{number}", _line(line, f"{path}:{number}", is_json)
 
 
+def _read_text(path: Path) -> str:
+    kind = path.suffix.lower()
+    if kind not in JSON + TEXT:
+        fix = "name it .txt where each line is a prompt, or .jsonl"
+        if reader := TABLES.get(kind):
+            fix = f'make a .jsonl of it: pandas.{reader}(FILE).to_json(OUT, orient="records", lines=True)'
+        raise ToolError(f"{path} is no prompt file (.jsonl, .ndjson, .json, .txt); {fix}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ToolError(f"{path} cannot be read (not UTF-8 text); write it as UTF-8") from None
+    except OSError as error:
+        raise ToolError(f"{path} cannot be read ({one_line(error.strerror or error)}); name a file") from None
+
+
 def _line(line: str, place: str, is_json: bool) -> Any:
     if not is_json and not line.lstrip().startswith("{"):
         return line
@@ -104,31 +99,3 @@ def _line(line: str, place: str, is_json: bool) -> Any:
     except (ValueError, RecursionError):
         fix = 'write {"prompt": "..."}' + (", or name a file of texts .txt" if is_json else ", or text")
         raise ToolError(f"{place} is not valid JSON; {fix}") from None
-
-
-def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
-    csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter=delimiter)
-        try:
-            for row in reader:
-                place = f"{path}:{reader.line_num}"
-                if None in row:
-                    fix = "put quotes around text that holds a comma"
-                    raise ToolError(f"{place} has more cells than the header; {fix}")
-                yield place, {key: cell for key, cell in row.items() if cell}
-        except csv.Error as error:
-            raise ToolError(f"{path}:{reader.line_num} is no row of a table ({error}); write it again") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ModuleNotFoundError:
-        raise ToolError(f"{path}: pyarrow reads it and is missing; install it, or write JSON lines") from None
-    try:
-        with path.open("rb") as file:
-            batches = (batch.to_pylist() for batch in parquet.ParquetFile(file).iter_batches())
-            yield from ((f"{path}: row {number}", row) for number, row in enumerate(chain.from_iterable(batches), 1))
-    except ArrowException as error:
-        raise ToolError(f"{path} is no Parquet file ({one_line(error)}); write it again") from None
