@@ -37,7 +37,7 @@ def test_each_change_moves_the_drafts_and_is_undone():
             live.run([Request("a", prompt, MAX_TOKENS)])
         return [row.draft for row in noted.rows]
 
-    setup = setup_of(read_head(PEAGLE), read_target(str(TARGET)), live.settings.k, chat_template=True)
+    setup = setup_of(read_head(PEAGLE), read_target(str(TARGET)), live.settings.k)
     as_loaded = drafts(setup)
     for name, change in CHANGES.items():
         assert drafts(replace(setup, **change)) != as_loaded, name

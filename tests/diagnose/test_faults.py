@@ -37,7 +37,6 @@ class Case:
     head: Path
     named: str
     plant: Plant = lambda config, weights: None
-    options: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> Path:
         """The head with its fault."""
@@ -66,7 +65,6 @@ LLAMA, QWEN = (TARGET, PEAGLE), (QWEN3, QWEN3_PEAGLE)
 AUX = "eagle_aux_hidden_state_layer_ids"
 LINEAR = rope(rope_theta=10000.0, rope_type="linear", factor=8.0)
 FAULTS: Mapping[str, Case] = {
-    "prompts without the chat template": Case(*QWEN, "cause: prompts through the chat template", options=("--raw",)),
     "aux layers one too low": Case(*LLAMA, "cause: aux layers [2, 5, 7] for [1, 4, 6]", config(**{AUX: [1, 4, 6]})),
     "aux layers one too high": Case(*QWEN, "cause: aux layers [2, 5, 7] for [3, 6, 8]", config(**{AUX: [3, 6, 8]})),
     "rope theta": Case(*LLAMA, "cause: rope theta 10000.0", rope(rope_theta=100.0)),
@@ -105,7 +103,7 @@ def named_in(ran: Ran) -> list[str]:
 def test_a_planted_fault_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And no other cause."""
     case, fewer = FAULTS[name], FEWER if name in QUICK else ()
-    lines = named_in(diagnosed(monkeypatch, case.target, case.write(tmp_path / "head"), *case.options, *fewer))
+    lines = named_in(diagnosed(monkeypatch, case.target, case.write(tmp_path / "head"), *fewer))
     assert any(case.named in line for line in lines), lines
     assert all(case.named in line for line in lines if line.startswith("cause")), lines
 

@@ -52,17 +52,13 @@ def test_what_counters_mean(counts: tuple[int, ...], meant: list[str], monkeypat
     assert "drafts since it started" in shown and ("nothing looks wrong" in shown) is (not meant)
 
 
-@pytest.mark.parametrize("options", [(), ("--raw",)])
-def test_prompts_are_answered_there_and_measured_by_context(
-    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_prompts_are_answered_there_and_measured_by_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     steps = {"num_spec_tokens": 2, "num_spec_steps": 50, "per_step_drafted": [2] * 50}
     answers, asked = [], []
     for length, accepted in ((300, 2), (4000, 0)):
         metrics = {"speculative_decoding": steps | {"per_step_accepted": [accepted] * 50}}
-        ids = {"prompt_token_ids": [*range(length)]}
-        choice = {"token_ids": [7] * (1 + 50 * (accepted + 1))} | (ids if options else {})
-        answers.append({"choices": [choice], "metrics": metrics} | ({} if options else ids))
+        choice = {"token_ids": [7] * (1 + 50 * (accepted + 1))}
+        answers.append({"choices": [choice], "prompt_token_ids": [*range(length)], "metrics": metrics})
 
     def urlopen(request: Any, *_: object, **__: object) -> io.BytesIO:
         if isinstance(request, str):
@@ -74,15 +70,14 @@ def test_prompts_are_answered_there_and_measured_by_context(
     metrics_text = metrics_of(100, 75, 56)
     monkeypatch.setattr("urllib.request.urlopen", urlopen)
     (tmp_path / "prompts").write_text("short\nlong\n")
-    command = ("diagnose", "--url", "http://s/", "--prompts", tmp_path / "prompts", *options)
+    command = ("diagnose", "--url", "http://s/", "--prompts", tmp_path / "prompts")
     data = json.loads(run(monkeypatch, *command, "--json").out)
     assert {last: seen["acceptance_length"] for last, seen in data["by_context"].items()} == {"511": 3.0, "4095": 1.0}
     assert {n: seen["drafts"] for n, seen in data["by_repeated"].items()} == {"1": 3, "2": 1, "3": 2, "4": 1, "5": 93}
     assert "a window may help" in data["meaning"][-1]
-    ids = {"return_token_ids": True}
-    prompt = {"prompt": "long"} if options else {"messages": [{"role": "user", "content": "long"}]}
-    path = "completions" if options else "chat/completions"
-    assert asked[2] == (f"http://s/v1/{path}", {"model": "m", "max_tokens": 128, "temperature": 0} | ids | prompt)
+    body = {"model": "m", "max_tokens": 128, "temperature": 0, "return_token_ids": True}
+    messages = [{"role": "user", "content": "long"}]
+    assert asked[2] == ("http://s/v1/chat/completions", body | {"messages": messages})
     asked.clear()
     assert "up to 4095" in run(monkeypatch, *command).out
     asked.clear()

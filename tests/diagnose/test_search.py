@@ -3,7 +3,6 @@
 import io
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_tokenizer, token_ids
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
-from tests.inspect.running import only_line, run
 from tests.support.models import PEAGLE, TARGET
 
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
@@ -29,7 +27,7 @@ PROMPTS = 24
 def proposed(setup: Setup) -> list[Intervention]:
     """What is tried on a setup of a known pair."""
     specials = [Token(6, "<|mask|>", "special"), Token(0, "[/pad]", "special")]  # no markup of rich
-    return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials, True))
+    return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials))
 
 
 def counted(drafts: int, *accepted: int) -> Acceptance:
@@ -51,7 +49,6 @@ class Simulated:
     def __call__(self, setup: Setup) -> Measured:
         self.measured += 1
         wrong = (setup.aux_layers != RIGHT.aux_layers) + (setup.mask_token_id != RIGHT.mask_token_id)
-        wrong += not setup.chat_template
         wrong += setup.norm_before_residual + ((setup.rope or ROPE) != self.rope)
         return curve(self.share - self.cost * wrong, setup.k)
 
@@ -71,14 +68,11 @@ def test_a_sound_pair_has_no_cause_though_everything_is_tried():
 @pytest.mark.parametrize(
     ("wrong", "kinds"),
     [
-        ({"aux_layers": (3, 6, 8)}, ["aux layers"]),
         ({"aux_layers": (1, 4, 6)}, ["aux layers"]),
-        ({"mask_token_id": 40}, ["mask token"]),
-        ({"chat_template": False}, ["chat template"]),
         ({"norm_before_residual": True}, ["norm_before_residual"]),
         ({"rope": {**ROPE, "rope_theta": 500.0}}, ["rope theta"]),
         ({"rope": {**ROPE, "rope_type": "linear", "factor": 8.0}}, ["rope scaling"]),
-        ({"aux_layers": (3, 6, 8), "chat_template": False}, ["aux layers", "chat template"]),
+        ({"aux_layers": (3, 6, 8), "mask_token_id": 40}, ["aux layers", "mask token"]),
     ],
 )
 def test_faults_are_named(wrong: dict[str, Any], kinds: list[str]):
@@ -142,20 +136,14 @@ def test_what_differs_from_the_target_is_told():
 
 def test_the_likely_mask_token_comes_first():
     assert special_tokens(read_tokens(str(TARGET)))[0] == Token(6, "<|mask|>", "special")
-    head = read_head(PEAGLE)
-    assert setup_of(head, Target("t", 128, 512, 8), 5, True) == RIGHT
-
-
-def test_bad_prompts_are_named_by_their_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """For a running server, and for a pair."""
-    (tmp_path / "a.txt").write_text("what is it?\n<|im_start|>user\n")
-    for where in (("--url", "http://127.0.0.1:9"), ("--target", TARGET, "--head", PEAGLE)):
-        ran = run(monkeypatch, "diagnose", *where, "--prompts", tmp_path / "a.txt")
-        assert "a.txt:2 is in a chat template already" in only_line(ran)
+    assert setup_of(read_head(PEAGLE), Target("t", 128, 512, 8), 5) == RIGHT
 
 
 def test_a_chat_template_that_refuses_a_prompt_is_one_line():
+    """And without one the text itself is sent."""
     tokenizer = read_tokenizer(str(TARGET))
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(ToolError, match=r"the chat template refuses 'be brief' \(no system role\)"):
-        token_ids(tokenizer, [{"role": "system", "content": "be brief"}], chat_template=True)
+        token_ids(tokenizer, [{"role": "system", "content": "be brief"}])
+    tokenizer.chat_template = None
+    assert token_ids(tokenizer, [{"role": "user", "content": "hi"}]) == tokenizer.encode("hi")

@@ -27,13 +27,11 @@ def diagnose(
         ),
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md."),
+        Path | None, typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md.")
     ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens a step.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template.")] = False,
     num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="How many prompts, from the first on.")] = 24,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 128,
     engine: EngineOption = "{}",
@@ -56,7 +54,7 @@ def diagnose(
         from peagle_tools.diagnose.live import answers_of, explain
 
         with one_line_errors():
-            meaning = explain(url, answers_of(url, asked, max_tokens, raw) if prompts else [], as_json)
+            meaning = explain(url, answers_of(url, asked, max_tokens) if prompts else [], as_json)
         raise typer.Exit(1 if meaning else 0)
     if target is None or head is None:
         fail("--target and --head are needed, or --url of a running server")
@@ -78,17 +76,16 @@ def diagnose(
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
         tokenizer = read_tokenizer(target)
-        is_chat = has_template(tokenizer)
-        forms = {form: [token_ids(tokenizer, messages, form) for messages in asked] for form in {False, is_chat}}
+        ids = [token_ids(tokenizer, messages) for messages in asked]
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
-    setup = setup_of(source, model, k, chat_template=is_chat and not raw)
-    hints = list(differences(source, model, is_chat))
+    setup = setup_of(source, model, k)
+    hints = list(differences(source, model, has_template(tokenizer)))
     specials = special_tokens(read_tokens(target))
-    changes = partial(interventions, head=source, target=model, special_tokens=specials, has_template=is_chat)
+    changes = partial(interventions, head=source, target=model, special_tokens=specials)
     diagnosis: Diagnosis | None = None
     try:
         pair = Pair(target, source.name, arguments)
-        with terminal.logs_on_stderr(), measuring(pair, k, forms, max_tokens) as measure:
+        with terminal.logs_on_stderr(), measuring(pair, k, ids, max_tokens) as measure:
             for diagnosis, left in search(setup, measure, changes):
                 print(f"{progress(diagnosis)}; {left} changes left", file=sys.stderr)
     except RefusedError as error:

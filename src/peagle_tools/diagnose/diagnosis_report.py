@@ -10,7 +10,7 @@ from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import USUAL, Diagnosis, Trial, irregularities
 from peagle_tools.shared.acceptance import Acceptance, Places
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def as_dict(setup: Setup, diagnosis: Diagnosis, differences: list[str]) -> dict[str, Any]:
@@ -67,8 +67,7 @@ def console() -> Console:
 
 def show(console: Console, setup: Setup, diagnosis: Diagnosis, differences: list[str]) -> None:
     """Print a diagnosis."""
-    prompts = "through the chat template" if setup.chat_template else "raw"
-    line = f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, prompts {prompts}"
+    line = f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}"
     console.print(f"{line}, greedy, {diagnosis.base.curve.num_drafts} drafts")
     show_curve(console, diagnosis.base.curve)
     show_places(console, diagnosis.base.places)

@@ -5,7 +5,7 @@ each answer took show how sure a difference is.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,17 @@ from peagle_tools.shared.acceptance import BY_REQUEST, Answer, places_of, read_e
 from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
 from peagle_vllm.observer import drafter_of
 
-Prompts = Mapping[bool, list[list[int]]]  # token ids of each, by whether they go through the chat template
-
 
 @contextmanager
-def measuring(pair: Pair, num_k: int, prompts: Prompts, max_tokens: int) -> Iterator[Callable[[Setup], Measured]]:
-    """An engine that measures setups, until the block ends; ``max_tokens`` is the longest answer to each prompt."""
+def measuring(
+    pair: Pair, num_k: int, prompts: list[list[int]], max_tokens: int
+) -> Iterator[Callable[[Setup], Measured]]:
+    """An engine that measures setups, until the block ends.
+
+    Args:
+        prompts: token ids of each.
+        max_tokens: the longest answer to each prompt.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
     from peagle_vllm import plugin
@@ -31,19 +36,18 @@ def measuring(pair: Pair, num_k: int, prompts: Prompts, max_tokens: int) -> Iter
     # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
     arguments = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05, **pair.arguments}
     arguments["per_request_spec_decode_metrics"] = BY_REQUEST[1]
-    longest = max(len(ids) for form in prompts.values() for ids in form)
-    with replace(pair, arguments=arguments).engine(num_k, longest + max_tokens) as llm:
+    with replace(pair, arguments=arguments).engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         yield partial(measure, llm, prompts, max_tokens)
 
 
-def measure(llm: Any, prompts: Prompts, max_tokens: int, setup: Setup) -> Measured:
+def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -> Measured:
     """Run a setup of the pair that ``llm`` has loaded."""
     from vllm import SamplingParams
 
     llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict
     before = read_engine(llm)
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    requests = [{"prompt_token_ids": ids} for ids in prompts[setup.chat_template]]
+    requests = [{"prompt_token_ids": ids} for ids in prompts]
     answers, lengths = [], []
     for output in llm.generate(requests, greedy, use_tqdm=False):
         completion = output.outputs[0]

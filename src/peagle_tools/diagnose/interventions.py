@@ -24,7 +24,6 @@ class Setup:
     aux_layers: tuple[int, ...]  # target layers that the head reads
     mask_token_id: int
     k: int  # draft tokens a step
-    chat_template: bool = True  # whether prompts go through it
     norm_before_residual: bool = False
     rope: Mapping[str, Any] | None = None  # of the head, as transformers' rope_parameters
 
@@ -39,31 +38,23 @@ class Intervention:
     fix: str  # what to do for good if it helps
 
 
-def setup_of(head: Head, target: Target, k: int, chat_template: bool) -> Setup:
+def setup_of(head: Head, target: Target, k: int) -> Setup:
     """The pair as it would be served."""
     assert isinstance(head.mask_token_id, int)
     layers = tuple(sorted(head.aux_layer_ids or default_aux_layers(target.num_layers)))  # as vLLM sorts them
-    norm = head.norms["norm_before_residual"]
-    return Setup(layers, head.mask_token_id, k, chat_template, norm_before_residual=norm)
+    return Setup(layers, head.mask_token_id, k, head.norms["norm_before_residual"])
 
 
-def interventions(
-    setup: Setup, head: Head, target: Target, special_tokens: list[Token], has_template: bool
-) -> Iterator[Intervention]:
+def interventions(setup: Setup, head: Head, target: Target, special_tokens: list[Token]) -> Iterator[Intervention]:
     """Every change to try on ``setup``, the most likely first.
 
     Args:
         special_tokens: of the target's tokenizer, the likely mask tokens first.
-        has_template: whether the tokenizer has a chat template.
     """
 
     def change(kind: str, text: str, key: str, value: Any, place: str, **fields: Any) -> Intervention:
         return Intervention(kind, text, replace(setup, **fields), f'set "{key}" to {json.dumps(value)}: {place}')
 
-    if not setup.chat_template and has_template:
-        fix = "use the chat API, or apply the chat template to prompts before they are sent"
-        with_template = replace(setup, chat_template=True)
-        yield Intervention("chat template", "prompts through the chat template", with_template, fix)
     place = head.config_file
     for layers in _aux_layers(setup, target.num_layers):
         text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"

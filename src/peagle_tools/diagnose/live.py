@@ -12,7 +12,7 @@ from peagle_tools.shared.conversations import Messages
 from peagle_tools.shared.errors import ToolError
 
 
-def answers_of(url: str, asked: list[Messages], max_tokens: int, raw: bool) -> list[Answer]:
+def answers_of(url: str, asked: list[Messages], max_tokens: int) -> list[Answer]:
     """A running server's greedy answers, one after the other. ToolError where it gives none."""
 
     def call(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -24,15 +24,15 @@ def answers_of(url: str, asked: list[Messages], max_tokens: int, raw: bool) -> l
     answers = []
     try:
         how = {"model": call("models")["data"][0]["id"], "max_tokens": max_tokens, "temperature": 0}
-        how |= {"return_token_ids": True}
+        how["return_token_ids"] = True
         for messages in asked:
-            text = {"prompt": "\n".join(message["content"] for message in messages)}
-            answer = call("completions", how | text) if raw else call("chat/completions", how | {"messages": messages})
-            metrics, (choice,) = answer.get("metrics") or {}, answer["choices"]
-            prompt = (choice if raw else answer)["prompt_token_ids"]
-            answers.append(Answer(prompt, choice["token_ids"], metrics.get("speculative_decoding")))
+            answer = call("chat/completions", how | {"messages": messages})
+            (choice,) = answer["choices"]
+            metrics = (answer.get("metrics") or {}).get("speculative_decoding")
+            answers.append(Answer(answer["prompt_token_ids"], choice["token_ids"], metrics))
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise ToolError(f"{url} does not answer ({error}); is the server up, and is this its root?") from None
+        fix = "is the server up, is this its root, and has its model a chat template?"
+        raise ToolError(f"{url} does not answer ({error}); {fix}") from None
     return answers
 
 

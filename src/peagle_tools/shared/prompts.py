@@ -25,9 +25,9 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def token_ids(tokenizer: Any, messages: Messages, chat_template: bool) -> list[int]:
-    """Of a prompt, through the tokenizer's chat template or raw."""
-    return _templated(tokenizer, messages, True) if chat_template else tokenizer.encode(_raw(messages))
+def token_ids(tokenizer: Any, messages: Messages) -> list[int]:
+    """Of a prompt, through the tokenizer's chat template; raw where it has none."""
+    return _templated(tokenizer, messages, True) if has_template(tokenizer) else tokenizer.encode(_raw(messages))
 
 
 def as_text(tokenizer: Any, messages: Messages, chat_template: bool) -> str:

@@ -23,7 +23,7 @@ def sharpen(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A P-EAGLE head's folder, or its id on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
     target: Annotated[str, typer.Option(metavar="TARGET", help="The model that the head drafts for.")],
-    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md.")],
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md.")],
     held_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: a fifth, at most 64.")
     ] = None,
@@ -51,7 +51,7 @@ def sharpen(
     from rich.console import Console
 
     from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.shared.prompts import has_template, read_tokenizer, token_ids
+    from peagle_tools.shared.prompts import read_tokenizer, token_ids
     from peagle_tools.sharpen import sharpening
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
@@ -70,8 +70,7 @@ def sharpen(
         existing = read_selector_config(source.config, source.config_file)
         rank = rank or (existing.selector_rank if existing else 64)
         candidates = candidates or (existing.selector_top_k if existing else 16)
-        tokenizer = read_tokenizer(target)
-        ids = partial(token_ids, tokenizer, chat_template=has_template(tokenizer))
+        ids = partial(token_ids, read_tokenizer(target))
         plan = sharpening.Plan(depth, rank, candidates, max_tokens, arguments)
         job = sharpening.Job(model, list(map(ids, learn)), list(map(ids, aside)), plan)
         report = sharpening.sharpen(source, job, out)
