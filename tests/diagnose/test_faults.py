@@ -36,7 +36,7 @@ class Case:
     target: Path
     head: Path
     named: str
-    plant: Plant = lambda config, weights: None
+    plant: Plant
 
     def write(self, folder: Path) -> Path:
         """The head with its fault."""
