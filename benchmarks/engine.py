@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ class EngineArm:
     k: int = 0  # draft tokens a step; 0 without speculation
     parallel: bool = False
     length: float = 1.0  # the acceptance length that vLLM's synthetic rejection is set to, on a GPU
+    lookup: int = 0  # prompt_lookup_min
+    window: int = 0  # tokens that the head's layers see; 0: all
+
+    def head_config(self) -> dict[str, Any]:
+        """The head's config.json."""
+        windowed = {"layer_types": ["sliding_attention"] * HEAD.layers(self.parallel), "sliding_window": self.window}
+        return HEAD.config(self.parallel) | (windowed if self.window else {})
 
 
 OURS, NONE = "P-EAGLE K=7, V2", "none"
@@ -60,40 +68,50 @@ ARMS = {
     "P-EAGLE K=7, V1": EngineArm(V1, "ParallelEagleProposer", 7, length=3.38, parallel=True),
     "EAGLE-3 K=7, V2": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
 }
+# For long prompts.
+LONG_ARMS = {
+    f"{OURS}, {how}": EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True, **more)
+    for how, more in (("window 1024", {"window": 1024}), ("look-up", {"lookup": 2}))
+}
 
 
-def run_arm(arm: str, batches: list[int]) -> Iterator[dict]:
-    """A cell of the engine at every concurrency of one arm, then one of its draft step at each, in this process."""
-    drafting = ARMS[arm]
+def run_arm(arm: str, batches: list[int], prompts: tuple[int, ...] = (PROMPT,)) -> Iterator[dict]:
+    """A cell of one arm's engine for every prompt length and concurrency, then one of its draft step for each.
+
+    Prompts other than ``PROMPT`` are in the prefix cache when their answers are timed.
+    """
+    drafting = (ARMS | LONG_ARMS)[arm]
     turns.share(START_SECONDS)
-    engine, drafter = dummy_llm(drafting, batches)
+    engine, drafter = dummy_llm(drafting, batches, max(prompts))
     turns.have_to_itself(TIMED_SECONDS)
     copied = copy_bandwidth()
-    for c in batches:
-        generate(engine, c, PROMPT, max(TOKENS // 8, 2))  # whatever compiles or warms up late
+    for prompt, c in product(prompts, batches):
+        generate(engine, c, prompt, max(TOKENS // 8, 2))  # whatever compiles or warms up late
         before, kernels = read_engine(engine), len(compiled.names)
-        speeds = [c * TOKENS / generate(engine, c, PROMPT, TOKENS) for _ in range(REPEATS)]
+        speeds = [c * TOKENS / generate(engine, c, prompt, TOKENS) for _ in range(REPEATS)]
         counts = read_engine(engine).since(before)
         length, speed = counts.length if counts.num_drafts else None, arms.summary(speeds, 1)
-        cell = {"arm": arm, "c": c, "tokens_per_second": speed, "acceptance_length": length}
+        cell = {"arm": arm, "prompt": prompt, "c": c, "tokens_per_second": speed, "acceptance_length": length}
         yield cell | {"compiled_late": sorted(set(compiled.names[kernels:]))}
     if drafter is not None:  # last: a step that cannot be watched must not cost an engine's
-        yield from (draft_step(engine, drafter, arm, c, copied) for c in batches)
+        for prompt, c in product(prompts, batches):
+            step = draft_step(engine, drafter, drafting, prompt, c, copied)
+            yield {"arm": arm, "prompt": prompt, "c": c, **step}
 
 
-def draft_step(engine: Any, drafter: Any, arm: str, batch: int, copied: float) -> dict[str, Any]:
-    """The cell of a draft step with ``batch`` requests; ``copied`` is the bandwidth of a copy, in bytes a second."""
-    drafting = ARMS[arm]
+def draft_step(
+    engine: Any, drafter: Any, drafting: EngineArm, prompt: int, batch: int, copied: float
+) -> dict[str, Any]:
+    """A draft step with ``batch`` requests; ``copied`` is the bandwidth of a copy, in bytes a second."""
     # Some more steps, since the requests of a large batch do not start in one; and on a GPU each may accept all drafts.
-    num_tokens = (num_steps(STEPS, WARM) + 8 + batch * PROMPT // 2048) * (drafting.k + 1 if HAS_GPU else 2)
-    room = engine.llm_engine.vllm_config.model_config.max_model_len - PROMPT - 1
+    num_tokens = (num_steps(STEPS, WARM) + 8 + batch * prompt // 2048) * (drafting.k + 1 if HAS_GPU else 2)
+    room = engine.llm_engine.vllm_config.model_config.max_model_len - prompt - 1
     with watched(drafter, batch, drafting.k, STEPS, WARM) as steps:
-        generate(engine, batch, PROMPT, min(num_tokens, room))
+        generate(engine, batch, prompt, min(num_tokens, room))
     num_bytes = sum(draft_step_roofline(HEAD, drafting.k, batch, parallel=drafting.parallel).values())
     device = arms.summary(steps.device)
     return {
-        **{"arm": arm, "c": batch, "device_us": device, "host_us": arms.summary(steps.host)},
-        "launches": steps.traced or {},
+        **{"device_us": device, "host_us": arms.summary(steps.host), "launches": steps.traced or {}},
         "/ roofline": round(device["median"] * 1e-6 * copied / num_bytes, 2),
     }
 
@@ -125,40 +143,45 @@ def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
     return {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
 
 
-def dummy_pair(arm: EngineArm, batches: list[int], folder: Path) -> dict[str, Any]:
-    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm."""
+def dummy_pair(arm: EngineArm, batches: list[int], folder: Path, prompt: int = PROMPT) -> dict[str, Any]:
+    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm.
+
+    Args:
+        prompt: tokens of the longest prompt.
+    """
     most, k = max(batches), arm.k
     arguments: dict[str, Any] = {
         "model": write_config(folder / "target", TARGET),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "disable_log_stats": False,  # its counters say what was accepted
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": prompt != PROMPT,
         "max_num_seqs": most,
         # The same in every arm, so that a target that one has compiled serves others.
         "max_num_batched_tokens": max(8192 if HAS_GPU else 512, 2 * MOST_K * most) + (MOST_K - 1) * most,
     }
     if HAS_GPU:
-        arguments |= {"dtype": "bfloat16", "max_model_len": 4096}
+        arguments |= {"dtype": "bfloat16", "max_model_len": max(4096, prompt + 2048)}
         # A size that profiling would find forbids other processes to allocate meanwhile.
-        arguments |= {"kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
+        arguments |= {"kv_cache_memory_bytes": (4 if prompt == PROMPT else 12) << 30, "gpu_memory_utilization": 0.3}
         arguments["compilation_config"] = graph_sizes(batches, k)
     else:
         arguments |= {"dtype": "float32", "max_model_len": 128}
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
     if k:
-        model = write_config(folder / "head", HEAD.config(arm.parallel))
+        model = write_config(folder / "head", arm.head_config())
         speculative = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
-        # Without look-up, so that the drafts are the head's own. Stock vLLM has none, and refuses 0 in this field.
+        # Stock vLLM has no look-up, and refuses 0 in this field.
+        is_ours = arm.parallel and "PEAGLE_VLLM_DISABLE" not in arm.env
         speculative |= {"parallel_drafting": True} if arm.parallel else {}
-        speculative |= {"prompt_lookup_min": 0} if arm.parallel and "PEAGLE_VLLM_DISABLE" not in arm.env else {}
+        speculative |= {"prompt_lookup_min": arm.lookup} if is_ours else {}
         if HAS_GPU:
             speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": arm.length}
         arguments["speculative_config"] = speculative
     return arguments
 
 
-def dummy_llm(arm: EngineArm, batches: list[int]) -> tuple[Any, Any]:
+def dummy_llm(arm: EngineArm, batches: list[int], prompt: int = PROMPT) -> tuple[Any, Any]:
     """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
 
     Raises:
@@ -168,9 +191,9 @@ def dummy_llm(arm: EngineArm, batches: list[int]) -> tuple[Any, Any]:
     from vllm import LLM
 
     # The folder's path is part of the key by which vLLM keeps what it compiled.
-    digest = hashlib.sha256(json.dumps([TARGET, HEAD.config(arm.parallel)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([TARGET, arm.head_config()]).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), f"peagle-dummy-{digest}")
-    llm = LLM(**dummy_pair(arm, batches, folder))
+    llm = LLM(**dummy_pair(arm, batches, folder, prompt))
     drafter = drafter_of(llm)
     if (built := type(drafter).__name__) != arm.drafter:
         raise RuntimeError(f"vLLM built the drafter {built}, this arm measures {arm.drafter}")

@@ -61,6 +61,7 @@ class GpuArm(RealArm):
     v1: bool = False  # its runner
     adaptive: bool = False  # vLLM verifies only the drafts that pay
     scheduled: bool = False  # K by ``SCHEDULE``
+    largest_graph: int | None = None  # rows; None: vLLM's choice
     batches: tuple[int, ...] = BATCHES  # at which it is timed
 
     @property
@@ -74,7 +75,8 @@ class GpuArm(RealArm):
 
     @property
     def engine(self) -> dict[str, Any]:
-        return super().engine | ENGINE | {"max_num_seqs": MOST}
+        graphs = {"max_cudagraph_capture_size": self.largest_graph} if HAS_GPU and self.largest_graph else {}
+        return super().engine | ENGINE | {"max_num_seqs": MOST} | graphs
 
     def speculative_config(self) -> dict[str, Any] | None:
         config = super().speculative_config()
@@ -126,11 +128,19 @@ ARMS = {
         eagle3("EAGLE-3, sampled", 3, probabilistic=True, batches=(1, 64)),
     )
 }
+# With graphs for as many requests as there are: vLLM's own end at 85 of them with K = 5.
+ARMS_WITH_GRAPHS = {
+    arm.label: arm
+    for arm in (
+        p_eagle("P-EAGLE with look-up, all graphs", 5, lookup=2, largest_graph=6 * MOST, batches=(MOST, 64)),
+        GpuArm("n-gram, all graphs", "ngram", 5, stock=True, largest_graph=6 * MOST, batches=(MOST,)),
+    )
+}
 
 
 def run_arm(arm: str) -> Iterator[dict[str, Any]]:
     """A cell of acceptance by request and set, then one of tokens/s by concurrency, request and set."""
-    drafting = ARMS[arm]
+    drafting = (ARMS | ARMS_WITH_GRAPHS)[arm]
     drafting.check()
     turns.share(START_SECONDS)
     engine = Engine(drafting)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import engine, gpu_day, real_gpu, rung1, rung2, rung3, train_gpu
+from benchmarks import engine, gpu_day, real_gpu, rung1, rung2, rung3, rung4, train_gpu
 from benchmarks.arms import ROOT
 from benchmarks.page import from_log, kernels
 from benchmarks.parts import STATE, Part
@@ -70,6 +70,14 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     before = best.stat().st_mtime_ns
     run, al = itertools.islice(train_gpu.train(str(tmp_path / "x")), 2)
     assert run["step"] == "run" and al["tokens seen"] > 0 and best.stat().st_mtime_ns == before
+
+
+def test_a_rehearsal_of_rung_4(tmp_path: Path) -> None:
+    """A windowed head drafts after a long prompt: the engine's speed, then its draft step."""
+    page, _ = rehearse(4, rung4, tmp_path)
+    name, prompt = re.escape(rung4.WINDOW), rung4.PROMPTS[0]
+    assert re.search(rf"^engines with long prompts:\narm .*\n{name} +{prompt} +1 +[1-9]", page, re.M)
+    assert re.search(rf"^draft steps with long prompts:\narm .*\n{name} +{prompt} +1 +[1-9]", page, re.M)
 
 
 def test_what_is_done_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +139,15 @@ def test_goals_of_rung_2() -> None:
     assert [str(goal).partition(":")[0] for goal in rung2.goals(cells)] == [
         *("met", "met", "MISSED", "met"),
         *("MISSED", "not measured", "met", "not measured", "not measured", "met"),
+    ]
+
+
+def test_goals_of_rung_4() -> None:
+    lookup, many = next(iter(real_gpu.ARMS_WITH_GRAPHS)), real_gpu.MOST
+    cells = [speed(arm, 1, rate, prompt=rung4.PROMPTS[0]) for arm, rate in ((engine.OURS, 50), (engine.EAGLE3, 60))]
+    cells += [speed(arm, many, rate, set="mt-bench") for arm, rate in ((lookup, 300), (rung2.NONE, 200))]
+    assert [str(goal).partition(":")[0] for goal in rung4.goals(cells)] == [
+        *("MISSED", "not measured", "not measured", "met", "not measured")
     ]
 
 
@@ -250,3 +267,24 @@ print(json.dumps([(p.name, p.limit, p.alone) for p in rung3.parts()]))
     (train, limit, alone), *others = on_gpu_host(code)
     assert train == "train P-EAGLE" and alone and not any(alone for *_, alone in others) and len(others) == 2
     assert limit + others[0][1] <= 600 - gpu_day.RESERVE
+
+
+def test_what_rung_4_would_run_on_a_gpu() -> None:
+    """Graphs for all requests of the small target; room for the longest prompt, and a head with a window."""
+    code = """
+import json, tempfile
+from pathlib import Path
+from benchmarks import engine, real_gpu, rung4
+graphs = [arm.engine["max_cudagraph_capture_size"] for arm in real_gpu.ARMS_WITH_GRAPHS.values()]
+folder = Path(tempfile.mkdtemp())
+pair = engine.dummy_pair(engine.LONG_ARMS[rung4.WINDOW], [1], folder, max(rung4.PROMPTS))
+head = json.loads((folder / "head/config.json").read_text())
+listed = [(part.name, part.wave, part.limit) for part in rung4.parts()]
+print(json.dumps([graphs, pair["max_model_len"], pair["enable_prefix_caching"], head["sliding_window"], listed]))
+"""
+    graphs, max_model_len, is_cached, window, listed = on_gpu_host(code)
+    assert graphs == [6 * 128] * 2 and is_cached and window == 1024
+    assert 128_000 + 592 < max_model_len <= 131_072  # as many as a draft step's measurement needs
+    assert all(limit <= 430 - gpu_day.RESERVE for *_, limit in listed)
+    waves = [wave for name, wave, _ in listed if name.startswith("long")]
+    assert waves == sorted(waves) and max(map(waves.count, waves)) == 2
