@@ -85,7 +85,7 @@ def gpu_real() -> str:
             name = cell["arm"].replace(", sampled", "") + heat
             texts = rows.setdefault(name, {}).setdefault(cell.get("c", "AL"), [])
             texts.append(f"{cell['tokens_per_second']['median']:,.0f}" if "c" in cell else f"{cell['al']:.2f}")
-    batches = 1, 8, 32, 64, 128
+    batches = 1, 8, 64, 128
     cells = [(name, *("/".join(row.get(key, ())) for key in ("AL", *batches))) for name, row in rows.items()]
     return table(("drafter", "AL", *(f"tokens/s at {c}" for c in batches)), cells)
 
