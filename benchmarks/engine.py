@@ -22,8 +22,7 @@ from typing import Any
 
 from benchmarks import arms, compiled, turns
 from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
-from benchmarks.probe import num_steps, watched
-from benchmarks.roofline import draft_step_roofline
+from benchmarks.draft_step import draft_step_roofline, num_steps, watched
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY_HEAD, write_config
 from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine

@@ -1,4 +1,4 @@
-"""What the scripts share: environments, tables, the profiler's names, and the probe of draft steps."""
+"""What the scripts share: environments, tables, the profiler's names, and draft steps."""
 
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from benchmarks import arms, probe
+from benchmarks import arms, draft_step
 
 
 def test_nothing_of_another_arms_environment_is_inherited(monkeypatch):
@@ -19,7 +19,7 @@ def test_nothing_of_another_arms_environment_is_inherited(monkeypatch):
 def test_launches_are_told_apart_by_their_names():
     names = ["cuLaunchKernelEx", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"]
     names += ["cudaMemsetAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::copy_", "cudaEventRecord"]
-    assert probe.count(names) == {"kernel_launches": 3, "graph_launches": 1, "copies": 2, "waits": 1}
+    assert draft_step.count(names) == {"kernel_launches": 3, "graph_launches": 1, "copies": 2, "waits": 1}
 
 
 def test_a_table_shows_every_cell():
@@ -35,12 +35,12 @@ def test_a_table_shows_every_cell():
 def test_on_a_gpu_a_step_is_queued_behind_other_work(monkeypatch):
     cuda = MagicMock()
     cuda.Event.return_value.elapsed_time.return_value = 0.5  # milliseconds
-    monkeypatch.setattr(probe.torch, "cuda", cuda)
-    monkeypatch.setattr(probe, "HAS_GPU", True)
-    monkeypatch.setattr(probe, "profiled", lambda call: (call(), {"kernel_launches": 1}))
+    monkeypatch.setattr(draft_step.torch, "cuda", cuda)
+    monkeypatch.setattr(draft_step, "HAS_GPU", True)
+    monkeypatch.setattr(draft_step, "profiled", lambda call: (call(), {"kernel_launches": 1}))
     drafter = SimpleNamespace(propose=cuda.propose)
-    with probe.watched(drafter, batch=2, k=3, repeats=1, warm=1) as steps:
-        for _ in range(probe.num_steps(1, 1)):
+    with draft_step.watched(drafter, batch=2, k=3, repeats=1, warm=1) as steps:
+        for _ in range(draft_step.num_steps(1, 1)):
             drafter.propose(decode(2, 4))
     assert steps.device == [500.0] and len(steps.host) == 1 and steps.traced == {"kernel_launches": 1}
     order = [name for name, _, _ in cuda.mock_calls if name not in ("Event", "Event().elapsed_time")]
@@ -56,7 +56,7 @@ def decode(batch: int, rows: int):
 def test_too_few_steps_are_an_error():
     """The rehearsals see both kinds of step on both runners."""
     drafter = SimpleNamespace(propose=lambda input_batch: None)
-    few = probe.watched(drafter, batch=2, k=3, repeats=2, warm=1)
+    few = draft_step.watched(drafter, batch=2, k=3, repeats=2, warm=1)
     with pytest.raises(RuntimeError, match="only 1 decode steps with all 2 requests"), few:
         drafter.propose(decode(1, 4))  # not full
         drafter.propose(decode(2, 4))

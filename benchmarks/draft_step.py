@@ -1,4 +1,4 @@
-"""A live engine's draft steps, timed and traced where they happen: around ``drafter.propose``."""
+"""A live engine's draft steps, timed and traced around ``drafter.propose``, and the bytes that one moves at least."""
 
 import re
 import time
@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.arms import HAS_GPU
+from benchmarks.shapes import NUM_AUX, HeadShape
+
+BF16 = 2  # bytes
 
 # Of ``torch.cuda._sleep``, some 10 ms: the device is busy until the host, of any arm, has queued the whole step.
 AHEAD_CYCLES = 20_000_000
@@ -114,3 +117,25 @@ def count(names: Iterable[str]) -> dict[str, int]:
     """The CALLS among these events of a trace."""
     names = list(names)
     return {kind: sum(bool(pattern.match(name)) for name in names) for kind, pattern in CALLS.items()}
+
+
+def draft_step_roofline(head: HeadShape, k: int, batch: int, *, parallel: bool) -> dict[str, int]:
+    """Bytes to and from the device's memory, by part of the step of a decode batch, whatever was accepted.
+
+    Weights once a forward (norms, biases and embedding rows left out); P-EAGLE: 2K rows a request in the layers, K + 1
+    in ``fc``. EAGLE-3: K forwards of one layer, of one row a request each (vLLM's first has K + 1). Keys, values and
+    logits are left out.
+
+    Args:
+        k: drafts of each request.
+        batch: requests.
+        parallel: one forward of the P-EAGLE head; False: K forwards of an EAGLE-3 head of the same width.
+    """
+    weights, forwards = head.weights(parallel), 1 if parallel else k
+    captured, rows = (batch * (k + 1), 2 * batch * k) if parallel else (batch, batch * k)
+    return {
+        "fc": BF16 * weights["fc"],
+        "layers": BF16 * forwards * weights["layers"],
+        "lm_head": BF16 * forwards * weights["lm_head"],
+        "hidden states": BF16 * (NUM_AUX * captured + rows) * head.target.hidden_size,
+    }

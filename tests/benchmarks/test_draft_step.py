@@ -1,6 +1,6 @@
 """The bounds, by hand."""
 
-from benchmarks.roofline import draft_step_roofline
+from benchmarks.draft_step import draft_step_roofline
 from benchmarks.shapes import HeadShape, Model
 
 # Hidden 4, two query heads and one KV head of 2, MLP 8 wide, 10 tokens, 3 hidden states.
