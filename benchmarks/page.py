@@ -40,6 +40,11 @@ def measured(cells: Iterable[dict[str, Any]], column: str, **where: Any) -> Any:
     return value["median"] if isinstance(value, dict) else value
 
 
+def ratio(mine: float | None, other: float | None) -> float | None:
+    """None where one was not measured."""
+    return mine / other if mine and other else None
+
+
 def cells_of(parts: Sequence[Part], folder: Path) -> list[dict[str, Any]]:
     return [cell for part in parts if TESTS not in part.command for cell in best(part, folder)]
 

@@ -362,6 +362,11 @@ def as_text(report: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in texts.items()) + "\n}\n"
 
 
+def committed() -> dict[str, dict[str, Any]]:
+    """Acceptance by set in the committed result, by the arm's label."""
+    return {RealArm(**row["arm"]).label: row["sets"] for row in json.loads(RESULT.read_text())["arms"]}
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     report = {"what": str(__doc__).splitlines()[0], **measure_all(), **provenance()}

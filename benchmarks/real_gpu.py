@@ -5,7 +5,6 @@ prompts, while other arms start; then, alone, tokens/s at every concurrency. A s
 latencies at one request rate. Without a GPU: tiny models, eager, some prompts.
 """
 
-import json
 import os
 import shlex
 import time
@@ -23,12 +22,12 @@ from benchmarks.real import (
     KEPT,
     NONE,
     PROMPTS,
-    RESULT,
     SETS,
     TARGET,
     Engine,
     RealArm,
     al_of,
+    committed,
     read_set,
 )
 from peagle_tools.train.lines import read_lines
@@ -143,10 +142,10 @@ def run_arm(arm: str) -> Iterator[dict[str, Any]]:
     drafting = (ARMS | ARMS_WITH_GRAPHS)[arm]
     drafting.check()
     turns.share(START_SECONDS)
-    engine = Engine(drafting)
+    engine, on_cpu = Engine(drafting), committed().get(arm)
     for sampling in drafting.sampling if drafting.k else ():
         for cell in acceptance(engine, **sampling):
-            yield cell | {"on a CPU": on_cpu(drafting, cell["set"])}
+            yield cell | {"on a CPU": on_cpu and on_cpu[cell["set"]]["al_95"]}
     turns.have_to_itself(TIMED_SECONDS)
     for c in drafting.batches:
         for sampling in drafting.sampling:
@@ -181,13 +180,6 @@ def first_answers() -> dict[str, list[str]]:
         return {}
     kept = next(row for row in read_lines(KEPT) if row["settings"]["arm"]["name"] == NONE.name)
     return {name: kept["sets"][name]["first"] for name in SETS}
-
-
-def on_cpu(arm: RealArm, name: str) -> list[float] | None:
-    """The interval of the acceptance length in the committed result of ``benchmarks.real``, of greedy requests."""
-    rows = json.loads(RESULT.read_text())["arms"]
-    same = (row for row in rows if (row["arm"]["name"], row["arm"]["k"]) == (arm.name, arm.k))
-    return next((row["sets"][name]["al_95"] for row in same), None)
 
 
 def serve(arm: str, log: str) -> Iterator[dict[str, Any]]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import Goal, Table, measured
+from benchmarks.page import Goal, Table, measured, ratio
 from benchmarks.parts import CELLS, Part
-from benchmarks.real import SETS
+from benchmarks.real import SETS, committed
 from benchmarks.real_gpu import ARMS
 
 OURS, NONE = "P-EAGLE K=3", "none"
@@ -60,7 +60,7 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """Acceptance as on the CPU; faster than EAGLE-3 at 1 request; no loss at 64."""
     for name in SETS:
         al = measured(cells, "al", arm=OURS, set=name)
-        low, high = real_gpu.on_cpu(ARMS[OURS], name) or (0, 0)
+        low, high = committed()[OURS][name]["al_95"]
         yield Goal(f"acceptance length of {OURS} on {name}, a CPU's lower bound", ">=", low, al)
         yield Goal(f"acceptance length of {OURS} on {name}, a CPU's upper bound", "<=", high, al)
     ratios = (((OURS,), EAGLE3, 1, 1.2), ((LOOKUP,), EAGLE3, 1, 1.2), (FOR_FULL_BATCHES, (NONE,), 64, 1))
@@ -74,7 +74,3 @@ def fastest(cells: list[dict[str, Any]], names: tuple[str, ...], prompts: str, c
     """The tokens/s of the fastest of some arms on a set; None where none was measured."""
     speeds = [measured(cells, "tokens_per_second", arm=name, set=prompts, c=c) for name in names]
     return max((speed for speed in speeds if speed is not None), default=None)
-
-
-def ratio(mine: float | None, other: float | None) -> float | None:
-    return mine / other if mine and other else None

@@ -5,14 +5,13 @@ docs/acceptance.md has. The tokens/s are of fewer and shorter answers, one after
 """
 
 import argparse
-import json
 import time
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import PLAIN, RESULT, SETS, Engine, RealArm, al_of, live, read_set
+from benchmarks.real import ARMS, PLAIN, SETS, Engine, al_of, committed, live, read_set
 
 SHOWN = ("none", "n-gram K=5", "EAGLE-3 K=2", f"{PLAIN} K=3", "P-EAGLE K=3")
 TIMED_PROMPTS, TIMED_TOKENS = 4, 64  # of each set, and of an answer
@@ -47,8 +46,8 @@ def main() -> None:
     for column in ("drafter", "prompts", "AL [95%]", "AL of all", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
     first: dict[str, list[str]] = {}
-    committed = {RealArm(**row["arm"]): row["sets"] for row in json.loads(RESULT.read_text())["arms"]}
-    for arm in (arm for arm in committed if arm.label in SHOWN):
+    of_all = committed()
+    for arm in (arm for arm in ARMS if arm.label in SHOWN):
         with live(arm) as call:
             with console.status(arm.label):
                 cells = call(Engine.acceptance, first, args.prompts)
@@ -60,7 +59,7 @@ def main() -> None:
         first = first or {name: cells[name]["first"] for name in SETS}
         for name in SETS:
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))
-            table.add_row(arm.label, name, al, f"{committed[arm][name]['al']:.2f}", f"{speeds[name]:.0f}")
+            table.add_row(arm.label, name, al, f"{of_all[arm.label][name]['al']:.2f}", f"{speeds[name]:.0f}")
         table.add_section()
     console.print(table)
 
