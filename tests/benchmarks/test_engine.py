@@ -28,7 +28,6 @@ def test_arguments_for_a_gpu(monkeypatch, tmp_path):
         assert 1 <= arm.length <= arm.k + 1
         arguments = engine.dummy_pair(arm, [1, 64], tmp_path / name)
         compilation = CompilationConfig(**arguments["compilation_config"])
-        assert {1, 64, 64 * (arm.k + 1)} <= set(compilation.cudagraph_capture_sizes)
         assert compilation.max_cudagraph_capture_size == 64 * (2 * arm.k if arm.k else 1)
         assert arguments["max_num_batched_tokens"] >= 2 * arm.k * 64
         assert ("speculative_config" in arguments) == (name != engine.NONE)
