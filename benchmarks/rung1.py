@@ -89,8 +89,8 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """Those of docs/performance.md."""
     for other, least in ((engine.STOCK_PEAGLE, {1: 1.25, 64: 1.1}), (engine.EAGLE3, {1: 1.69, 64: 1.25})):
         for c, goal in least.items():
-            mine, others = (measured(cells, "tokens_per_second", arm=arm, c=c) for arm in (engine.OURS, other))
-            yield Goal(f"tokens/s over {other} at {c}", ">=", goal, ratio(mine, others))
+            speeds = (measured(cells, "tokens_per_second", arm=arm, c=c) for arm in (engine.OURS, other))
+            yield Goal(f"tokens/s over {other} at {c}", ">=", goal, ratio(*speeds))
     step = measured(cells, "/ roofline", arm=engine.OURS, c=1)
     yield Goal("draft step over its roofline at 1", "<=", 1.3, step)
     for cell in select(cells, "of_copy_bandwidth"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks import arms, engine, real_gpu, rung2
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import Goal, Table, measured
+from benchmarks.page import Goal, Table, measured, ratio
 from benchmarks.parts import CELLS, Part
 from benchmarks.real import SETS
 
@@ -46,9 +46,8 @@ def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
 def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """With long prompts not slower than EAGLE-3; with graphs for all requests not slower than no drafter."""
     for prompt in PROMPTS:
-        speeds = [measured(cells, "tokens_per_second", arm=arm, prompt=prompt) for arm in (engine.OURS, engine.EAGLE3)]
-        ratio = speeds[0] / speeds[1] if all(speeds) else None
-        yield Goal(f"tokens/s over {engine.EAGLE3} after {prompt} tokens", ">=", 1, ratio)
+        speeds = (measured(cells, "tokens_per_second", arm=arm, prompt=prompt) for arm in (engine.OURS, engine.EAGLE3))
+        yield Goal(f"tokens/s over {engine.EAGLE3} after {prompt} tokens", ">=", 1, ratio(*speeds))
     for name, arm in itertools.product(SETS, real_gpu.ARMS_WITH_GRAPHS):
         best = (rung2.fastest(cells, (label,), name, real_gpu.MOST) for label in (arm, rung2.NONE))
-        yield Goal(f"tokens/s on {name} at {real_gpu.MOST}: {arm} over none", ">=", 1, rung2.ratio(*best))
+        yield Goal(f"tokens/s on {name} at {real_gpu.MOST}: {arm} over none", ">=", 1, ratio(*best))
