@@ -27,7 +27,7 @@ def tune(
     head: HeadArgument,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Prompts: text, JSON lines or a table, docs/bench.md. Without it MT-Bench."),
+        typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md. Without it MT-Bench."),
     ] = None,
     k: Annotated[
         list[int] | None,
