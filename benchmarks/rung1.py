@@ -39,7 +39,7 @@ NOTES = (
 def parts() -> list[Part]:
     """The most valuable first; of engines, which need up to 28 GB, two start at the same time."""
     drafts = [f"{backend} {mode}" for mode, backend in product(SHARED_MODES, BACKENDS)]
-    names = [engine.OURS, engine.STOCK_PEAGLE, engine.EAGLE3, *([engine.NONE] if HAS_GPU else [])]
+    names = [engine.OURS, engine.STOCK_PEAGLE, engine.EAGLE3, engine.NONE] if HAS_GPU else [engine.OURS, engine.EAGLE3]
     others = [arm for arm in engine.ARMS if HAS_GPU and arm not in names]
     return [
         *map(drafts_part, drafts),
