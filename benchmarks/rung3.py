@@ -1,6 +1,6 @@
-"""Rung 3: ``peagle-vllm train`` on the real target, from prompts to a checked head, and what that head drafts."""
+"""Rung 3: ``peagle-vllm train`` on the real target, from prompts to a checked head, what that drafts, and EAGLE-3."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import train_gpu
@@ -23,14 +23,20 @@ NOTES = (
 
 
 def parts() -> list[Part]:
-    """The head, then its acceptance without and with look-up."""
+    """The head, and its acceptance without and with look-up; then EAGLE-3, for which another lease has time."""
     env = {"VLLM_LOGGING_LEVEL": "WARNING"} | ({} if HAS_GPU else {"VLLM_USE_V2_MODEL_RUNNER": "0"})
-    lookups = {OURS: 0, LOOKUP: 2} if HAS_GPU else {OURS: 0}
-    calls = {arm: call(train_gpu.acceptance, CELLS, place="OUT.al", lookup=n) for arm, n in lookups.items()}
-    return [
-        Part("train P-EAGLE", call(train_gpu.train, CELLS, place="OUT.train"), train_gpu.SECONDS, env),
-        *(Part(f"acceptance {arm}", command, ENGINE_LIMIT, env, False) for arm, command in calls.items()),
-    ]
+
+    def training(head: str, function: Callable[..., Any]) -> Part:
+        return Part(f"train {head}", call(function, CELLS, place="OUT.train"), train_gpu.SECONDS, env)
+
+    def acceptance(arm: str, lookup: int) -> Part:
+        drafter = arm.removesuffix(f" K={train_gpu.K}")
+        command = call(train_gpu.acceptance, CELLS, place="OUT.al", drafter=drafter, lookup=lookup)
+        return Part(f"acceptance {arm}", command, ENGINE_LIMIT, env, False)
+
+    first = [training("P-EAGLE", train_gpu.train), acceptance(OURS, 0)]
+    other = [training("EAGLE-3", train_gpu.train_eagle3)]
+    return [*first, acceptance(LOOKUP, 2), *other, acceptance(EAGLE3, 0)] if HAS_GPU else first + other
 
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:

@@ -15,8 +15,9 @@ import signal
 import statistics
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ FIRST_STEPS = 30 if HAS_GPU else 4  # whose speed says how many there are
 FEWEST_STEPS, MEASURED = 12, 6  # steps; how often acceptance is measured
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
+ANSWERS = arms.ROOT / ".cache/answers.jsonl.xz"
+EAGLE3 = "eagle3"  # folder of that head in a run's
 SETTINGS: dict[str, Any] = (
     {
         "target": str(TARGET),
@@ -84,87 +87,145 @@ class TimeOverError(Exception):
     """A step took all of its share."""
 
 
+class Stages(dict[str, dict[str, Any]]):
+    """The cells of finished steps, by step; kept in a file."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        super().__init__(json.loads(file.read_text()) if file.exists() else {})
+
+    def keep(self, step: str, since: float, **facts: Any) -> dict[str, Any]:
+        """The cell of a step that began ``since`` and has ended."""
+        self[step] = {"step": step, "seconds": round(time.monotonic() - since), **facts}
+        write_whole(self.file, json.dumps(self))
+        return self[step]
+
+
 def train(place: str) -> Iterator[dict[str, Any]]:
-    """A cell for each step, and one for each time that acceptance was measured.
+    """A P-EAGLE head: a cell for each step, and one for each time that acceptance was measured.
 
     Args:
         place: a file where logs and answers go, too; the head goes in pieces to the folder $OUT, if there is one.
     """
     began, run, kept = time.monotonic(), run_folder(place), Path(place).parent
-    run.mkdir(parents=True, exist_ok=True)
     for module, _ in STEPS.values():
         import_module(f"peagle_tools.train.{module}")  # an alarm in an import would leave it half done
-    file = run / "stages.json"
-    stages: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-
-    def finished(step: str, **facts: Any) -> dict[str, Any]:
-        stages[step] = {"step": step, **facts}
-        write_whole(file, json.dumps(stages))
-        return stages[step]
-
-    endpoint = f"http://{HOST}:{free_port()}/v1"
-    config = Config.model_validate(
-        {**SETTINGS, "folder": str(run), "data": {**SETTINGS["data"], "endpoint": endpoint}}, context=arms.ROOT
-    )
+    config, stages = begin(run)
     if "answers" not in stages:
-        started = time.monotonic()
-        with serve.running(config, run / "logs/server.log"):
-            since = time.monotonic()
-            yield finished("server", seconds=round(since - started))
-            asked = changed(config, "data", serve=False)
-            if not within(PROMPTS_SECONDS, "prompts", asked):
-                asked = changed(asked, "data", from_target=num_sampled(run))
-                do("prompts", asked)
-            yield finished("prompts", seconds=round(time.monotonic() - since), of=asked.data.from_target)
-            since = time.monotonic()
-            if not within(ANSWERS_SECONDS, "answers", asked):
-                keep_answered(run)
-                do("answers", asked)
-        tokens, learned = num_tokens(run)
-        seconds = time.monotonic() - since
-        yield finished(
-            "answers", seconds=round(seconds), tokens=learned, rate=round(learned / seconds), share=learned / tokens
-        )
+        yield from write_answers(config, stages)
+    yield from prepare(config, stages)
+    yield from learn(config, stages, began, partial(do, "run"))
+    seen = config.step.tokens * stages["answers"]["share"]
+    for row in read_lines(run / "al.jsonl"):
+        if row["K"] == max(config.ks) and row["how"] == "replay":
+            yield {"tokens seen": round(row["step"] * seen), "K": row["K"], "AL, held out": row["al"]}
+    for name in ("log.jsonl", "al.jsonl"):
+        shutil.copy(run / name, kept / name)
+    (kept / ANSWERS.name).write_bytes(lzma.compress((run / "answers.jsonl").read_bytes(), preset=1))
+    keep_head(run / "checkpoints/best", Path(os.environ.get("OUT", kept)) / "head.tar")
+    since = time.monotonic()
+    do("check", config)
+    yield stages.keep("check", since)
+
+
+def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
+    """An EAGLE-3 head from the same answers: those of ``train`` here, or what came back of it elsewhere in ANSWERS.
+
+    Args:
+        place: as in ``train``.
+    """
+    from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
+
+    began, run, kept = time.monotonic(), run_folder(place), Path(place).parent
+    config, stages = begin(run)
+    if "answers" not in stages:
+        if not ANSWERS.exists():
+            raise SystemExit(f"{ANSWERS}: is not here; train P-EAGLE first, or put what it left there")
+        (run / "answers.jsonl").write_bytes(lzma.decompress(ANSWERS.read_bytes()))
+        yield stages.keep("answers", began, **num_tokens(run))
+    yield from prepare(config, stages)
+    config = changed(config, folder=str(run / EAGLE3), **library.EAGLE3)
+    config.run.mkdir(exist_ok=True)
+    if not config.data_folder.exists():
+        config.data_folder.symlink_to(run / "data")
+    yield from learn(config, stages, began, library.train_eagle3, "EAGLE-3: ")
+    shutil.copy(config.run / "log.jsonl", kept / "log-eagle3.jsonl")
+    keep_head(library.newest(config.run), Path(os.environ.get("OUT", kept)) / "eagle3.tar")
+
+
+def begin(run: Path) -> tuple[Config, Stages]:
+    """Settings and finished steps of a run."""
+    run.mkdir(parents=True, exist_ok=True)
+    data = {**SETTINGS["data"], "endpoint": f"http://{HOST}:{free_port()}/v1"}
+    config = Config.model_validate({**SETTINGS, "folder": str(run), "data": data}, context=arms.ROOT)
+    return config, Stages(run / "stages.json")
+
+
+def write_answers(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
+    """The target's own prompts and its answers, each until its share of the time is over."""
+    since = time.monotonic()
+    with serve.running(config, config.run / "logs/server.log"):
+        yield stages.keep("server", since)
+        since, asked = time.monotonic(), changed(config, data={"serve": False})
+        if not within(PROMPTS_SECONDS, "prompts", asked):
+            asked = changed(asked, data={"from_target": num_sampled(config.run)})
+            do("prompts", asked)
+        yield stages.keep("prompts", since, of=asked.data.from_target)
+        since = time.monotonic()
+        if not within(ANSWERS_SECONDS, "answers", asked):
+            keep_answered(config.run)
+            do("answers", asked)
+    facts = num_tokens(config.run)
+    yield stages.keep("answers", since, rate=round(facts["tokens"] / (time.monotonic() - since)), **facts)
+
+
+def prepare(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
+    """Token ids and hidden states of the answers."""
     for step in ("data", "states"):
         if step not in stages:
             since = time.monotonic()
             do(step, config)
-            yield finished(step, seconds=round(time.monotonic() - since))
-    if "first steps" not in stages:
+            yield stages.keep(step, since)
+
+
+def learn(
+    config: Config, stages: Stages, began: float, run: Callable[[Config], Any], name: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Train for as many steps as the time since ``began`` leaves, by the speed of the first ones."""
+    if f"{name}first steps" not in stages:
         since = time.monotonic()
-        do("run", config)
-        rates = [row["tokens/s"] for row in read_lines(run / "log.jsonl") if "tokens/s" in row][FIRST_STEPS // 2 :]
-        rate, spent = statistics.median(rates), time.monotonic() - since
-        left = SECONDS - CHECK_SECONDS - (time.monotonic() - began) - spent  # it starts once more
+        run(config)
+        rate = statistics.median(row["tokens/s"] for row in steps_of(config)[FIRST_STEPS // 2 :])
+        spent = time.monotonic() - since  # it starts once more
+        left = SECONDS - CHECK_SECONDS - (time.monotonic() - began) - spent
         steps = max(FEWEST_STEPS, int(0.85 * left * rate / config.step.tokens))  # the rest is for measuring
-        for name in STEPS["run"][1]:
-            path = run / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        yield finished("first steps", seconds=round(spent), rate=rate, steps=steps)
-    steps = stages["first steps"]["steps"]
-    config = changed(config, "optimizer", steps=steps)
-    config = changed(config, "every", replay=-(-steps // MEASURED), checkpoint=steps)
-    since = time.monotonic()
-    do("run", config)
-    log = [row for row in read_lines(run / "log.jsonl") if "tokens/s" in row]
-    facts = {"rate": round(statistics.median(row["tokens/s"] for row in log)), "peak GB": log[-1]["peak_gb"]}
-    facts |= {"loss": log[-1]["loss"], "steps": steps}
-    seen = config.step.tokens * stages["answers"]["share"]
-    yield finished("run", seconds=round(time.monotonic() - since), tokens=round(steps * seen), **facts)
-    for row in read_lines(run / "al.jsonl"):
-        if row["K"] == max(config.ks) and row["how"] == "replay":
-            yield {"tokens seen": round(row["step"] * seen), "K": row["K"], "AL, held out": row["al"]}
-    since = time.monotonic()
-    for name in ("log.jsonl", "al.jsonl"):
-        shutil.copy(run / name, kept / name)
-    (kept / "answers.jsonl.xz").write_bytes(lzma.compress((run / "answers.jsonl").read_bytes(), preset=1))
-    keep_head(run / "checkpoints/best", Path(os.environ.get("OUT", kept)))
-    do("check", config)
-    yield finished("check", seconds=round(time.monotonic() - since))
+        shutil.rmtree(config.run / "checkpoints")
+        for log in ("log.jsonl", "al.jsonl"):
+            (config.run / log).unlink(missing_ok=True)
+        yield stages.keep(f"{name}first steps", since, rate=rate, steps=steps)
+    steps, since = stages[f"{name}first steps"]["steps"], time.monotonic()
+    often = {"replay": -(-steps // MEASURED), "checkpoint": steps}
+    run(changed(config, optimizer={"steps": steps}, every=often))
+    rows = steps_of(config)
+    facts = {"tokens": round(steps * config.step.tokens * stages["answers"]["share"]), "steps": steps}
+    facts |= {"rate": round(statistics.median(row["tokens/s"] for row in rows)), "loss": rows[-1]["loss"]}
+    yield stages.keep(f"{name}run", since, **facts, **{"peak GB": rows[-1]["peak_gb"]})
 
 
-def changed(config: Config, part: str, **values: Any) -> Config:
-    return config.model_copy(update={part: getattr(config, part).model_copy(update=values)})
+def steps_of(config: Config) -> list[dict[str, Any]]:
+    """The lines of log.jsonl that are of steps."""
+    return [row for row in read_lines(config.run / "log.jsonl") if "tokens/s" in row]
+
+
+def changed(config: Config, **keys: Any) -> Config:
+    """``config`` with other values; a dict changes some keys of a part."""
+    values = {}
+    for key, value in keys.items():
+        old = getattr(config, key)
+        if isinstance(value, dict):
+            value = {**old, **value} if isinstance(old, dict) else old.model_copy(update=value)
+        values[key] = value
+    return config.model_copy(update=values)
 
 
 def within(seconds: float, step: str, config: Config) -> bool:
@@ -205,20 +266,22 @@ def keep_answered(run: Path) -> None:
     write_lines(run / "prompts.jsonl", [row for row in read_lines(run / "prompts.jsonl") if row["id"] in answered])
 
 
-def num_tokens(run: Path) -> tuple[int, int]:
-    """Of all documents, and of their answers."""
+def num_tokens(run: Path) -> dict[str, Any]:
+    """Of all answers, and what share of their documents that is."""
     counts = [(len(row["input_ids"]), sum(row["loss_mask"])) for row in read_lines(run / "answers.jsonl")]
-    return sum(tokens for tokens, _ in counts), sum(learned for _, learned in counts)
+    tokens, learned = (sum(column) for column in zip(*counts, strict=True))
+    return {"tokens": learned, "share": learned / tokens}
 
 
-def keep_head(head: Path, folder: Path) -> None:
-    """Write what vLLM reads of a head to head.tar.0, head.tar.1, ... in a folder: ``cat head.tar.* | tar x``."""
+def keep_head(head: Path, to: Path) -> None:
+    """Write what vLLM reads of a head to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "edge"):
-            archive.add(head / name, f"head/{name}")
+            if (head / name).exists():
+                archive.add(head / name, f"head/{name}")
     for number, at in enumerate(range(0, whole.tell(), PIECE)):
-        (folder / f"head.tar.{number}").write_bytes(whole.getbuffer()[at : at + PIECE])
+        Path(f"{to}.{number}").write_bytes(whole.getbuffer()[at : at + PIECE])
 
 
 def run_folder(place: str) -> Path:
@@ -226,9 +289,16 @@ def run_folder(place: str) -> Path:
     return Path("/dev/shm/peagle-train") if HAS_GPU else Path(place).with_name("run")
 
 
-def acceptance(place: str, lookup: int) -> Iterator[dict[str, Any]]:
-    """The trained head on the sets of ``benchmarks.real``: a cell for each."""
-    name, head = "P-EAGLE with look-up" if lookup else "P-EAGLE", (run_folder(place) / "checkpoints/best").resolve()
-    arm = real_gpu.GpuArm(name, str(head), K, selector=True, lookup=lookup)
+def acceptance(place: str, drafter: str, lookup: int = 0) -> Iterator[dict[str, Any]]:
+    """A trained head on the sets of ``benchmarks.real``: a cell for each.
+
+    Args:
+        drafter: of a label, without K.
+    """
+    run = run_folder(place)
+    if is_eagle3 := drafter == "EAGLE-3":
+        from benchmarks.train_eagle3 import newest
+    head = (newest(run / EAGLE3) if is_eagle3 else run / "checkpoints/best").resolve()
+    arm = real_gpu.GpuArm(drafter, str(head), K, stock=is_eagle3, selector=not is_eagle3, lookup=lookup)
     arm.check()
     yield from real_gpu.acceptance(Engine(arm))

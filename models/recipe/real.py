@@ -12,16 +12,16 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.real import HEADS as REAL
 from benchmarks.real import TARGET, greedy_drafts
+from benchmarks.train_eagle3 import EAGLE3, train_eagle3
+from benchmarks.train_gpu import changed
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.provenance import provenance
@@ -34,22 +34,8 @@ from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
 ROUNDS = {"first": (3264, 500), "second": (8576, 1487)}  # answers, 128 of them held out, and steps
-# Of peagle.yaml, what differs. EAGLE-3 has the usual one layer and speculators' default of three steps.
-HEADS: dict[str, dict[str, Any]] = {
-    "peagle": {},  # with its selector
-    "eagle3": {"selector": None, "head": {"layers": 1, "depths": 3}, "speculators": {"norm_before_residual": True}},
-}
-
-
-def changed(config: Config, **keys: Any) -> Config:
-    """``config`` with other values; a dict changes some keys of a part."""
-    values = {}
-    for key, value in keys.items():
-        old = getattr(config, key)
-        if isinstance(value, dict):
-            value = {**old, **value} if isinstance(old, dict) else old.model_copy(update=value)
-        values[key] = value
-    return config.model_copy(update=values)
+# Of peagle.yaml, what differs.
+HEADS: dict[str, dict[str, Any]] = {"peagle": {}, "eagle3": EAGLE3}  # the first with its selector
 
 
 def train_peagle(config: Config) -> Path:
@@ -57,62 +43,6 @@ def train_peagle(config: Config) -> Path:
     do("run", config)
     do("check", config)
     return config.run / "checkpoints/best"
-
-
-def train_eagle3(config: Any) -> Path:
-    """speculators' own command in this process, without a GPU; the folder of its head.
-
-    It continues from its last checkpoint, whose weights and moments speculators rounds to bfloat16.
-    """
-    from datasets import load_from_disk
-    from speculators.train import cli
-    from speculators.train.config import TrainConfig
-
-    from peagle_tools.train import cpu
-    from peagle_tools.train.training import to_options
-    from peagle_tools.train.warm_start import begin_as_target
-
-    class OnCpu(cli.Trainer):
-        def setup_trainer(self) -> None:
-            super().setup_trainer()
-            self.local_rank = self.device_type = "cpu"
-
-        def train_epoch(self, epoch: int, **options: Any) -> None:
-            if self.global_step < steps:  # else it would go on for a step in each epoch
-                super().train_epoch(epoch, **options)
-
-    def begun(*args: Any) -> Any:
-        head = build(*args).float()
-        if init == "target":
-            begin_as_target(head, config.target)
-        elif unknown := head.load_state_dict(weights, strict=False).unexpected_keys:
-            raise SystemExit(f"{init}: {unknown[0]} is no tensor of this head")
-        return head
-
-    cpu.setup()
-    init = config.head.init
-    weights = {} if init == "target" else load_file(f"{init}/model.safetensors")
-    data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
-    rows, steps = len(data), config.optimizer.steps
-    flat = to_options(config).flatten() | {
-        "speculator_type": "eagle3",
-        "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,
-        "max_steps": steps,
-        "checkpoint_freq": 0.05,  # of an epoch
-        "train_data_ratio": (rows - held_out + 0.5) / rows,
-        "max_anchors": config.step.tokens,
-        "ttt_steps": config.head.depths,
-        "loss_implementation": "eager",
-    }
-    if weights:
-        for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files
-            file = config.run / f"{name}.npy"
-            np.save(file, weights[name].numpy())
-            flat[f"{name}_path"] = str(file)
-    build = cli.build_draft_model
-    with patch.object(cli, "Trainer", OnCpu), patch.object(cli, "build_draft_model", begun):
-        cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
-    return max((config.run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name))
 
 
 def publish(head: Path, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import lzma
 import re
 import subprocess
 import sys
@@ -61,8 +62,9 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     page, archived = rehearse(3, rung3, tmp_path)
     assert re.search(r"^MISSED: tokens of answers that the head has seen is \d", page, re.M)
     steps = ("server", "prompts", "answers", "data", "states", "first steps", "run", "check")
+    steps += ("EAGLE-3: first steps", "EAGLE-3: run")
     assert all(re.search(rf"^{step}  +\d+", page, re.M) for step in steps)
-    assert {"answers.jsonl.xz", "log.jsonl", "al.jsonl", "head.tar.0"} <= archived
+    assert {"answers.jsonl.xz", "log.jsonl", "al.jsonl", "head.tar.0", "log-eagle3.jsonl", "eagle3.tar.0"} <= archived
     with tarfile.open(tmp_path / "head.tar.0") as head:
         head.extractall(tmp_path, filter="data")
     best = tmp_path / "run/checkpoints/best"
@@ -71,6 +73,19 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     before = best.stat().st_mtime_ns
     run, al = itertools.islice(train_gpu.train(str(tmp_path / "x")), 2)
     assert run["step"] == "run" and al["tokens seen"] > 0 and best.stat().st_mtime_ns == before
+
+
+def test_eagle3_learns_from_the_answers_of_another_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them it says where they should be; with them they are the first step."""
+    monkeypatch.setattr(train_gpu, "ANSWERS", tmp_path / "answers.jsonl.xz")
+    with pytest.raises(SystemExit, match=r"answers\.jsonl\.xz: is not here; train P-EAGLE first"):
+        next(train_gpu.train_eagle3(str(tmp_path / "x")))
+    rows = [{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}, {"input_ids": [5], "loss_mask": [0]}]
+    write_lines(tmp_path / "answers.jsonl", rows)
+    train_gpu.ANSWERS.write_bytes(lzma.compress((tmp_path / "answers.jsonl").read_bytes()))
+    cell = next(train_gpu.train_eagle3(str(tmp_path / "x")))
+    assert (cell["step"], cell["tokens"], cell["share"]) == ("answers", 3, 0.6)
+    assert [*read_lines(tmp_path / "run/answers.jsonl")] == rows
 
 
 def test_a_rehearsal_of_rung_4(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""An EAGLE-3 head by speculators' own trainer, from the data of a P-EAGLE head: what that is compared with."""
+
+from functools import partial
+from logging import Handler, LogRecord, getLogger
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from datasets import load_from_disk
+from safetensors.torch import load_file
+from speculators.train import cli
+from speculators.train.config import TrainConfig
+
+from peagle_tools.train import cpu
+from peagle_tools.train.lines import add_line
+from peagle_tools.train.peagle_yaml import Config
+from peagle_tools.train.trainer import peak_memory
+from peagle_tools.train.training import to_options
+from peagle_tools.train.warm_start import begin_as_target
+
+# Of peagle.yaml, what differs from a P-EAGLE head's: the usual one layer, and speculators' default of three steps.
+EAGLE3: dict[str, Any] = {
+    "selector": None,
+    "head": {"layers": 1, "depths": 3},
+    "speculators": {"norm_before_residual": True},
+}
+
+
+def train_eagle3(config: Config) -> Path:
+    """Train as peagle.yaml says, from random weights, the target's last layer or a head; the folder of the head.
+
+    It continues from its last checkpoint, whose weights and moments speculators rounds to bfloat16. log.jsonl has a
+    line {"step", "tokens/s", "loss", "peak_gb"} for each step.
+    """
+
+    class Trainer(cli.Trainer):
+        def setup_trainer(self) -> None:
+            super().setup_trainer()
+            if not torch.accelerator.is_available():
+                self.local_rank = self.device_type = "cpu"
+            logger.addHandler(handler)  # speculators has cleared those that were there
+
+        def train_epoch(self, epoch: int, **options: Any) -> None:
+            if self.global_step < steps:  # else it would go on for a step in each epoch
+                super().train_epoch(epoch, **options)
+
+    def begun(*args: Any) -> Any:
+        head = build(*args).float()
+        if init == "target":
+            begin_as_target(head, config.target)
+        elif weights and (unknown := head.load_state_dict(weights, strict=False).unexpected_keys):
+            raise SystemExit(f"{init}: {unknown[0]} is no tensor of this head")
+        return head
+
+    cpu.setup()
+    init = config.head.init
+    weights = {} if init in (None, "target") else load_file(f"{init}/model.safetensors")
+    data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
+    rows, steps = len(data), config.optimizer.steps
+    flat = to_options(config).flatten() | {
+        "speculator_type": "eagle3",
+        "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,
+        "max_steps": steps,
+        "checkpoint_freq": 0.05,  # of an epoch
+        "train_data_ratio": (rows - held_out + 0.5) / rows,
+        "max_anchors": config.step.tokens,
+        "ttt_steps": config.head.depths,
+    }
+    if weights:
+        for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files
+            file = config.run / f"{name}.npy"
+            np.save(file, weights[name].numpy())
+            flat[f"{name}_path"] = str(file)
+    build = cli.build_draft_model
+    logger = getLogger("speculators.metrics")
+    handler = Handler()
+    handler.emit = partial(_note_step, config.run / "log.jsonl")  # type: ignore[method-assign]
+    try:
+        with patch.object(cli, "Trainer", Trainer), patch.object(cli, "build_draft_model", begun):
+            cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
+    finally:
+        logger.removeHandler(handler)
+    return newest(config.run)
+
+
+def newest(run: Path) -> Path:
+    """The folder of a run's newest head."""
+    return max((run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name))
+
+
+def _note_step(file: Path, record: LogRecord) -> None:
+    """Write what speculators' trainer logs of a step."""
+    if isinstance(record.msg, dict) and "train" in record.msg:
+        line = {"step": record.msg["global_step"] + 1, "tokens/s": round(record.msg["profile"]["tokens_per_s"])}
+        line |= {"loss": record.msg["train"]["loss"], "peak_gb": round(peak_memory() / 2**30, 2)}
+        add_line(file, line)
