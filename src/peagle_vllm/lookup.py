@@ -3,10 +3,9 @@
 vLLM zeroes it where a head drafts, so that the draft model's config carries it, to every process.
 """
 
-import functools
 from typing import TYPE_CHECKING, Any
 
-from peagle_vllm.serving import RefusedError, logger
+from peagle_vllm.serving import RefusedError, warn_once
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,10 +21,7 @@ def prompt_lookup_min(vllm_config: "VllmConfig") -> int:
 
 
 def check_lookup(value: Any) -> None:
-    """
-    Raises:
-        RefusedError: ``value`` is no number of tokens that can be looked up.
-    """
+    """Raises RefusedError where ``value`` is no number of tokens that can be looked up."""
     from peagle_kernels.lookup_drafts import MAX_MATCH
 
     if type(value) is not int or not 0 <= value <= MAX_MATCH:
@@ -51,7 +47,7 @@ def settle_lookup(vllm_config: "VllmConfig") -> None:
         why_not = "adaptive verification judges the head's drafts only" if adaptive else _too_large(vllm_config)
         setattr(hf_config, FIELD, 0 if why_not else DEFAULT)
         if why_not:
-            _log_once(f"P-EAGLE: no draft is looked up: {why_not}")
+            warn_once(f"P-EAGLE: no draft is looked up: {why_not}")
 
 
 def _too_large(vllm_config: "VllmConfig") -> str | None:
@@ -67,8 +63,3 @@ def _too_large(vllm_config: "VllmConfig") -> str | None:
         f"it would take {size}, more than {MOST_MEMORY:.0%} of the device's memory; "
         f'"{FIELD}": {DEFAULT} in the speculative config turns it on'
     )
-
-
-@functools.cache
-def _log_once(line: str) -> None:
-    logger.warning("%s", line)

@@ -21,6 +21,24 @@ class RefusedError(RuntimeError):
         return f"P-EAGLE refused: {super().__str__()}"
 
 
+def warn_once(line: str) -> None:
+    """Warn of something once a process."""
+    from vllm.logger import init_logger
+
+    init_logger(logger.name).warning_once("%s", line)
+
+
+def on_all_ranks(succeeded: bool) -> bool:
+    """Whether it did on every tensor parallel rank: they draft together or not at all."""
+    import torch
+    from vllm.distributed import get_tp_group
+
+    group, least = get_tp_group(), torch.tensor(int(succeeded))
+    if group.world_size > 1:
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(least)
+
+
 def is_peagle(vllm_config: "VllmConfig") -> bool:
     """Whether this configuration drafts with a P-EAGLE head."""
     return is_peagle_spec(vllm_config.speculative_config)
@@ -34,8 +52,7 @@ def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
 def on_vllm_platform() -> bool:
     """Whether the platform is one of vLLM's own: CPU, CUDA, ROCm, XPU.
 
-    Any other (a plugin such as vllm-ascend, the TPU's) brings workers and model runners of its own, and keeps its own
-    behaviour. The platform is known before vLLM builds a configuration, the worker class it picks only in the midst.
+    Any other (a plugin such as vllm-ascend, the TPU's) brings model runners of its own, and keeps its own behaviour.
     """
     from vllm.platforms import current_platform
 
@@ -52,24 +69,18 @@ def has_dummy_weights(vllm_config: "VllmConfig") -> bool:
 def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     """Refuse a loaded head whose learned hidden state would give useless drafts without any error.
 
-    Args:
-        model: the draft model (``torch.nn.Module``), as vLLM loaded it.
-        vllm_config: the served configuration. Dummy weights of the head pass.
+    Dummy weights pass.
 
     Raises:
-        RefusedError: the head has no ``mask_hidden``, or one that is zero, NaN or Inf, before or after ``fc``.
+        RefusedError: ``mask_hidden`` is zero, NaN or Inf, before or after ``fc``.
     """
     import torch
 
     from peagle_vllm.heads.check_weights import value_fault
 
-    name = vllm_config.speculative_config.draft_model_config.model
-    mask_hidden = getattr(model, "mask_hidden", None)
-    if mask_hidden is None:
-        what = f"vLLM's {type(model).__name__} has no mask_hidden, so {name} cannot draft in parallel"
-        raise RefusedError(f'{what}; remove "parallel_drafting" from the speculative config, or use another head')
     if has_dummy_weights(vllm_config):
         return
+    name, mask_hidden = vllm_config.speculative_config.draft_model_config.model, model.mask_hidden
     with torch.inference_mode():
         fault = value_fault(mask_hidden.float().cpu().numpy())
         if fault is None and not bool(model.combine_hidden_states(mask_hidden.view(1, -1)).isfinite().all()):

@@ -1,12 +1,10 @@
 """New weights for a head that is served: vLLM's draft weight update, or calls of the draft model's ``load_weights``."""
 
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -14,40 +12,19 @@ from peagle_kernels.select_candidates import CandidateSelector
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
-from peagle_vllm.ranks import on_all_ranks
 from peagle_vllm.sampling.selection import turn_off
-from peagle_vllm.serving import RefusedError
-
-logger = init_logger("vllm.peagle")
+from peagle_vllm.serving import RefusedError, logger, on_all_ranks, warn_once
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 MASK_HIDDEN = "mask_hidden"
 OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainers freeze, and need not publish
 
 
-class UpdateState(Enum):
-    """Drafts pause in all but READY."""
-
-    READY = "the weights are whole"
-    UPDATING = "an update has begun, and the head's layers are in parts"
-    STOPPED = "the last update failed, and not every tensor has come since"
-    RECOVERING = "an update has begun after one that failed"
-
-    @property
-    def is_open(self) -> bool:
-        return self in (UpdateState.UPDATING, UpdateState.RECOVERING)
-
-
 class HeadUpdates:
     """What happens to a served head, and to its drafts, when new weights come.
 
-    From ``begin`` to ``end`` a draft weight update of vLLM is open. Outside of it a call of ``load_weights`` counts at
-    once.
-
-    Attributes:
-        state: where it stands.
-        own_modules: of the head, those that are not the target's.
-        mask_is_stale: a projected ``mask_hidden`` must be computed again; whoever does it sets this back.
+    From ``begin`` to ``end`` a draft weight update of vLLM is open; outside of it ``load_weights`` counts at once.
+    ``mask_is_stale``: a projected ``mask_hidden`` must be computed again; whoever does it sets this back.
     """
 
     def __init__(
@@ -59,9 +36,9 @@ class HeadUpdates:
         targets = set(target.modules())
         targets.update(copy for copy, source in _quantized_copies() if source in targets)
         _share_alike(model, targets)
-        self.own_modules = [module for module in model.modules() if module not in targets]
+        own_modules = [module for module in model.modules() if module not in targets]
         self._shared = [
-            (parent, *child) for parent in self.own_modules for child in parent.named_children() if child[1] in targets
+            (parent, *child) for parent in own_modules for child in parent.named_children() if child[1] in targets
         ]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
         self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})
@@ -69,14 +46,15 @@ class HeadUpdates:
         self._needed = {name for name in state.loaded_names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
-        self.state = UpdateState.READY
+        self._is_open = False  # between begin and end, the head's layers are in parts
+        self._has_failed = False  # the last update did, and not every tensor has come since
         self.mask_is_stale, self._is_selecting = True, selector is not None
         state.updates = self
 
     @property
     def paused(self) -> bool:
         """Whether to draft nothing now."""
-        return self.state is not UpdateState.READY
+        return self._is_open or self._has_failed
 
     def begin(self) -> None:
         """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
@@ -84,16 +62,12 @@ class HeadUpdates:
             parent._modules.pop(name, None)
         self._arrived.clear()
         self._staged.clear()
-        stopped = self.state is UpdateState.STOPPED
-        self.state = UpdateState.RECOVERING if stopped else UpdateState.UPDATING
+        self._is_open = True
 
     def end(self, error: BaseException | None) -> None:
-        """It has ended, with ``error`` or without.
-
-        Raises:
-            RefusedError: tensors are missing.
-        """
-        missing = sorted(self._needed - self._arrived) if self._arrived or self.state is UpdateState.RECOVERING else []
+        """It has ended, with ``error`` or without. Raises RefusedError where tensors are missing."""
+        must_be_whole = self._arrived or (self._is_open and self._has_failed)
+        missing = sorted(self._needed - self._arrived) if must_be_whole else []
         if missing and not error:
             error = RefusedError(f"the update of the head's weights lacks {', '.join(missing)}")
         everywhere = on_all_ranks(error is None)
@@ -108,7 +82,7 @@ class HeadUpdates:
 
     def fail(self, error: BaseException) -> None:
         """Give up an update that has begun, and leave no half loaded layer, which would spoil the next one in vLLM."""
-        if not self.state.is_open:
+        if not self._is_open:
             return
         for layer in self._model.modules():
             info = get_layerwise_info(layer)
@@ -120,21 +94,17 @@ class HeadUpdates:
         self._stop(error)
 
     def load(self, load_weights: Callable[[Weights], None], weights: Weights) -> None:
-        """``load_weights`` of a served head: any of its tensors, and of its selector's.
-
-        Raises:
-            RefusedError: a tensor that is not vLLM's has another shape.
-        """
+        """``load_weights`` of any tensors of a served head and its selector. RefusedError at one of another shape."""
         self._model.use_parallel_drafting = False  # else vLLM refuses a part that lacks mask_hidden
         try:
             load_weights(self._take_ours(weights))
         except BaseException as error:
-            if not self.state.is_open:
+            if not self._is_open:
                 self._stop(error)
             raise
         finally:
             self._model.use_parallel_drafting = True
-        if not self.state.is_open:
+        if not self._is_open:
             self._apply()
 
     def _take_ours(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -148,9 +118,9 @@ class HeadUpdates:
                     raise RefusedError(f"{name} is {list(tensor.shape)}, this head needs {list(ours.shape)}")
                 self._staged[name] = tensor.to(ours.device, ours.dtype, copy=True)  # its memory is the transfer's
             elif of_selector:
-                logger.warning_once("P-EAGLE ignores %s.*: the served head has no selector", SELECTOR)
+                warn_once(f"P-EAGLE ignores {SELECTOR}.*: the served head has no selector")
             elif taken := shared.intersection(name.split(".")):
-                logger.warning_once("P-EAGLE ignores new weights of %s: the head shares the target's", *taken)
+                warn_once(f"P-EAGLE ignores new weights of {taken.pop()}: the head shares the target's")
             else:
                 yield name, tensor
 
@@ -159,7 +129,8 @@ class HeadUpdates:
             parent._modules[name] = child
 
     def _stop(self, error: BaseException) -> None:
-        self.state = UpdateState.STOPPED
+        self._is_open = False
+        self._has_failed = True
         self._arrived.clear()
         self._staged.clear()
         logger.warning(
@@ -179,8 +150,8 @@ class HeadUpdates:
             self._is_selecting = False
             turn_off(self._selector)
             logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
-        if self.state is not UpdateState.STOPPED or self._needed <= self._arrived:
-            self.state = UpdateState.READY
+        if self._is_open or not self._has_failed or self._needed <= self._arrived:
+            self._is_open = self._has_failed = False
             self._arrived.clear()
         self.mask_is_stale = True
 
@@ -199,10 +170,7 @@ def _share_alike(model: Any, targets: set[torch.nn.Module]) -> None:
 
 
 def _quantized_copies() -> list[tuple[torch.nn.Module, torch.nn.Module]]:
-    """Copies of an lm_head and what they are of (``draft_lm_head_quantization``, since vLLM 0.33).
-
-    An update would put the target's own lm_head, out of which the copy came, into the head.
-    """
+    """Copies of an lm_head and what they are of (``draft_lm_head_quantization``, since vLLM 0.33)."""
     try:
         from vllm.model_executor.layers.quantization.online.lm_head import _SOURCES  # type: ignore[import-not-found]
     except ImportError:

@@ -1,17 +1,14 @@
-"""What the log says of drafts: one line at the start, on V2 how steps ran, nothing for other drafters.
+"""What the log says of drafts: one line at the start, nothing for other drafters.
 
 And nothing of what users write, or are answered, stands in a log, at any level.
 """
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tests.conftest import ARM
 from tests.features.comparing import SETTINGS, Case, outputs
@@ -50,55 +47,19 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
 
     live = engine(replace(SETTINGS, max_num_seqs=3))  # an engine of its own, started at this level
     runner, graphs = ("V2", ", no graphs") if ARM == "plugin-v2" else ("V1", "")
-    line, kv = f"P-EAGLE active: Model Runner {runner}, K=5, head trained 8 deep", "KV 2048 bytes a token"
     (start,) = log_lines(log)
-    assert re.fullmatch(rf"{line}{graphs}, buffers \d\.\d MiB, {kv}", start)
+    assert start == f"P-EAGLE active: Model Runner {runner}, K=5, head trained 8 deep{graphs}"
     logger._print_info_once.cache_clear()
-    drafter, parallel_config = live.drafter, live.runner.vllm_config.parallel_config
-    monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 1)
-    log_start(drafter, live.runner.kv_cache_config)  # the second engine of a data parallel server
+    vllm_config = live.runner.vllm_config
+    monkeypatch.setattr(vllm_config.parallel_config, "data_parallel_rank_local", 1)
+    log_start(vllm_config)  # the second engine of a data parallel server
     assert len(log_lines(log)) == 1
-    monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 0)
-    # A GPU's: the head without what it shares with its target, and all buffers, each once.
-    monkeypatch.setattr(drafter, "device", SimpleNamespace(type="cuda"))
-    fresh = SimpleNamespace(twice=[torch.zeros(10 << 18)] * 2)
-    for holders in ([], [fresh]):
-        log_start(drafter, live.runner.kv_cache_config, holders, num_graphs=253)
-    tensors, of_target = (
-        {x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}
-        for model in (drafter.model, live.runner.get_model())
-    )
-    head = sum(size for place, size in tensors.items() if place not in of_target) / 2**20
-    sizes = [
-        re.fullmatch(rf"{line}, 253 graphs, head {head:.1f} MiB, buffers (.+) MiB, {kv}", x) for x in log_lines(log)
-    ]
-    assert float(sizes[2][1]) == pytest.approx(float(sizes[1][1]) + 10)
 
 
 @pytest.mark.arm("plugin-v1")
 def test_other_engines_say_nothing(log: pytest.LogCaptureFixture):
     outputs(replace(SETTINGS, head=EAGLE3, k=3, parallel_drafting=False, max_num_seqs=3), CASES)
     assert not log_lines(log)
-
-
-@pytest.mark.arm("plugin-v2")
-def test_how_draft_steps_ran(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    """Graphs that were replayed, batches that ran eagerly; a dummy run serves nobody."""
-    from peagle_vllm import draft_log
-    from tests.support.graphs import emulate
-
-    monkeypatch.setattr(draft_log, "STEPS_A_LINE", 1)
-    live = engine(SETTINGS)
-    before = live.drafter.step_counts.copy()
-    with emulate(live, [4]) as seen:  # three requests, padded to four
-        outputs(SETTINGS, CASES)
-    assert seen.padded and seen.eager
-    expected = Counter(FULL=seen.replayed.total(), PIECEWISE=seen.pieces.total(), NONE=seen.eager)
-    assert live.drafter.step_counts - before == +expected
-    steps = [line for line in log_lines(log) if "draft steps" in line]
-    assert len(steps) == expected.total() and steps[-1].endswith(f"mode: {dict(live.drafter.step_counts)}")
-    live.runner._dummy_run(4)
-    assert live.drafter.step_counts - before == +expected
 
 
 def holds(text: str, ids: list[int]) -> bool:

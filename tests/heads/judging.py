@@ -14,7 +14,6 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target
 from tests.heads.writers import HIDDEN, TARGET, Written
 
-AGAIN = "take the head's weights from their source again"
 Change = Callable[[Written], object]
 
 

@@ -8,9 +8,7 @@ import pytest
 from peagle_vllm.heads.config import FAMILIES, MASK_TOKEN_KEYS, default_aux_layers
 from peagle_vllm.heads.head import read_head
 from tests.heads.test_selector import sharpened
-from tests.heads.writers import FOREIGN, SERVED
-
-ALL = SERVED | FOREIGN
+from tests.heads.writers import SERVED
 
 
 def vllms_config(folder: Path):
@@ -21,28 +19,6 @@ def vllms_config(folder: Path):
 
     config = get_config(str(folder), trust_remote_code=False)
     return config if isinstance(config, SpeculatorsConfig) else EAGLEConfig(config, method="eagle3", model_type="eagle")
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_fields(name: str, tmp_path: Path):
-    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
-    from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
-
-    head = read_head(ALL[name]().save(tmp_path))
-    config = vllms_config(tmp_path)
-    if head.dialect not in ("nemo", "specforge"):  # whose names vLLM does not know
-        assert config.architectures == [head.architecture]
-    for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
-        assert getattr(config, field) == head.served[field]
-    assert (config.draft_vocab_size or config.vocab_size) == head.draft_vocab_size
-    assert getattr(config, "target_hidden_size", config.hidden_size) == head.target_hidden_size
-    spec = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
-    assert get_eagle3_aux_layers_from_config(spec) == head.aux_layer_ids
-    if head.mask_token_id is None:
-        with pytest.raises(ValueError, match="must specify"):
-            get_parallel_drafting_token_id(config)
-    else:
-        assert get_parallel_drafting_token_id(config) == head.mask_token_id
 
 
 def test_mask_token_order(tmp_path: Path):

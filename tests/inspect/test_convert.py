@@ -164,17 +164,17 @@ def test_the_quicker_of_two_converts_wins(tmp_path: Path):
     assert (tmp_path / "out" / "file").read_text() == "quick"
 
 
-# `convert`, which writes the first tensor and then waits.
+# `convert`, which begins the file of weights and then waits.
 SLOW = """
 import sys, time
 from peagle_tools.cli import app
 from peagle_vllm.heads import convert
 
-def slow(*args):
-    yield from pieces(*args)
+def slow(path, tensors):
+    path.touch()
     time.sleep(60)
 
-pieces, convert._pieces = convert._pieces, slow
+convert._write_safetensors = slow
 sys.argv[1:] = ["convert", *sys.argv[1:]]
 app()
 """

@@ -84,6 +84,7 @@ def test_what_it_does_counts(tmp_path: Path, qualname: str, old: str, new: str) 
 @pytest.mark.parametrize("qualname", ["Gone", "Batch.gone", "Batch.total", "Gone.grow", "function.inner", "Gone(...)"])
 def test_what_is_gone_has_no_digest(tmp_path: Path, qualname: str) -> None:
     assert digest(tmp_path, BASE, qualname) is None
+    assert Source(tmp_path).digest(Definition("vllm.gone", qualname)) is None
 
 
 def test_what_only_has_to_be_there_may_change(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def next_release() -> VllmInstall:
 def copy_of_used(folder: Path) -> Path:
     """The modules of the installed vLLM that the patches depend on, copied to ``folder`` to be changed."""
     install = installed()
-    paths = {module.replace(".", "/") for patch in all_patches() for module in patch.depends_on}
+    paths = {definition.module.replace(".", "/") for patch in all_patches() for definition in patch.definitions}
     names = [f"{path}{end}" for path in paths for end in (".py", "/__init__.py")]
     files = {name.removeprefix("vllm/"): install.root.joinpath(name) for name in names}
     texts = {name: file.read_text() for name, file in files.items() if file.is_file()}

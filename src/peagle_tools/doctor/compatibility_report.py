@@ -103,7 +103,7 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         return Runner(forced, f"{USE_V2}={use_v2} forces it")
     if environment.no_triton:
         return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
-    return Runner("V2", "vLLM's default, unless another setting of the server needs V1, or --worker-cls is not vLLM's")
+    return Runner("V2", "vLLM's default, unless another setting of the server needs V1")
 
 
 def _forced(use_v2: str | None) -> Literal["V2", "V1", "invalid"] | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from peagle_vllm.heads.files import FLOATS, is_finite, read_pieces
+from peagle_vllm.heads.files import FLOATS, is_finite, read_tensor
 from peagle_vllm.heads.head import AGAIN, Head, read_map
 
 # The shape of each module's weight in a decoder layer, in the sizes of ``expected_shapes``.
@@ -184,7 +184,7 @@ def not_finite(head: Head, names: Iterable[str]) -> Iterator[str]:
 
 def _has_nan(head: Head, name: str) -> bool:
     info = head.tensors[name]
-    return head.folder is not None and not all(is_finite(raw, info.dtype) for raw in read_pieces(head.folder, info))
+    return head.folder is not None and not is_finite(read_tensor(head.folder, info), info.dtype)
 
 
 def _first_of(head: Head, faults: Mapping[str, str], remedy: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ docs/heads.md says how each dialect is recognised, and what serving maps for vLL
 tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 from peagle_vllm.heads.files import HeadError, TensorInfo, shown
@@ -67,11 +67,6 @@ def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
     return "vllm" if first in FAMILIES else "unknown"
 
 
-def family_of(architectures: Sequence[str]) -> Family | None:
-    """Which of vLLM's P-EAGLE classes the architectures of a config lead to."""
-    return FAMILIES.get(architectures[0]) if architectures else None
-
-
 def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The flat config that a head is served with; its sizes and aux layers have the right types.
 
@@ -88,7 +83,10 @@ def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) ->
     elif not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise HeadError(unfit("architectures", names, "a list of names", file))
     elif not names or names[0] in NEMO | SPECFORGE:
-        flat = {**config, "architectures": [OF_FAMILY[_family_of_weights(config, tensors)]]}
+        has_norm = "layers.0.self_attn.q_norm.weight" in tensors
+        # Without weights by model_type, which trainers copy from the target.
+        is_qwen3 = has_norm if tensors else config.get("model_type") == "qwen3"
+        flat = {**config, "architectures": [OF_FAMILY["qwen3" if is_qwen3 else "llama"]]}
     else:
         prefixed = [n if n.startswith("Eagle3") or n.endswith("Eagle3") else f"Eagle3{n}" for n in names]
         flat = {**config, "architectures": prefixed}
@@ -126,13 +124,6 @@ def _flat_of_speculators(config: Config, file: str) -> dict[str, Any]:
     if kind == "peagle" and "mask_token_id" in config and nested.get("mask_token_id") is None:
         outside.append("mask_token_id")
     return flat | {key: config[key] for key in outside}
-
-
-def _family_of_weights(config: Config, tensors: Mapping[str, TensorInfo]) -> Family:
-    """qwen3 if the attention has q_norm; without weights by model_type, which trainers copy from the target."""
-    if tensors:
-        return "qwen3" if "layers.0.self_attn.q_norm.weight" in tensors else "llama"
-    return "qwen3" if config.get("model_type") == "qwen3" else "llama"
 
 
 def mask_token(served: Config) -> tuple[object, str | None]:

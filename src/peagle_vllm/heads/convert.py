@@ -5,7 +5,7 @@ What is left out carries nothing: the identity map of a full-vocabulary head, an
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +16,11 @@ from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
 from peagle_vllm.heads.fields import TRAINED_DEPTH, vllm_fields
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_pieces
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_tensor
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
 
 Format = Literal["vllm", "speculators"]
-Pieces = Iterable[bytes]
 OUTPUT = "lm_head.weight"
 OF_MODEL_TYPE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 DEFAULT_POSITIONS = {"qwen3": 32768}  # of transformers, 2,048 of the others
@@ -63,15 +62,15 @@ def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: n
     """
     tensors, config = _copied_tensors(head), _config(head, to, target)
     if kept is not None:
-        info, pieces = tensors[OUTPUT]
-        rows = np.frombuffer(b"".join(pieces), np.uint8).reshape(info.shape[0], -1)[kept]
+        info, raw = tensors[OUTPUT]
+        rows = np.frombuffer(raw, np.uint8).reshape(info.shape[0], -1)[kept]
         smaller = replace(info, shape=(len(kept), *info.shape[1:]), num_bytes=rows.nbytes)
         tensors |= _map_tensors(target_ids(head)[kept], head.vocab_size)
-        tensors[OUTPUT] = smaller, [rows.tobytes()]
+        tensors[OUTPUT] = smaller, rows.tobytes()
         config["draft_vocab_size"] = len(kept)
     if to == "speculators" and "mask_hidden" in tensors:
-        info, pieces = tensors["mask_hidden"]
-        tensors["mask_hidden"] = replace(info, shape=(1, 1, info.num_elements)), pieces
+        info, raw = tensors["mask_hidden"]
+        tensors["mask_hidden"] = replace(info, shape=(1, 1, info.num_elements)), raw
     if head.config.get(SELECTOR):
         assert head.folder is not None
         shutil.copytree(head.folder / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
@@ -81,27 +80,21 @@ def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: n
         raise HeadError(f"the head written would be unfit ({unfit[0].line}); please report this")
 
 
-def _pieces(head: Head, name: str) -> Iterator[bytes]:
-    """A tensor's bytes as they stand in the file; HeadError at NaN or Inf."""
-    assert head.folder is not None
-    info = head.tensors[name]
-    for raw in read_pieces(head.folder, info):
-        if not is_finite(raw, info.dtype):
-            raise HeadError(*not_finite(head, [name]))
-        yield raw
-
-
-def _copied_tensors(head: Head) -> dict[str, tuple[TensorInfo, Pieces]]:
-    """Every tensor that serving reads, by vLLM's names: its header and its bytes.
+def _copied_tensors(head: Head) -> dict[str, tuple[TensorInfo, bytes]]:
+    """Every tensor that serving reads, by vLLM's names: its header and its bytes. HeadError at NaN or Inf.
 
     The vocabulary's map is written from its target ids.
     """
+    assert head.folder is not None
     tensors = _map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
-    copied = {name: (replace(info, name=name), _pieces(head, name)) for name, info in head.weights.items()}
-    return tensors | copied
+    for name, info in head.weights.items():
+        tensors[name] = replace(info, name=name), read_tensor(head.folder, info)
+        if not is_finite(tensors[name][1], info.dtype):
+            raise HeadError(*not_finite(head, [name]))
+    return tensors
 
 
-def _map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo, Pieces]]:
+def _map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo, bytes]]:
     """The vocabulary's map as vLLM reads it, and its ``t2d``.
 
     Args:
@@ -111,8 +104,8 @@ def _map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo
     marks[ids] = True
     offsets = (ids - np.arange(len(ids))).astype("<i8")
     return {
-        "d2t": (TensorInfo("d2t", offsets.shape, "I64", "", offsets.nbytes), [offsets.tobytes()]),
-        "t2d": (TensorInfo("t2d", marks.shape, "BOOL", "", marks.nbytes), [marks.tobytes()]),
+        "d2t": (TensorInfo("d2t", offsets.shape, "I64", "", offsets.nbytes), offsets.tobytes()),
+        "t2d": (TensorInfo("t2d", marks.shape, "BOOL", "", marks.nbytes), marks.tobytes()),
     }
 
 
@@ -162,12 +155,7 @@ def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_safetensors(path: Path, tensors: Mapping[TensorInfo, Pieces]) -> None:
-    """Write tensors in one file.
-
-    Args:
-        tensors: name, shape, dtype and size of each, and its bytes, in pieces.
-    """
+def _write_safetensors(path: Path, tensors: Mapping[TensorInfo, bytes]) -> None:
     # Wide numbers first keeps every tensor aligned, as the safetensors library does it.
     ordered = sorted(tensors, key=lambda info: (-info.num_bytes // max(info.num_elements, 1), info.name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -179,5 +167,4 @@ def _write_safetensors(path: Path, tensors: Mapping[TensorInfo, Pieces]) -> None
     encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for info in ordered:
-            file.writelines(tensors[info])
+        file.writelines(tensors[info] for info in ordered)

@@ -12,17 +12,11 @@ from peagle_vllm.heads.files import SELECTOR, HeadError
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.rope import rope_parameters, rotary_fault
 
-# vLLM's quantization methods that a head's linear layers can have, and the keys without which each stops.
-AWQ = ("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)
-GPTQ = ("bits",), ("group_size",), ("desc_act",), ("sym",)
-MODELOPT = (("quant_algo", "quantization"),)
-QUANTIZATION: dict[str, tuple[tuple[str, ...], ...]] = {
-    **dict.fromkeys(("auto_awq", "awq", "awq_marlin"), AWQ),
-    **dict.fromkeys(("auto_gptq", "gptq", "gptq_marlin"), GPTQ),
-    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"), MODELOPT),
-    **dict.fromkeys(("compressed-tensors", "compressed_tensors"), ()),
-    "fp8": (("activation_scheme",),),
-}
+# vLLM's quantization methods that a head's linear layers can have. vLLM itself names a key that it misses.
+QUANTIZATION = (
+    *("auto_awq", "awq", "awq_marlin", "auto_gptq", "gptq", "gptq_marlin", "compressed-tensors", "compressed_tensors"),
+    *("fp8", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"),
+)
 
 
 def _quant_method(config: Any) -> str | None:
@@ -115,7 +109,6 @@ def field_faults(head: Head) -> Iterator[str]:
     for key in ("norm_before_fc", "use_aux_hidden_state"):
         if eagle.get(key) is not None and not FLAG.fits(eagle[key]):
             lines.append(unfit(f"eagle_config.{key}", eagle[key], FLAG.needs, head.config_file))
-    lines += _quantization_faults(head)
     rope: dict[str, Any] = {}
     try:
         rope = rope_of_head(head)
@@ -125,17 +118,6 @@ def field_faults(head: Head) -> Iterator[str]:
         lines = [*_attention_faults(head), *_layer_type_faults(head)]
     fault = None if lines else rotary_fault(rope, head.head_dim, place)
     yield from [fault] if fault else lines
-
-
-def _quantization_faults(head: Head) -> Iterator[str]:
-    for field in ("compression_config", "quantization_config"):
-        config: Any = head.served.get(field)
-        for names in QUANTIZATION.get(_quant_method(config) or "", ()):
-            if all(config.get(name) is None for name in names):
-                yield f"{field}.{names[-1]} is missing: {head.layer_place}; add it"
-        scheme = config.get("activation_scheme") if isinstance(config, dict) else None
-        if scheme not in (None, "dynamic", "static"):
-            yield unfit(f"{field}.activation_scheme", scheme, '"dynamic" or "static"', head.layer_place)
 
 
 def rope_of_head(head: Head) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 import json
 import math
-import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ INDEX = "model.safetensors.index.json"
 # A sharpened head: its config's field, and the folder of its candidate selector.
 SELECTOR, SELECTOR_FOLDER = "candidate_selector", "edge"
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
-PIECE = 8 << 20  # bytes of weights read at a time; a multiple of every number's size
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U8": "|u1"}
@@ -30,10 +28,6 @@ class HeadError(ValueError):
 
     def __init__(self, line: str):
         super().__init__(as_line(line))
-
-
-class ElsewhereError(HeadError):
-    """A head that is not found here, and that vLLM may find by itself: on another hub, or in its --download-dir."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +66,11 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
         The folder, which may be in the hub's cache; or the headers, where only the hub has the weights.
 
     Raises:
-        ElsewhereError: vLLM may find the head where this function does not look.
         HeadError: the head is neither here nor on the hub, and the line gives the reason; or its files are damaged.
     """
-    cached = None
     try:
         if Path(model).is_dir():
             return Path(model)
-        if "://" in model or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() == "true":
-            raise ElsewhereError(f"{model} is neither a folder nor a name on the Hugging Face hub; name one of these")
-        if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-            remedy = "write the home folder out" if model.startswith("~") else "correct the path"
-            raise HeadError(f"{model} is not on this machine; {remedy}")
         import huggingface_hub as hub
         from huggingface_hub import constants
 
@@ -103,8 +90,7 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds
-        kind = ElsewhereError if isinstance(cached, str) else HeadError  # vLLM's --download-dir may have the weights
-        raise kind(f"{model} is not a folder, and {hub_failure(error, 'it')}") from None
+        raise HeadError(f"{model} is not a folder, and {hub_failure(error, 'it')}") from None
 
 
 def commit_of(folder: Path) -> str | None:
@@ -201,14 +187,13 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def read_pieces(folder: Path, info: TensorInfo) -> Iterator[bytes]:
-    """The bytes of one tensor, at most PIECE at a time, so that memory stays small. Raises HeadError if that fails."""
+def read_tensor(folder: Path, info: TensorInfo) -> bytes:
+    """The bytes of one tensor. Raises HeadError if they cannot be read."""
     path = folder / info.file
     try:
         with path.open("rb") as file:
             file.seek(info.offset)
-            for begin in range(0, info.num_bytes, PIECE):
-                yield file.read(min(PIECE, info.num_bytes - begin))
+            return file.read(info.num_bytes)
     except OSError as error:
         raise HeadError(f"{info.name} cannot be read ({one_line(error)}): {path}; download it again") from None
 

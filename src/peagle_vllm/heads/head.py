@@ -118,17 +118,11 @@ class Head:
         return f"{self.name}/{there[0] if len(there) == 1 else '*.safetensors'}"
 
     def array(self, tensor: str) -> np.ndarray | None:
-        """A tensor's numbers (bf16 as float32); None when they are not on this machine, or scaled (fp8).
-
-        safetensors' NumPy reader has no bf16, and importing torch for one vector would take seconds.
-
-        Raises:
-            HeadError: the file cannot be read.
-        """
+        """A tensor's numbers (bf16 as float32); None when they are not on this machine, or scaled (fp8)."""
         info = self.tensors.get(tensor)
         if self.folder is None or info is None or info.dtype not in NUMPY:
             return None
-        return files.as_numbers(b"".join(files.read_pieces(self.folder, info)), info.dtype).reshape(info.shape)
+        return files.as_numbers(files.read_tensor(self.folder, info), info.dtype).reshape(info.shape)
 
     def mask_hidden(self) -> np.ndarray | None:
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""
@@ -161,7 +155,7 @@ def read_head(source: Path | HeadFiles) -> Head:
             raise HeadError(f"{info.name} and {other.name} are the same tensor: {name}; remove one of them")
     served = configs.flat_config(config, f"{name}/config.json", tensors)
     architecture = served["architectures"][0] if served["architectures"] else None
-    family = configs.family_of(served["architectures"])
+    family = configs.FAMILIES.get(architecture or "")
     aux_key, aux_layer_ids = next(iter(configs.aux_places(served).items()), (None, None))
     mask_token_id, mask_token_key = configs.mask_token(served)
     return Head(

@@ -86,8 +86,7 @@ def head_hash(head: Head) -> str:
     for name, info in head.weights.items():
         digest.update(f"{name} {info.dtype} {[size for size in info.shape if size != 1]}\n".encode())
         if info.num_bytes <= HASHED_BYTES:
-            for piece in files.read_pieces(head.folder, info):
-                digest.update(piece)
+            digest.update(files.read_tensor(head.folder, info))
     return digest.hexdigest()[:16]
 
 

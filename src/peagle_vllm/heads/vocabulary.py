@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import Head
-from peagle_vllm.heads.target import Target, Token, find_token, read_tokens
+from peagle_vllm.heads.target import Target, Token, find_token
 
 if TYPE_CHECKING:
     import torch
@@ -19,18 +19,9 @@ BY_TARGET_ID = ("embed_tokens.weight", f"{SELECTOR}.predecessor_codebook")  # te
 
 
 def prefix_fault(head: Head, target: Target, tokens: dict[int, Token]) -> str | None:
-    """Why the head's tokens cannot be the first of its target's, or its mask token is one of the target's text.
-
-    Args:
-        tokens: of the target's tokenizer. Without any, nothing is known.
-    """
-    head_tokens = read_tokens(head.name) if head.folder else {}
+    """Why the head's tokens cannot be the first of its target's, or its mask token is one of the target's text."""
     for i, token in tokens.items():
-        if head_tokens and i < head.vocab_size and i in head_tokens and head_tokens[i].text != token.text:
-            return (
-                f"token {i} is {head_tokens[i].text!r} in the head's tokenizer.json and {token.text!r} in {target.name}"
-            )
-        if not head_tokens and i >= head.vocab_size and token.kind == "ordinary":
+        if i >= head.vocab_size and token.kind == "ordinary":
             return f"token {i} of {target.name}, {token.text!r}, was not added to the head's tokens"
     mask = find_token(tokens, head.mask_token_id)
     if mask and mask.kind in ("in use", "ordinary"):
@@ -39,11 +30,7 @@ def prefix_fault(head: Head, target: Target, tokens: dict[int, Token]) -> str | 
 
 
 def serve_larger_target(draft: Any, vocab_size: int) -> None:
-    """Let vLLM build the head for a target of ``vocab_size`` tokens, where that is more than the head has.
-
-    Args:
-        draft: the head's ``ModelConfig``, changed in place.
-    """
+    """Let vLLM build the head for a target of more tokens. ``draft``: its ``ModelConfig``, changed in place."""
     hf_config = draft.hf_config
     size = hf_config.vocab_size
     if size >= vocab_size:

@@ -14,23 +14,12 @@ import wrapt
 from peagle_vllm.serving import RefusedError, logger
 
 if TYPE_CHECKING:
-    from peagle_vllm.patches.ledger import Patch
+    from peagle_vllm.patches.ledger import Hook, Patch
 
-# Module of vLLM -> what installs the patches once it is imported, as "file.function", in this order.
-HOOKS = {
-    "vllm.config.speculative": ("validation.install_speculative", "head_config.install"),
-    "vllm.config.vllm": ("validation.install_whole", "gate.install", "capture_range.install"),
-    "vllm.model_executor.models.llama_eagle3": ("head_weights.install",),
-    "vllm.model_executor.models.qwen3_eagle3": ("head_weights.install",),
-    "vllm.v1.worker.gpu.spec_decode": ("v2_speculator.install",),
-    "vllm.v1.worker.gpu.model_runner": ("v2_speculator.install",),
-    "vllm.v1.spec_decode.eagle": ("v1_proposer.install",),
-    "vllm.v1.worker.gpu_model_runner": ("drafter_limit.install",),
-    "vllm.v1.worker.gpu_worker": ("weight_update.install",),
-    "vllm.v1.cudagraph_dispatcher": ("capture_range.install_dispatcher",),
-    "vllm.utils.cpu_triton_utils": ("cpu_sampling.install",),
-    "vllm.v1.sample.ops.topk_topp_sampler": ("cpu_sampling.install_top_k",),
-}
+NAMES = (  # of the files, in the order of installation
+    *("validation", "head_config", "gate", "capture_range", "head_weights", "v2_speculator", "v1_proposer"),
+    *("drafter_limit", "weight_update", "cpu_sampling"),
+)
 
 serving_peagle = False
 """Whether this process drafts with P-EAGLE: for patches that have no configuration at hand."""
@@ -38,29 +27,27 @@ serving_peagle = False
 
 @functools.cache
 def install_all() -> None:
-    """Hook every patch to the import of its vLLM module; at once where that is imported already."""
-    for module_name, names in HOOKS.items():
-        for name in names:
-            wrapt.register_post_import_hook(functools.partial(_install, name), module_name)
+    """Hook every patch to the import of its vLLM modules; at once where they are imported already."""
+    for patch in all_patches():
+        for module_name, hook in patch.hooks:
+            wrapt.register_post_import_hook(functools.partial(_install, patch, hook), module_name)
 
 
-def _install(hook: str, module: object) -> None:
+def _install(patch: "Patch", hook: "Hook", module: object) -> None:
     """Install one patch in a module of vLLM. Where it does not fit, vLLM keeps its own code and P-EAGLE is refused."""
-    name, function = hook.split(".")
     try:
-        getattr(importlib.import_module(f"peagle_vllm.patches.{name}"), function)(module)
+        hook(module)
     except (AttributeError, KeyError, TypeError) as error:
         logger.warning(
             "peagle-vllm: the patch %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
-            name.replace("_", "-"),
+            patch.name,
             error,
         )
 
 
 def all_patches() -> "tuple[Patch, ...]":
     """The ledger: every patch's declaration, in the order of installation."""
-    names = dict.fromkeys(hook.partition(".")[0] for hooks in HOOKS.values() for hook in hooks)
-    return tuple(importlib.import_module(f"peagle_vllm.patches.{name}").PATCH for name in names)
+    return tuple(importlib.import_module(f"peagle_vllm.patches.{name}").PATCH for name in NAMES)
 
 
 @functools.cache

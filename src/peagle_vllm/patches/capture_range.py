@@ -6,21 +6,16 @@ batch up to the largest size that the configuration has.
 """
 
 import copy
-from types import ModuleType
 
 from peagle_vllm.patches.ledger import Patch, members
-from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
     name="capture-range",
     runner="V1",
-    depends_on={
-        "vllm.config.vllm": ("VllmConfig._set_cudagraph_sizes",),
-        # And what is done with the sizes that either is given.
-        "vllm.v1.cudagraph_dispatcher": (
-            *members("CudagraphDispatcher", "initialize_cudagraph_keys _compute_bs_to_padded_graph_size dispatch"),
-            "CudagraphDispatcher._create_padded_batch_descriptor",
+    depends_on={  # what is done with the sizes
+        "vllm.v1.cudagraph_dispatcher": members(
+            "CudagraphDispatcher", "_compute_bs_to_padded_graph_size dispatch _create_padded_batch_descriptor"
         ),
         "vllm.config.compilation": ("CompilationConfig.adjust_cudagraph_sizes_for_spec_decode",),
     },
@@ -43,37 +38,31 @@ def extended_sizes(sizes: list[int], num_k: int, max_num_seqs: int, max_num_toke
     return sorted({*sizes, *(size for size in (*drafts, ceiling) if largest < size <= ceiling)})
 
 
-def install(module: ModuleType) -> None:
-    """Mark, in vllm.config.vllm, the configurations whose sizes may grow."""
-
-    @wrap(module.VllmConfig, "_set_cudagraph_sizes")
-    def _set_cudagraph_sizes(original, self, *args, **kwargs):
-        config = self.compilation_config
-        chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
-        original(self, *args, **kwargs)
-        if not chosen_by_user and is_peagle(self) and not self.use_v2_model_runner:
-            setattr(config, MARK, True)
+@PATCH.wraps("vllm.config.vllm", "VllmConfig._set_cudagraph_sizes")
+def _set_cudagraph_sizes(original, self, *args, **kwargs):
+    """Mark the configurations whose sizes may grow."""
+    config = self.compilation_config
+    chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
+    original(self, *args, **kwargs)
+    if not chosen_by_user and is_peagle(self) and not self.use_v2_model_runner:
+        setattr(config, MARK, True)
 
 
-def install_dispatcher(module: ModuleType) -> None:
+@PATCH.wraps("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys")
+def initialize_cudagraph_keys(original, self, *args, **kwargs):
     """Give the target's dispatcher and the drafter's, which share piecewise graphs, the larger sizes."""
+    from vllm.config import CUDAGraphMode
 
-    @wrap(module.CudagraphDispatcher, "initialize_cudagraph_keys")
-    def initialize_cudagraph_keys(original, self, *args, **kwargs):
-        config = self.vllm_config.compilation_config
-        sizes = config.cudagraph_capture_sizes
-        has_pieces = config.cudagraph_mode.mixed_mode() == module.CUDAGraphMode.PIECEWISE
-        if not getattr(config, MARK, False) or not sizes or not has_pieces:
-            return original(self, *args, **kwargs)
-        scheduler = self.vllm_config.scheduler_config
-        self.compilation_config = copy.copy(config)
-        self.compilation_config.cudagraph_capture_sizes = extended_sizes(
-            sizes,
-            self.vllm_config.num_speculative_tokens,
-            scheduler.max_num_seqs,
-            scheduler.max_num_batched_tokens,
-        )
-        self.compilation_config.max_cudagraph_capture_size = self.compilation_config.cudagraph_capture_sizes[-1]
-        original(self, *args, **kwargs)
-        full = self.cudagraph_keys[module.CUDAGraphMode.FULL]
-        full.difference_update([key for key in full if key.num_tokens > sizes[-1]])
+    config = self.vllm_config.compilation_config
+    sizes = config.cudagraph_capture_sizes
+    has_pieces = config.cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE
+    if not getattr(config, MARK, False) or not sizes or not has_pieces:
+        return original(self, *args, **kwargs)
+    scheduler, num_k = self.vllm_config.scheduler_config, self.vllm_config.num_speculative_tokens
+    extended = extended_sizes(sizes, num_k, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    self.compilation_config = copy.copy(config)
+    self.compilation_config.cudagraph_capture_sizes = extended
+    self.compilation_config.max_cudagraph_capture_size = extended[-1]
+    original(self, *args, **kwargs)
+    full = self.cudagraph_keys[CUDAGraphMode.FULL]
+    full.difference_update([key for key in full if key.num_tokens > sizes[-1]])

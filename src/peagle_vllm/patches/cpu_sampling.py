@@ -5,35 +5,23 @@ top-p never reach the verified rows. apply_top_k_only takes the largest top-k of
 there are none, as in a batch of prompts.
 """
 
-from types import ModuleType
-
 from peagle_vllm import patches
 from peagle_vllm.patches.ledger import Patch
-from peagle_vllm.patches.patching import wrap
 
-PATCH = Patch(
-    name="cpu-sampling",
-    runner="CPU",
-    depends_on={
-        "vllm.utils.cpu_triton_utils": ("_expand_kernel_impl",),
-        "vllm.v1.sample.ops.topk_topp_sampler": ("apply_top_k_only",),
-    },
-)
+PATCH = Patch(name="cpu-sampling", runner="CPU")
 
 
-def install(module: ModuleType) -> None:
-    @wrap(module, "_expand_kernel_impl")
-    def _expand_kernel_impl(original, output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
-        if not patches.serving_peagle:
-            return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
-        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
-        values = input_val.masked_fill(input_val == replace_from, replace_to)
-        output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
+@PATCH.wraps("vllm.utils.cpu_triton_utils", "_expand_kernel_impl")
+def _expand_kernel_impl(original, output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
+    if not patches.serving_peagle:
+        return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    values = input_val.masked_fill(input_val == replace_from, replace_to)
+    output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
 
 
-def install_top_k(module: ModuleType) -> None:
-    @wrap(module, "apply_top_k_only")
-    def apply_top_k_only(original, logits, k):
-        if patches.serving_peagle and not len(logits):
-            return logits
-        return original(logits, k)
+@PATCH.wraps("vllm.v1.sample.ops.topk_topp_sampler", "apply_top_k_only")
+def apply_top_k_only(original, logits, k):
+    if patches.serving_peagle and not len(logits):
+        return logits
+    return original(logits, k)

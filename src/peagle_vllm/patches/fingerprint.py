@@ -26,16 +26,11 @@ def load_recorded() -> Recorded:
 
 
 def accepted_patches(value: str | None) -> frozenset[str]:
-    """The patches that PEAGLE_VLLM_ACCEPT, "gate,head-config" or not set, names.
-
-    Raises:
-        ValueError: there is no such patch.
-    """
+    """The patches that PEAGLE_VLLM_ACCEPT, "gate,head-config" or not set, names. ValueError at an unknown one."""
     known = [patch.name for patch in all_patches()]
     names = [name.strip() for name in (value or "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
-        where = f"{ACCEPT} (environment variable)"
-        raise ValueError(f"{unknown[0]!r} is no patch: {where}; name some of {', '.join(known)}")
+        raise ValueError(f"{unknown[0]!r} is no patch: {ACCEPT}; name some of {', '.join(known)}")
     return frozenset(names)
 
 
@@ -82,8 +77,7 @@ class Report:
     def differs(self, results: Sequence[PatchReport]) -> str:
         """The difference at these patches, in half a sentence."""
         names = ", ".join(result.patch.name for result in results)
-        patches = "patch" if len(results) == 1 else "patches"
-        return f"vLLM {self.install.version} differs from what peagle-vllm was checked against at the {patches} {names}"
+        return f"vLLM {self.install.version} differs from what peagle-vllm was checked against at the patch {names}"
 
     @property
     def ok(self) -> bool:
@@ -104,8 +98,6 @@ def check(
     changes a few files.
 
     Args:
-        patches: the ledger, if not the one of this package.
-        recorded: fingerprints, if not those that ship with this package.
         accepted: names of patches that may have changed.
 
     Returns:

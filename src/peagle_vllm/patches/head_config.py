@@ -47,7 +47,7 @@ def serving(fields: Mapping[str, Any], target: Any) -> Iterator[None]:
         _fields.reset(token)
 
 
-def install(module: ModuleType) -> None:
+def register_parser(module: ModuleType) -> None:
     from vllm.transformers_utils.config import register_config_parser
     from vllm.transformers_utils.config_parser_base import ConfigParserBase
     from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
@@ -58,3 +58,6 @@ def install(module: ModuleType) -> None:
             """The fields, and vLLM's config of a head that is flat already."""
             fields = copy.deepcopy(dict(_fields.get()))
             return fields, SpeculatorsConfig(**fields)
+
+
+PATCH.hooks.append(("vllm.config.speculative", register_parser))

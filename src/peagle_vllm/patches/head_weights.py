@@ -3,45 +3,45 @@ refuses weights with NaN or Inf.
 """
 
 import functools
-from types import ModuleType
 
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.vocabulary import has_identity_map, with_all_rows
 from peagle_vllm.patches.ledger import Patch, members
-from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import on_vllm_platform, refuse_broken
 
 HEADS = {
     "vllm.model_executor.models.llama_eagle3": "Eagle3LlamaForCausalLM",
     "vllm.model_executor.models.qwen3_eagle3": "Eagle3Qwen3ForCausalLM",
 }
-METHODS = "__init__ load_weights combine_hidden_states forward compute_logits"
+METHODS = "__init__ combine_hidden_states forward compute_logits"
 
 PATCH = Patch(
     name="head-weights",
     runner="both",
-    # What is wrapped, and how a loaded head drafts, of which the drafters of both runners repeat parts.
+    # How a loaded head drafts, of which the drafters of both runners repeat parts.
     depends_on={module: members(name, METHODS) for module, name in HEADS.items()},
 )
 
 
-def install(module: ModuleType) -> None:
-    @wrap(getattr(module, HEADS[module.__name__]), "load_weights")
-    def load_weights(original, self, weights, *args, **kwargs):
-        if self.use_parallel_drafting and on_vllm_platform():
-            weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
-            weights = with_all_rows(weights, self.config)
-            # check_pair has refused a map that is not the identity.
-            if self.draft_id_to_target_id is None or has_identity_map(self.config):
-                weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
-            state = head_state(self)
-            if state.updates:
-                return state.updates.load(functools.partial(original, self, *args, **kwargs), weights)
-            places = (self.model, "embed_tokens"), (self, "lm_head")
-            state.own_modules = [(parent, name, getattr(parent, name)) for parent, name in places]
-            weights = _noting(weights, state.loaded_names)
-        return original(self, weights, *args, **kwargs)
+def load_weights(original, self, weights, *args, **kwargs):
+    if self.use_parallel_drafting and on_vllm_platform():
+        weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
+        weights = with_all_rows(weights, self.config)
+        # check_pair has refused a map that is not the identity.
+        if self.draft_id_to_target_id is None or has_identity_map(self.config):
+            weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
+        state = head_state(self)
+        if state.updates:
+            return state.updates.load(functools.partial(original, self, *args, **kwargs), weights)
+        places = (self.model, "embed_tokens"), (self, "lm_head")
+        state.own_modules = [(parent, name, getattr(parent, name)) for parent, name in places]
+        weights = _noting(weights, state.loaded_names)
+    return original(self, weights, *args, **kwargs)
+
+
+for _module, _head in HEADS.items():
+    PATCH.wraps(_module, f"{_head}.load_weights")(load_weights)
 
 
 def _noting(weights, names):

@@ -32,7 +32,7 @@ PATCH = Patch(
 )
 
 
-def install(module: ModuleType) -> None:
+def build_ours(module: ModuleType) -> None:
     stock = module.EagleProposer
     if "__new__" in vars(stock):
         return
@@ -47,3 +47,6 @@ def install(module: ModuleType) -> None:
         return object.__new__(cls)
 
     stock.__new__ = __new__
+
+
+PATCH.hooks.append(("vllm.v1.spec_decode.eagle", build_ours))

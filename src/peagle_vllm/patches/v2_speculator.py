@@ -4,19 +4,15 @@ The runner gives speculators the temperatures and seeds of its sampler's states;
 for their top-k and top-p.
 """
 
-from types import ModuleType
-
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches.ledger import Patch, members
-from peagle_vllm.patches.patching import wrap
 from peagle_vllm.serving import is_peagle
 
 PATCH = Patch(
     name="v2-speculator",
     runner="V2",
     depends_on={
-        "vllm.v1.worker.gpu.spec_decode": ("init_speculator",),
-        "vllm.v1.worker.gpu.model_runner": ("init_speculator", *members("GPUModelRunner", "_dummy_run load_model")),
+        "vllm.v1.worker.gpu.model_runner": ("GPUModelRunner._dummy_run",),
         "vllm.v1.worker.gpu.sample.states": members("SamplingStates", "__init__ apply_staged_writes"),
         "vllm.v1.worker.gpu.states": ("RequestState.__init__",),
         "vllm.v1.worker.gpu.input_batch": ("post_update",),
@@ -49,29 +45,26 @@ PATCH = Patch(
 )
 
 
-def install(module: ModuleType) -> None:
-    """Wrap ``init_speculator`` in the module that defines it or in the runner, which imports it by value."""
+@PATCH.wraps("vllm.v1.worker.gpu.spec_decode", "init_speculator")
+@PATCH.wraps("vllm.v1.worker.gpu.model_runner", "init_speculator")  # which imports it by value
+def init_speculator(original, vllm_config, device, req_states):
+    if not is_peagle(vllm_config):
+        return original(vllm_config, device, req_states)
+    # Imported late: vLLM's CPU worker patches names that these modules would bind.
+    from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
-    @wrap(module, "init_speculator")
-    def init_speculator(original, vllm_config, device, req_states):
-        if not is_peagle(vllm_config):
-            return original(vllm_config, device, req_states)
-        # Imported late: vLLM's CPU worker patches names that these modules would bind.
-        from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+    from peagle_vllm.v2.speculator import ParallelEagleSpeculator
 
-        from peagle_vllm.v2.speculator import ParallelEagleSpeculator
+    if prompt_lookup_min(vllm_config):
+        # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
+        size = req_states.all_token_ids.gpu.shape
+        req_states.all_token_ids = StagedWriteTensor(size, req_states.all_token_ids.dtype, device)
+    return ParallelEagleSpeculator(vllm_config, device, req_states)
 
-        if prompt_lookup_min(vllm_config):
-            # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
-            size = req_states.all_token_ids.gpu.shape
-            req_states.all_token_ids = StagedWriteTensor(size, req_states.all_token_ids.dtype, device)
-        return ParallelEagleSpeculator(vllm_config, device, req_states)
 
-    if runner := getattr(module, "GPUModelRunner", None):
-
-        @wrap(runner, "load_model")
-        def load_model(original, self, *args, **kwargs):
-            loaded = original(self, *args, **kwargs)
-            if self.sampler is not None and self.speculator is not None:
-                self.speculator.sampling_states = self.sampler.sampling_states
-            return loaded
+@PATCH.wraps("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.load_model")
+def load_model(original, self, *args, **kwargs):
+    loaded = original(self, *args, **kwargs)
+    if self.sampler is not None and self.speculator is not None:
+        self.speculator.sampling_states = self.sampler.sampling_states
+    return loaded

@@ -2,23 +2,22 @@
 
 import functools
 import os
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm import lookup, patches
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.config import MASK_TOKEN_KEYS, family_of, is_size
+from peagle_vllm.heads.config import FAMILIES, MASK_TOKEN_KEYS, is_size
 from peagle_vllm.heads.fields import vllm_fields
-from peagle_vllm.heads.files import ElsewhereError, HeadError, find, one_line
+from peagle_vllm.heads.files import HeadError, find, one_line
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.rope import TRAINED_LENGTH
 from peagle_vllm.heads.target import Target
 from peagle_vllm.heads.vocabulary import serve_larger_target
 from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
-from peagle_vllm.patches.patching import wrap
-from peagle_vllm.serving import RefusedError, is_peagle_spec, logger, on_vllm_platform
+from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform, warn_once
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
@@ -29,7 +28,7 @@ PATCH = Patch(
     depends_on={
         "vllm.config.speculative": ("SpeculativeConfig.__post_init__(...)",),
         "vllm.config.vllm": ("VllmConfig.__post_init__(...)",),
-        # Reads the aux layers that _complete sets.
+        # Reads the aux layers that _give_config names.
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },
 )
@@ -49,38 +48,35 @@ def _names_peagle(
     return method == "eagle3" or (method is None and _carries_mask_hidden(model, revision))
 
 
-def install_speculative(module: ModuleType) -> None:
-    @wrap(module.SpeculativeConfig, "__init__")
-    def __init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        asked = kwargs.get(lookup.FIELD)
-        if asked is not None and _names_peagle(**kwargs):
-            del kwargs[lookup.FIELD]  # vLLM's field has no 0
-        original(self, *args, **kwargs)
-        if asked is not None and is_peagle_spec(self) and self.draft_model_config is not None:
-            lookup.check_lookup(asked)
-            setattr(self.draft_model_config.hf_config, lookup.FIELD, asked)
+@PATCH.wraps("vllm.config.speculative", "SpeculativeConfig.__init__", compare=False)
+def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    asked = kwargs.get(lookup.FIELD)
+    if asked is not None and _names_peagle(**kwargs):
+        del kwargs[lookup.FIELD]  # vLLM's field has no 0
+    original(self, *args, **kwargs)
+    if asked is not None and is_peagle_spec(self) and self.draft_model_config is not None:
+        lookup.check_lookup(asked)
+        setattr(self.draft_model_config.hf_config, lookup.FIELD, asked)
 
-    @wrap(module.SpeculativeConfig, "__post_init__")
-    def __post_init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        is_open = not self.method and not self.parallel_drafting and on_vllm_platform()
-        if self.target_model_config and _names_peagle(self.model, self.method, self.parallel_drafting, self.revision):
-            # Before vLLM reads the head, because its own errors are about something else.
-            self.method = "eagle3"
-            if head := _check_head(self.model, self):
-                _give_config(head, self, functools.partial(original, self, *args, **kwargs))
-            else:
-                original(self, *args, **kwargs)
-            _complete(self)
-            return
-        try:
+
+@PATCH.wraps("vllm.config.speculative", "SpeculativeConfig.__post_init__", compare=False)
+def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    is_open = not self.method and not self.parallel_drafting and on_vllm_platform()
+    if self.target_model_config and _names_peagle(self.model, self.method, self.parallel_drafting, self.revision):
+        # Before vLLM reads the head, because its own errors are about something else.
+        self.method = "eagle3"
+        with _head_config(_checked_head(self), self):
             original(self, *args, **kwargs)
-        except Exception as error:
-            # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
-            if is_open and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, None):  # noqa: PTH112
-                raise _unnamed(self) from error
-            raise
-        if self.draft_model_config is not None and self.target_model_config is not None:
-            _check_drafter(self)
+        return
+    try:
+        original(self, *args, **kwargs)
+    except Exception as error:
+        # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
+        if is_open and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, None):  # noqa: PTH112
+            raise _unnamed(self) from error
+        raise
+    if self.draft_model_config is not None and self.target_model_config is not None:
+        _check_drafter(self)
 
 
 def _check_drafter(spec: "SpeculativeConfig") -> None:
@@ -89,11 +85,11 @@ def _check_drafter(spec: "SpeculativeConfig") -> None:
     if spec.method in ("draft_model", "eagle") and on_vllm_platform():
         named = _mask_token_keys(hf_config)
         # PARD's draft model names a mask token, too.
-        if named and ("ptd_token_id" in named or family_of(hf_config.architectures or []) is not None):
+        if named and ("ptd_token_id" in named or (hf_config.architectures or [None])[0] in FAMILIES):
             raise _unnamed(spec)
     if is_peagle_spec(spec):
-        _check_head(spec.draft_model_config.model, spec)
-        _complete(spec)
+        _checked_head(spec)  # not refused without weights, which would have shown what it is
+        raise _unnamed(spec)
 
 
 def _mask_token_keys(hf_config: Any) -> list[str]:
@@ -108,11 +104,10 @@ def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
     )
 
 
-def install_whole(module: ModuleType) -> None:
-    @wrap(module.VllmConfig, "__post_init__")
-    def __post_init__(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _check_whole(self)
+@PATCH.wraps("vllm.config.vllm", "VllmConfig.__post_init__", compare=False)
+def whole_post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    _check_whole(self)
 
 
 def _check_whole(vllm_config: "VllmConfig") -> None:
@@ -174,16 +169,10 @@ def _check_positions(draft: "ModelConfig", max_model_len: int) -> None:
         )
 
 
-def _check_head(model: str, spec: "SpeculativeConfig") -> Head | None:
-    """The head, or None where only vLLM may find its files.
-
-    Raises:
-        RefusedError: it is nowhere, cannot be read, or does not fit.
-    """
+def _checked_head(spec: "SpeculativeConfig") -> Head:
+    """The head. Raises RefusedError if it is nowhere, cannot be read, or does not fit."""
     try:
-        head = _read(model, spec.revision)
-    except ElsewhereError:
-        return None
+        head = _read(spec.model, spec.revision)
     except HeadError as error:
         raise RefusedError(str(error)) from None
     config = spec.target_model_config
@@ -197,7 +186,7 @@ def _check_head(model: str, spec: "SpeculativeConfig") -> Head | None:
     for problem in check_pair(head, target, num_speculative_tokens=spec.num_speculative_tokens):
         if problem.severity == "error":
             raise RefusedError(problem.line)
-        _warn_once(problem.line)
+        warn_once(problem.line)
     return head
 
 
@@ -205,7 +194,7 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
     """Reads only what vLLM has loaded anyway, so that plain EAGLE-3 needs no further file or request to the hub."""
     draft = spec.draft_model_config
     if named := _mask_token_keys(draft.hf_config):
-        _warn_once(
+        warn_once(
             f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
             'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
         )
@@ -215,7 +204,7 @@ def _warn_of_refused_sampling(target: "ModelConfig") -> None:
     """vLLM refuses a request for a parameter that its client never sent, where the target's defaults have it."""
     if min_p := target.get_diff_sampling_param().get("min_p"):
         source = target.model if target.generation_config in ("auto", "vllm") else target.generation_config
-        _warn_once(
+        warn_once(
             f"generation_config.json of {source} (or --override-generation-config) sets min_p={min_p}, which vLLM "
             "refuses with speculation: every sampled request that sends no min_p of its own ends in HTTP 400; "
             """add --override-generation-config '{"min_p": 0}'"""
@@ -229,43 +218,22 @@ def _carries_mask_hidden(model: str, revision: str | None) -> bool:
         return False
 
 
-@functools.cache
-def _warn_once(line: str) -> None:
-    logger.warning("%s", line)
-
-
-def _give_config(head: Head, spec: "SpeculativeConfig", post_init: Callable[[], None]) -> None:
-    """Run vLLM's own ``__post_init__`` with the config that it needs for the head."""
+@contextmanager
+def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
+    """Run vLLM's own ``__post_init__`` under this: it gets the config that it needs for the head."""
     fields = vllm_fields(head)
     if spec.num_speculative_tokens is None and is_size(n_predict := head.served.get("n_predict")):
         fields["n_predict"] = n_predict  # of a stated number vLLM would want a multiple of it
     with head_config.serving(fields, spec.target_model_config):
         try:
-            post_init()
-        except RefusedError:
-            raise
+            yield
         except Exception as error:
-            if spec.draft_model_config is not None:
+            if spec.draft_model_config is not None or isinstance(error, RefusedError):
                 raise  # not about the head's config
             what = f"vLLM cannot take the head's config ({one_line(error)})"
             raise RefusedError(f"{what}: {head.config_file}; correct it") from error
     spec.draft_model_config.config_format = spec.target_model_config.config_format
-
-
-def _complete(spec: "SpeculativeConfig") -> None:
-    """Put on a head's config what is the target's, a larger vocabulary.
-
-    And of a head whose files vLLM alone knows, what it does not look for everywhere: aux layers that stand inside
-    ``eagle_config``, and the length of the rotary embedding, which it only corrects.
-    """
-    hf_config = spec.draft_model_config.hf_config
     serve_larger_target(spec.draft_model_config, spec.target_model_config.get_vocab_size())
-    if getattr(hf_config, "max_position_embeddings", None) is None:
-        hf_config.max_position_embeddings = spec.target_model_config.max_model_len
-    nested = getattr(hf_config, "eagle_config", None) or {}
-    named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
-    if named and not getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):
-        hf_config.eagle_aux_hidden_state_layer_ids = list(named)
 
 
 @functools.lru_cache(maxsize=8)  # vLLM builds its configuration several times a start

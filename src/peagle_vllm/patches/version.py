@@ -44,28 +44,19 @@ def find_vllm() -> VllmInstall | None:
 
 
 def read(path: Path | str) -> VllmInstall:
-    """The vLLM at ``path``: a wheel, a folder that holds ``vllm/``, or the ``vllm`` folder itself.
+    """The vLLM at ``path``: a wheel, or a folder that holds ``vllm/``.
 
     Raises:
         NotVllmError: there is none.
     """
-    root = _root(Path(path).expanduser())
+    root: Traversable = Path(path).expanduser()
+    try:
+        root = root if root.is_dir() else zipfile.Path(zipfile.ZipFile(Path(path).expanduser()))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise NotVllmError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not _holds_vllm(root):
         raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
     return _install(root)
-
-
-def _root(path: Path) -> Traversable:
-    """The folder, or the inside of the wheel, that should hold ``vllm/``."""
-    if path.is_dir():
-        path = path.resolve()
-        return path.parent if path.name == "vllm" and not _holds_vllm(path) else path
-    try:
-        return zipfile.Path(zipfile.ZipFile(path))
-    except OSError as error:
-        raise NotVllmError(f"{path}: {error.strerror}") from None
-    except zipfile.BadZipFile:
-        raise NotVllmError(f"{path}: neither a folder nor a wheel") from None
 
 
 def _holds_vllm(root: Traversable) -> bool:

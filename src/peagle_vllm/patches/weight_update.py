@@ -1,19 +1,15 @@
 """vLLM's draft weight update tells the head's drafter when it begins, fails and ends."""
 
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from peagle_vllm.patches.ledger import Patch, members
-from peagle_vllm.patches.patching import wrap
+from peagle_vllm.patches.ledger import Patch
 
 PATCH = Patch(
     name="weight-update",
     runner="both",
     depends_on={
-        "vllm.v1.worker.gpu_worker": (
-            *members("Worker", "_set_draft_weight_update_target _start_weight_update"),
-            *members("Worker", "update_weights finish_weight_update"),
-        ),
         # Which layers are half loaded, and how they are put back.
         "vllm.model_executor.model_loader.reload.types": ("LayerReloadingInfo",),
         "vllm.model_executor.model_loader.reload.layerwise": (
@@ -24,42 +20,46 @@ PATCH = Patch(
 )
 
 
-def install(module: ModuleType) -> None:
-    @wrap(module.Worker, "_set_draft_weight_update_target")
-    def _set_draft_weight_update_target(original, self):
+@PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker._set_draft_weight_update_target")
+def _set_draft_weight_update_target(original, self):
+    original(self)
+    if updates := _updates(self):
+        updates.begin()
+
+
+@PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker._start_weight_update")
+def _start_weight_update(original, self, *args, **kwargs):
+    with nullcontext() if self._weight_update_active else _failing(self):  # another update goes on
+        return original(self, *args, **kwargs)
+
+
+@PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker.update_weights")
+def update_weights(original, self, *args, **kwargs):
+    with _failing(self):
+        return original(self, *args, **kwargs)
+
+
+@PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker.finish_weight_update")
+def finish_weight_update(original, self):
+    updates = _updates(self)
+    if updates is None or not self._weight_update_is_draft:
+        return original(self)
+    try:
         original(self)
-        if updates := _updates(self):
-            updates.begin()
+    except BaseException as error:
+        return updates.end(error)
+    return updates.end(None)
 
-    @wrap(module.Worker, "_start_weight_update")
-    def _start_weight_update(original, self, *args, **kwargs):
-        is_other = self._weight_update_active  # which goes on
-        try:
-            return original(self, *args, **kwargs)
-        except BaseException as error:
-            if not is_other and (updates := _updates(self)):
-                updates.fail(error)
-            raise
 
-    @wrap(module.Worker, "update_weights")
-    def update_weights(original, self, *args, **kwargs):
-        try:
-            return original(self, *args, **kwargs)
-        except BaseException as error:
-            if updates := _updates(self):
-                updates.fail(error)
-            raise
-
-    @wrap(module.Worker, "finish_weight_update")
-    def finish_weight_update(original, self):
-        updates = _updates(self)
-        if updates is None or not self._weight_update_is_draft:
-            return original(self)
-        try:
-            original(self)
-        except BaseException as error:
-            return updates.end(error)
-        return updates.end(None)
+@contextmanager
+def _failing(worker: Any) -> Iterator[None]:
+    """An error that is raised meanwhile fails the update."""
+    try:
+        yield
+    except BaseException as error:
+        if updates := _updates(worker):
+            updates.fail(error)
+        raise
 
 
 def _updates(worker: Any) -> Any:

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from peagle_vllm.head_state import head_state
-from peagle_vllm.ranks import on_all_ranks
-from peagle_vllm.serving import logger
+from peagle_vllm.serving import logger, on_all_ranks
 
 MAX_LOGITS_BYTES = 512 << 20  # 1,024 requests at K = 7 and 201,088 tokens would make 2.9 GB at once
 
@@ -18,7 +17,6 @@ def top_tokens(model: Any, hidden_states: torch.Tensor, out: torch.Tensor | None
     MAX_LOGITS_BYTES go in parts.
 
     Args:
-        model: a vLLM EAGLE-3 head.
         hidden_states: [num_rows, hidden_size] after the head's last norm.
         out: int64 of any shape with num_rows elements, to write into.
 

@@ -64,10 +64,9 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
         for file in sorted((folder / SELECTOR_FOLDER).glob("*.safetensors")):
             tensors |= with_all_rows(refuse_broken(load_file(file).items()), draft.hf_config)
     projection = tensors.get(files.PROJECTION)
-    scales = [tensors.get(name) for name in (files.EDGE_SCALE, files.UNARY_SCALE)]
-    positions = next((len(scale) for scale in scales if scale is not None), 1)
-    filled = (torch.ones(positions) if scale is None else scale for scale in scales)
-    edge_scale, unary_scale = (scale.to(device, torch.float32) for scale in filled)
+    names = files.EDGE_SCALE, files.UNARY_SCALE
+    ones = torch.ones(max((len(tensors[name]) for name in names if name in tensors), default=1))
+    edge_scale, unary_scale = (tensors.get(name, ones).to(device, torch.float32) for name in names)
     selector = CandidateSelector(
         predecessor_codebook=tensors[files.PREDECESSORS].to(device),
         successor_codebook=tensors[files.SUCCESSORS].to(device),
@@ -122,9 +121,7 @@ def select(
     """Choose drafts, each knowing the one before it.
 
     Args:
-        model: the loaded head.
         hidden_states: [num_samples, hidden_size] of the sampled rows, after the head's last norm.
-        buffers: of the draft batch.
         drafts: [num_reqs, K] int64, receives target token ids.
         scores: [num_samples, M] float32, receives what was chosen by; None where nobody reads it.
         draw: as ``select_candidates`` takes it; None: greedy drafts.

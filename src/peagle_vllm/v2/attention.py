@@ -1,15 +1,13 @@
 """What attention backends read of a draft batch: block tables, slots and metadata of the drafter's layers."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.config import VllmConfig, replace
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -17,8 +15,6 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels.batch import DraftBuffers, KVGroups
 from peagle_vllm.v2.cudagraph import draft_graphs
-
-logger = init_logger("vllm.peagle")  # under vLLM's own handler
 
 # Above these rows FlashAttention 3 keeps no buffers for split KV in a graph: 32 splits of a decode batch at
 # max_num_seqs would be gigabytes, and so many requests fill a GPU without them.
@@ -37,27 +33,20 @@ class DraftAttention:
     is_prefilling: torch.Tensor  # [max_num_reqs] bool on the host
 
     def __post_init__(self) -> None:
-        self.group_ids = used_group_ids(self.attn_groups)
+        self.group_ids, tables = used_group_ids(self.attn_groups), self.block_tables
+        self.kv_groups = KVGroups(  # what ``prepare_inputs`` looks slots up in
+            tuple(tables.input_block_tables[gid] for gid in self.group_ids),
+            tuple(tables.block_sizes[gid] for gid in self.group_ids),
+        )
         self._slots_by_layer = {
             layer: self.buffers.slot_mappings[row]
             for row, gid in enumerate(self.group_ids)
             for group in self.attn_groups[gid]
             for layer in group.layer_names
         }
-        for group in self._groups():
+        self._groups = [group for groups in self.attn_groups for group in groups]
+        for group in self._groups:
             _adapt_flash_attention(group.get_metadata_builder())
-
-    def _groups(self) -> Iterator[AttentionGroup]:
-        return (group for groups in self.attn_groups for group in groups)
-
-    @cached_property
-    def kv_groups(self) -> KVGroups:
-        """The block tables that ``prepare_inputs`` looks slots up in; always the same tensors."""
-        tables = self.block_tables
-        return KVGroups(
-            tuple(tables.input_block_tables[gid] for gid in self.group_ids),
-            tuple(tables.block_sizes[gid] for gid in self.group_ids),
-        )
 
     def slot_mapping(self, num_rows: int) -> dict[str, torch.Tensor]:
         """By layer: [num_rows] int64 KV slots."""
@@ -68,19 +57,8 @@ class DraftAttention:
 
         Their metadata holds a table of its own, which vLLM fills when metadata is built: a replayed graph builds none.
         """
-        for group in self._groups():
+        for group in self._groups:
             group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id][:num_reqs])
-
-    def warn_of_rebuilt_metadata(self) -> None:
-        """Name the backends whose metadata is built before each replay of a full graph instead of inside it."""
-        builders = (group.get_metadata_builder() for group in self._groups())
-        rebuilt = {type(b).__name__ for b in builders if not getattr(b, "supports_draft_decode_metadata_update", False)}
-        logger.warning_once(
-            "P-EAGLE has the attention metadata of a draft step built on the host before each full CUDA graph, because "
-            "%s cannot refresh it inside the graph. FlashInfer's, below SM90, waits there for the GPU to read lengths "
-            'back. With "attention_backend" in the speculative config the drafter takes another backend.',
-            ", ".join(sorted(rebuilt)),
-        )
 
     def metadata(
         self,
@@ -125,7 +103,7 @@ class DraftAttention:
             is_prefilling=self.is_prefilling[:num_reqs],
         )
         if capture:
-            _fix_num_splits(self._groups(), metadata)
+            _fix_num_splits(self._groups, metadata)
         return metadata
 
 
@@ -137,10 +115,7 @@ def _padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
 
 
 def with_whole_kv(vllm_config: VllmConfig) -> VllmConfig:
-    """The same without decode context parallelism for the drafter, as vLLM's DFlash has it.
-
-    The runner then keeps the drafter's KV cache whole on every rank, so slots are those of one rank.
-    """
+    """The same without decode context parallelism, as vLLM's DFlash: every rank keeps the drafter's whole KV cache."""
     if vllm_config.parallel_config.decode_context_parallel_size == 1:
         return vllm_config
     config = copy.copy(vllm_config)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.attn_utils import AttentionCGSupportInfo
@@ -32,8 +31,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGra
 
 from peagle_kernels import geometry
 from peagle_kernels.layout import DraftBatch, ragged_lengths, starts_of
-
-logger = init_logger("vllm.peagle")  # under vLLM's own handler
+from peagle_vllm.serving import warn_once
 
 Shape = tuple[int, int]  # (requests, rows a request)
 
@@ -132,41 +130,19 @@ NO_GRAPHS = DraftGraphs()
 
 
 def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> DraftGraphs:
-    """Every graph to capture, by the rule above.
-
-    Args:
-        cudagraph_mode: the target's; the drafter captures the kinds that it supports.
-    """
+    """Every graph to capture, by the rule above; of the kinds that the target's ``cudagraph_mode`` has."""
     decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
     full_rows = max((num_reqs * length for num_reqs, length in decode), default=0)
     mixed = _mixed_sizes(vllm_config, full_rows) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
     return DraftGraphs(tuple(sorted(decode, key=lambda shape: (shape[0] * shape[1], shape))), tuple(mixed))
 
 
-def supported(
-    graphs: DraftGraphs, vllm_config: VllmConfig, backends: AttentionCGSupportInfo, has_pieces: bool
-) -> DraftGraphs:
-    """Those of ``graphs`` that the drafter can have; a line in the log says where a decode batch has none.
-
-    Args:
-        backends: what the drafter's attention backends support.
-        has_pieces: the drafter can run in captured pieces.
-    """
+def supported(graphs: DraftGraphs, backends: AttentionCGSupportInfo, has_pieces: bool) -> DraftGraphs:
+    """Those of ``graphs`` that its attention backends can have, and the drafter in captured pieces (``has_pieces``)."""
     if graphs.decode and backends.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
-        logger.warning_once(
-            "P-EAGLE drafts without a full CUDA graph: the drafter's attention backend (%s) does not support one.",
-            backends.min_cg_attn_backend,
-        )
+        backend = backends.min_cg_attn_backend
+        warn_once(f"P-EAGLE drafts without a full CUDA graph: its attention backend ({backend}) does not support one")
         graphs = replace(graphs, decode=())
-    scheduler, max_k = vllm_config.scheduler_config, vllm_config.num_speculative_tokens
-    if graphs.decode and graphs.max_num_reqs < scheduler.max_num_seqs:
-        logger.info_once(
-            "P-EAGLE decode batches of more than %d requests draft without a full CUDA graph: at %d rows a request "
-            "max_num_batched_tokens=%d allows no more; raise it",
-            graphs.max_num_reqs,
-            geometry.static_length(max_k, max_k),
-            scheduler.max_num_batched_tokens,
-        )
     return graphs if has_pieces else replace(graphs, mixed=())
 
 
@@ -206,11 +182,7 @@ def _request_counts(vllm_config: VllmConfig, num_k: int) -> list[int]:
 
 
 def _mixed_sizes(vllm_config: VllmConfig, full_rows: int) -> list[int]:
-    """Rows of the PIECEWISE graphs, ascending.
-
-    Args:
-        full_rows: of the largest FULL graph.
-    """
+    """Rows of the PIECEWISE graphs, ascending. ``full_rows``: of the largest FULL graph."""
     sizes, scheduler = vllm_config.compilation_config.cudagraph_capture_sizes or [], vllm_config.scheduler_config
     extended = max(sizes, default=0) + vllm_config.num_speculative_tokens * scheduler.max_num_seqs
     reach = -(-max(extended, full_rows) // ROWS_STEP) * ROWS_STEP

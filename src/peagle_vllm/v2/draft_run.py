@@ -34,11 +34,7 @@ def dummy_run(
     hidden_states: torch.Tensor,
     attention: DraftAttention,
 ) -> DraftRun:
-    """A run that fills the graph ``desc``, with contents that compute and touch nothing.
-
-    Args:
-        fc_inputs: the largest graph's, as ``hidden_states``.
-    """
+    """A run that fills the graph ``desc``, with contents that compute and touch nothing. Buffers are the largest's."""
     is_full = desc.cg_mode == CUDAGraphMode.FULL
     if is_full:
         num_reqs, length = desc.num_reqs, desc.uniform_token_count

@@ -1,8 +1,7 @@
 """``ParallelEagleSpeculator``: P-EAGLE on Model Runner V2.
 
-It is an ``EagleSpeculator`` whose ``propose`` builds a draft batch of its own instead of reusing
-the target's: see docs/architecture.md for one batch walked through it. The draft step of a decode
-batch that a full graph holds is one launch of ``prepare_inputs`` and that graph, which holds everything in ``_draft``.
+An ``EagleSpeculator`` whose ``propose`` builds a draft batch of its own: docs/architecture.md walks one through it. The
+draft step of a decode batch is one launch of ``prepare_inputs`` and a graph that holds everything in ``_draft``.
 """
 
 from collections.abc import Callable
@@ -32,8 +31,8 @@ from peagle_kernels.layout import DraftBatch, seq_lens_bound
 from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_kernels.select_candidates import Drawing
-from peagle_vllm.draft_log import StepCounts, log_start
-from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
+from peagle_vllm.draft_log import log_start
+from peagle_vllm.kv_groups import keep_windows_whole, own_windows
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
@@ -78,7 +77,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.cudagraph_manager: DraftCudaGraphManager | None = None
         self.observer: Observer | None = None
         self._req_ids: list[str] = []
-        self.step_counts = StepCounts()
 
     @property
     def _max_len(self) -> int:
@@ -134,7 +132,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         super().set_attn(*args, **kwargs)
-        warn_of_split(self.model, self.vllm_config, self.kv_cache_config)
         share_workspace(self.attn_groups, self.target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = (len(used_group_ids(self.attn_groups)), self.max_num_tokens)
@@ -160,12 +157,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
         max_num_reqs = (len(self.fc_inputs) - 1) // (self.num_speculative_steps + 1)
         shapes = draft_graphs(self.vllm_config, cudagraph_mode).within(len(self.hidden_states), max_num_reqs)
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
-        shapes = supported(shapes, self.vllm_config, self.attn_cg_support, has_pieces)
-        if shapes.decode and not self.supports_decode_metadata_update:
-            self.attention.warn_of_rebuilt_metadata()
+        shapes = supported(shapes, self.attn_cg_support, has_pieces)
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
-        num_graphs = len(shapes.decode) + len(shapes.mixed)
-        log_start(self, self.kv_cache_config, num_graphs=num_graphs)
+        log_start(self.vllm_config, num_graphs=len(shapes.decode) + len(shapes.mixed))
 
     def capture(self) -> None:
         manager = self.cudagraph_manager
@@ -242,8 +236,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             max_model_len=self._max_len,
         )
         mode, buffers = graph.cg_mode if graph else CUDAGraphMode.NONE, self.buffers
-        if not dummy_run:
-            self.step_counts.note(mode.name)
         if mode != CUDAGraphMode.FULL:
             fc_inputs = first_rows(self.fc_inputs, 1 + batch.num_staging_rows)
             buffers = buffers._replace(staging=fc_inputs[1:])
@@ -293,11 +285,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return self.draft_tokens[:num_reqs]
 
     def _draft_nothing(self, num_reqs: int, rows: torch.Tensor | None) -> torch.Tensor:
-        """[num_reqs, K_max] zeros, each as a one-hot distribution, while the head's weights are not whole.
-
-        Args:
-            rows: the batch's of ``draft_logits``; other requests may still have drafts to be verified.
-        """
+        """[num_reqs, K_max] zeros, each one-hot in the batch's ``rows``, while the head's weights are not whole."""
         if self.draft_logits is not None and rows is not None:
             self.draft_logits[rows] = -float("inf")
             self.draft_logits[rows, :, 0] = 0

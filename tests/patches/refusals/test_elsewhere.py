@@ -1,4 +1,4 @@
-"""Where the plugin does not belong: plain EAGLE-3, platforms and workers that are not vLLM's own."""
+"""Where the plugin does not belong: plain EAGLE-3, platforms that are not vLLM's own."""
 
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle_vllm.heads.files import ElsewhereError
+from peagle_vllm.heads.files import HeadError
 from peagle_vllm.patches import head_weights, validation
 from peagle_vllm.serving import RefusedError, is_peagle
 from tests.patches.refusals.configuring import configure, edit_config
@@ -36,7 +36,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def find(model: str, revision: str | None) -> None:
         names.append(model)
-        raise ElsewhereError("no file and no network")
+        raise HeadError("no file and no network")
 
     monkeypatch.setattr(validation, "find", find)
     return names
@@ -86,28 +86,9 @@ def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch)
     body |= {"config": None, "lm_head": None, "model": SimpleNamespace(embed_tokens=None)}
     module = ModuleType("vllm.model_executor.models.llama_eagle3")
     head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})
-    head_weights.install(module)
+    next(hook for name, hook in head_weights.PATCH.hooks if name == module.__name__)(module)
     weights = [("model.d2t", torch.tensor([float("nan")]))]
     with pytest.raises(RefusedError):
         head().load_weights(weights)
     other_platform(monkeypatch, "vllm_ascend.platform")
     assert head().load_weights(weights) == weights
-
-
-@pytest.mark.parametrize(
-    ("worker", "opens"),
-    [
-        ("auto", True),  # before one of vLLM's platforms has named its worker
-        ("vllm.v1.worker.gpu_worker.Worker", True),
-        ("vllm.v1.worker.xpu_worker.XPUWorker", True),
-        ("vllm_ascend.worker.worker.NPUWorker", False),
-        ("my.Worker", False),
-    ],
-)
-def test_the_gate_opens_for_vllms_own_workers(target: Path, head: Path, warned, worker: str, opens: bool):
-    config = configure(target, head)
-    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
-    config.parallel_config.worker_cls = worker
-    for _ in range(2):
-        assert (REFUSAL not in config._get_v2_model_runner_unsupported_features()) is opens
-    assert len(warned(worker)) == (0 if opens else 1)

@@ -1,15 +1,13 @@
 """Which vLLM is served: any whose definitions are as recorded, and one whose user accepts that they differ."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from peagle_vllm import patches
-from peagle_vllm.patches import fingerprint
-from peagle_vllm.patches import version as versions
+from peagle_vllm.patches import drafter_limit, fingerprint
 from peagle_vllm.patches.ledger import Definition
 from peagle_vllm.patches.source import Source
 from tests.patches.refusals.configuring import configure, refusal
@@ -24,17 +22,6 @@ def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     patches.refuse_if_changed.cache_clear()
     yield
     patches.refuse_if_changed.cache_clear()
-
-
-@pytest.mark.usefixtures("a_new_start")
-@pytest.mark.parametrize("version", ["0.34.0.dev361+gabcdef", "unknown"])
-def test_a_vllm_of_another_number_is_served(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, version: str):
-    """What it calls itself decides nothing, and its distribution is no matter either."""
-    installed = versions.find_vllm()
-    assert installed is not None
-    nightly = replace(installed, version=version, distribution="unknown")
-    monkeypatch.setattr(versions, "find_vllm", lambda: nightly)
-    assert configure(target, head).speculative_config.parallel_drafting
 
 
 @pytest.fixture
@@ -52,7 +39,7 @@ def changed(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_patch(target: Path, head: Path):
     """P-EAGLE is refused by name; the same target without it is configured as ever."""
     line = refusal(target, head)
-    assert "differs from what peagle-vllm was checked against at the patches v1-proposer, cpu-sampling" in line
+    assert "differs from what peagle-vllm was checked against at the patch v1-proposer, cpu-sampling" in line
     assert "PEAGLE_VLLM_ACCEPT=v1-proposer,cpu-sampling serves it all the same" in line
 
     from vllm.engine.arg_utils import EngineArgs
@@ -68,7 +55,7 @@ def test_a_changed_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch
     for _ in range(2):
         assert configure(target, head).speculative_config.parallel_drafting
     (warning,) = warned("PEAGLE_VLLM_ACCEPT")
-    assert "at the patches v1-proposer, cpu-sampling" in warning and "gate" not in warning
+    assert "at the patch v1-proposer, cpu-sampling" in warning and "gate" not in warning
 
 
 @pytest.mark.usefixtures("a_new_start")
@@ -86,5 +73,6 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
 
 def test_a_patch_that_does_not_fit_leaves_vllm_alone(warned):
     """A vLLM without what a patch wraps: the import goes on, and says so."""
-    patches._install("drafter_limit.install", ModuleType("vllm.v1.worker.gpu_model_runner"))
+    ((name, hook),) = drafter_limit.PATCH.hooks
+    patches._install(drafter_limit.PATCH, hook, ModuleType(name))
     assert warned("the patch drafter-limit does not fit this vLLM")
