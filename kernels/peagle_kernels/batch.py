@@ -67,19 +67,14 @@ def allocate_buffers(
     """
     samples = max_num_reqs * max_speculative_tokens
     shapes = {
-        "input_ids": ((max_rows,), torch.int32),
+        **dict.fromkeys(("input_ids", "row_map"), ((max_rows,), torch.int32)),
         "positions": ((max_rows,), torch.int64),
-        "row_map": ((max_rows,), torch.int32),
         "slot_mappings": ((1, max_rows), torch.int64),
         "query_start_loc": ((max_num_reqs + 1,), torch.int32),
-        "seq_lens": ((max_num_reqs,), torch.int32),
-        "sample_indices": ((samples,), torch.int64),
-        "sample_pos": ((samples,), torch.int64),
-        "sample_idx_mapping": ((samples,), torch.int64),
-        "temperature": ((max_num_reqs,), torch.float32),
+        **dict.fromkeys(("sample_indices", "sample_pos", "sample_idx_mapping"), ((samples,), torch.int64)),
+        **dict.fromkeys(("seq_lens", "top_k"), ((max_num_reqs,), torch.int32)),
+        **dict.fromkeys(("temperature", "top_p"), ((max_num_reqs,), torch.float32)),
         "seeds": ((max_num_reqs,), torch.int64),
-        "top_k": ((max_num_reqs,), torch.int32),
-        "top_p": ((max_num_reqs,), torch.float32),
     }
     buffers = {
         name: torch.zeros(shape, dtype=dtype, device=staging.device)

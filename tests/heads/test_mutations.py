@@ -4,7 +4,6 @@ Through the commands, as a user would: inspect says it, convert refuses or write
 """
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +40,8 @@ def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkey
     mutation.damage(folder)
     before = listing(place)
 
-    began = time.monotonic()
     inspected = run(monkeypatch, "inspect", "--json", folder, "--target", target)
     converted = run(monkeypatch, "convert", folder, place / "out", "--target", target)
-    assert time.monotonic() - began < 60, "it hangs"
     lines = refusals(inspected)
     if lines:
         assert converted.code != 0 and not (place / "out").exists()

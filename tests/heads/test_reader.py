@@ -36,19 +36,15 @@ def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_p
     np.testing.assert_array_equal(vector, wanted.float().numpy().ravel())
 
 
-def edit(**fields):
+def edit(file: str = "config.json", **fields):
     def damage(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text()) | fields
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / file).write_text(json.dumps(config))
 
     return damage
 
 
-def index_of(**weight_map):
-    def damage(folder: Path) -> None:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    return damage
+INDEX = "model.safetensors.index.json"
 
 
 def same_tensor_twice(folder: Path) -> None:
@@ -67,8 +63,8 @@ def same_tensor_twice(folder: Path) -> None:
         (edit(architectures="LlamaForCausalLMEagle3"), "architectures is"),
         (edit(eagle_config=[1]), "eagle_config is [1], needs a JSON object"),
         (edit(speculators_model_type="peagle"), "transformer_layer_config is null"),
-        (index_of(), "weight_map is missing"),
-        (index_of(fc="absent.safetensors"), "absent.safetensors is missing, and model.safetensors.index.json names it"),
+        (edit(INDEX), "weight_map is missing"),
+        (edit(INDEX, weight_map={"fc": "absent.safetensors"}), f"absent.safetensors is missing, and {INDEX} names it"),
         (same_tensor_twice, "are the same tensor"),
     ],
 )

@@ -21,27 +21,23 @@ def tensors_of(family: str, num_aux: int, draft_vocab: int) -> Tensors:
     """A head's weights under vLLM's names."""
     fc_in = num_aux * HIDDEN
     shapes = {
-        "embed_tokens.weight": (VOCAB, HIDDEN),
-        "fc.weight": (HIDDEN, fc_in),
-        "norm.weight": (HIDDEN,),
-        "lm_head.weight": (draft_vocab, HIDDEN),
-        "layers.0.hidden_norm.weight": (HIDDEN,),
+        "embed_tokens": (VOCAB, HIDDEN),
+        "fc": (HIDDEN, fc_in),
+        "norm": (HIDDEN,),
+        "lm_head": (draft_vocab, HIDDEN),
+        "layers.0.hidden_norm": (HIDDEN,),
     }
     for i in range(LAYERS):
-        layer = f"layers.{i}"
-        for name in "qkv":
-            shapes[f"{layer}.self_attn.{name}_proj.weight"] = (HIDDEN, HIDDEN if i else 2 * HIDDEN)
-        shapes |= {
-            f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-            f"{layer}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
-            f"{layer}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
-            f"{layer}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
-            f"{layer}.input_layernorm.weight": (HIDDEN,),
-            f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
+        of_layer = {
+            **dict.fromkeys(("q_proj", "k_proj", "v_proj"), (HIDDEN, HIDDEN if i else 2 * HIDDEN)),
+            "o_proj": (HIDDEN, HIDDEN),
+            **(dict.fromkeys(("q_norm", "k_norm"), (HEAD_DIM,)) if family == "qwen3" else {}),
         }
-        if family == "qwen3":
-            shapes |= {f"{layer}.self_attn.{part}_norm.weight": (HEAD_DIM,) for part in "qk"}
-    tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
+        shapes |= {f"layers.{i}.self_attn.{name}": shape for name, shape in of_layer.items()}
+        shapes |= {f"layers.{i}.mlp.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
+        shapes[f"layers.{i}.mlp.down_proj"] = (HIDDEN, INTERMEDIATE)
+        shapes |= {f"layers.{i}.{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
+    tensors = {f"{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
     tensors["mask_hidden"] = torch.linspace(-1, 1, fc_in).view(1, 1, -1)
     if draft_vocab < VOCAB:
         chosen = torch.arange(VOCAB)[-draft_vocab:]

@@ -123,11 +123,7 @@ def _is_pickled(head: Head) -> bool:
 def check_pair(
     head: Head, target: Target, *, num_speculative_tokens: int | None = None, parallel: bool = True
 ) -> list[Problem]:
-    """What is wrong with serving ``head`` for ``target``, as P-EAGLE or, not ``parallel``, at all; empty if nothing.
-
-    Args:
-        num_speculative_tokens: K; None where it is left to the head.
-    """
+    """What is wrong with serving ``head`` for ``target``, as P-EAGLE or, not ``parallel``, at all; empty if nothing."""
     problems: list[Problem] = []
     depth, num_k = head.trained_depth, num_speculative_tokens
     if head.kind == "peagle" and depth and num_k and num_k > depth:

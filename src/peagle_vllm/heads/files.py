@@ -57,10 +57,7 @@ class HeadFiles:
 
 
 def find(model: str, revision: str | None = None) -> Path | HeadFiles:
-    """Find a head without downloading its weights.
-
-    Args:
-        model: a folder or a hub id; ``revision`` is a branch, tag or commit there.
+    """Find a head, by its folder or hub id, without downloading its weights.
 
     Returns:
         The folder, which may be in the hub's cache; or the headers, where only the hub has the weights.
@@ -147,10 +144,7 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """Every tensor's header by its name in the file, from the safetensors files that vLLM would load.
 
     Those are the index's where there is one, else every ``*.safetensors`` of the folder, which need not exist; where
-    two hold the same tensor, the later file counts.
-
-    Raises:
-        HeadError: a file is missing, damaged, or outside the folder.
+    two hold the same tensor, the later file counts. HeadError where one is missing, damaged, or outside the folder.
     """
     names = _indexed_files(folder)
     if missing := [name for name in sorted(names) if not (folder / name).is_file()]:

@@ -137,9 +137,7 @@ def read_head(source: Path | HeadFiles) -> Head:
     """Read a head's config.json and safetensors headers; no weights.
 
     A folder without safetensors (a dummy load, or pickled weights, which are never read) gives a head without tensors.
-
-    Raises:
-        HeadError: the head cannot be read; one line names the file and the field.
+    HeadError where the head cannot be read: one line names the file and the field.
     """
     folder = source if isinstance(source, Path) else None
     if isinstance(source, Path):

@@ -47,16 +47,12 @@ ELSEWHERE = {  # where transformers and vLLM look for a field that is not in the
 def rope_parameters(
     layers: Config, place: str, default_theta: float | None, first: str = "rope_scaling"
 ) -> dict[str, Any]:
-    """vLLM's ``rope_parameters`` for the layers of a head.
+    """vLLM's ``rope_parameters`` for the layers of a head. HeadError where a field is missing or of no use to vLLM.
 
     Args:
-        layers: their config.
-        place: where that stands, for messages.
+        layers: their config; ``place``, where it stands, is for messages.
         default_theta: taken where the config states none; None: it has to.
         first: the object that counts where there are two: "rope_parameters" in speculators' format.
-
-    Raises:
-        HeadError: a field is missing, or has a value that vLLM cannot use.
     """
     second = "rope_parameters" if first == "rope_scaling" else "rope_scaling"
     key = first if layers.get(first) else second

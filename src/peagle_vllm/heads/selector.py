@@ -39,11 +39,7 @@ class SelectorConfig:
 
 
 def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig | None:
-    """``candidate_selector`` of a head's config; None where it has none.
-
-    Raises:
-        HeadError: it is not one; the line names the field.
-    """
+    """``candidate_selector`` of a head's config; None where it has none. HeadError where it is not one."""
     entry = config.get(SELECTOR)
     if entry is None:
         return None
@@ -91,11 +87,7 @@ def head_hash(head: Head) -> str:
 
 
 def selector_faults(head: Head) -> Iterator[str]:
-    """Why the selector of a head cannot be served with it. Nothing for a head without one.
-
-    Raises:
-        HeadError: the config's entry or a file cannot be read.
-    """
+    """Why a head's selector cannot be served with it. HeadError where the config's entry or a file cannot be read."""
     selector_config = read_selector_config(head.config, head.config_file)
     if selector_config is None or head.folder is None:
         return

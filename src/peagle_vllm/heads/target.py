@@ -44,11 +44,7 @@ class Token(NamedTuple):
 
 
 def read_target(model: str) -> Target:
-    """Read the sizes of a target, from a folder, the hub's cache or the hub.
-
-    Raises:
-        HeadError: its config.json is missing, or lacks a size.
-    """
+    """Read the sizes of a target, from a folder, the hub's cache or the hub. HeadError where one is missing."""
     try:
         config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
         nested = config.get("text_config")

@@ -40,11 +40,7 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     """The selector in the folder of the loaded head ``model``; None for a head without one.
 
     With dummy weights it changes no draft. ``selector_faults`` has checked it already, unless the head was not on this
-    machine before vLLM fetched it.
-
-    Raises:
-        RefusedError: the selector does not fit the head, or a tensor holds NaN or Inf.
-        HeadError: the selector cannot be read.
+    machine before vLLM fetched it. RefusedError where it does not fit, or holds NaN or Inf.
     """
     from safetensors.torch import load_file
 

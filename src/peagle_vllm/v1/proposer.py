@@ -1,7 +1,6 @@
 """``ParallelEagleProposer``: P-EAGLE on the V1 model runner.
 
-An ``EagleProposer`` that builds its draft batch with ``prepare_inputs`` and ``gather_hidden``. Everything else
-is vLLM's: the forward, the sampling, the runner's calls.
+An ``EagleProposer`` that builds its draft batch with ``prepare_inputs`` and ``gather_hidden``; the forward is vLLM's.
 """
 
 import functools
@@ -119,8 +118,8 @@ class ParallelEagleProposer(EagleProposer):
         """Allocate what a full batch of drafts allocates."""
         if self.drawn_by is None:
             top_tokens(self.model, hidden_states)
-            return
-        top_candidates(self.model, hidden_states, self.drawn_by.num_candidates)
+        else:
+            top_candidates(self.model, hidden_states, self.drawn_by.num_candidates)
         if self._enable_probabilistic_draft_probs:
             probs = torch.zeros(len(hidden_states), self._vocab_size, device=self.device)
             self._last_draft_probs: torch.Tensor | None = probs
