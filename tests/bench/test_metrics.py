@@ -1,11 +1,10 @@
 """Acceptance from counters, on numbers small enough to check by hand."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
 
-from peagle_tools.shared.acceptance import Acceptance, Answer, from_bench_serve, places_of, read_engine, sum_of
+from peagle_tools.shared.acceptance import Acceptance, Answer, by_repeated, from_bench_serve, read_engine
 from peagle_tools.shared.errors import ToolError
 
 
@@ -38,34 +37,18 @@ def test_an_engines_counters() -> None:
     assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
 
 
-def test_steps_are_counted_where_their_drafts_were_made() -> None:
-    """Contexts 251, 254, 256; outputs 1, 4, 6: the prompt's own step makes a token, each other one a bonus token."""
-    steps = {"num_spec_tokens": 3, "num_spec_steps": 3, "per_step_drafted": [3, 3, 2], "per_step_accepted": [2, 1, 0]}
-    places = places_of(
-        [Answer(range(250), range(7), steps), Answer(range(9), (), {"num_spec_tokens": 3, "num_spec_steps": 0})]
-    )
-    assert places.context == {255: Acceptance(2, (2, 1, 0)), 511: Acceptance(1, (0, 0, 0))}
-    assert places.output == {31: Acceptance(3, (2, 1, 0))}
-    assert places.output[31].error == pytest.approx(math.sqrt((1 + 0 + 1) / 3 / 3))
-    late = {"num_spec_tokens": 1, "num_spec_steps": 40, "per_step_drafted": [1] * 40, "per_step_accepted": [0] * 40}
-    places = places_of([Answer(range(4000), range(41), late)])
-    assert {last: seen.num_drafts for last, seen in places.output.items()} == {31: 31, 63: 9}
-    assert list(places.context) == [4095]
-    for metrics in (None, {"num_spec_tokens": 3, "num_spec_steps": 3}):
-        with pytest.raises(ToolError, match="vLLM gives them with --per-request-spec-decode-metrics detailed"):
-            places_of([Answer(range(9), range(9), metrics)])
-
-
 def test_drafts_are_counted_by_the_last_tokens_that_occurred_before() -> None:
     """Of 1 2 3 4 1 2 9 3 4 1 the drafts follow 1 (4 1 is older), 1 2, 9, and 3 4 1; an answer whose steps are not all
     known is left out."""
     prompt, output = [1, 2, 3, 4], [1, 2, 9, 3, 4, 1, 5]
     steps = {"num_spec_tokens": 2, "num_spec_steps": 4, "per_step_accepted": [0, 0, 2, 0]}
-    places = places_of([Answer(prompt, output, steps), Answer(prompt, [*output, 5, 5], steps)])
-    assert places.repeated == {
+    none = Answer(range(9), (), {"num_spec_tokens": 3, "num_spec_steps": 0})
+    assert by_repeated([Answer(prompt, output, steps), Answer(prompt, [*output, 5, 5], steps), none]) == {
         0: Acceptance(1, (1, 1)),
         1: Acceptance(1, (0, 0)),
         2: Acceptance(1, (0, 0)),
         3: Acceptance(1, (0, 0)),
     }
-    assert sum_of(list(places.context.values())).num_drafts == 8
+    for metrics in (None, {"num_spec_tokens": 3, "num_spec_steps": 3}):
+        with pytest.raises(ToolError, match="vLLM gives them with --per-request-spec-decode-metrics detailed"):
+            by_repeated([Answer(range(9), range(9), metrics)])

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from peagle_tools.diagnose.diagnosis_report import show
-from peagle_tools.diagnose.interventions import Intervention, Setup, differences, interventions, setup_of
-from peagle_tools.diagnose.search import Measured, diagnose, falling, irregularities
+from peagle_tools.diagnose.interventions import Intervention, Setup, interventions, setup_of
+from peagle_tools.diagnose.search import Measured, diagnose, irregularities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_tokenizer, token_ids
@@ -37,7 +37,7 @@ def counted(drafts: int, *accepted: int) -> Acceptance:
 def curve(share: float, k: int) -> Measured:
     """Each position is accepted in ``share`` of the drafts in which the one before was; answers scatter by half."""
     counts = counted(DRAFTS, *(round(DRAFTS * share**i) for i in range(1, k + 1)))
-    return Measured(counts, tuple(counts.length * (0.75 + 0.5 * i / PROMPTS) for i in range(PROMPTS)))
+    return Measured(counts, tuple(counts.length * (0.75 + 0.5 * i / PROMPTS) for i in range(PROMPTS)), {})
 
 
 class Simulated:
@@ -54,9 +54,7 @@ class Simulated:
 
 
 def causes(setup: Setup, pair: Callable[[Setup], Measured]) -> list[str]:
-    *_, (diagnosis, _) = diagnose(setup, pair, proposed)
-    assert diagnosis.complete
-    return [trial.intervention.kind for trial in diagnosis.causes]
+    return [trial.intervention.kind for trial in diagnose(setup, pair, proposed).causes]
 
 
 def test_a_sound_pair_has_no_cause_though_everything_is_tried():
@@ -83,17 +81,16 @@ def test_faults_are_named(wrong: dict[str, Any], kinds: list[str]):
 def test_a_theta_of_training_that_neither_config_names(theta: float):
     """Heads are published with their target's theta and were trained with another one."""
     rope = ROPE | {"rope_theta": theta}
-    *_, (diagnosis, _) = diagnose(RIGHT, Simulated(rope=rope), proposed)
-    (cause,) = diagnosis.causes
+    (cause,) = diagnose(RIGHT, Simulated(rope=rope), proposed).causes
     assert cause.intervention.change == f"rope theta {theta} for 10000.0"
     assert f'"rope_theta": {theta}' in cause.intervention.fix
 
 
 @pytest.mark.parametrize(("cost", "share", "is_part"), [(0.3, 0.75, False), (0.12, 0.5, True)])
 def test_a_part_of_the_cause_is_told_as_a_part(cost: float, share: float, is_part: bool):
-    *_, (diagnosis, _) = diagnose(replace(RIGHT, mask_token_id=40), Simulated(cost, share), proposed)
+    diagnosis = diagnose(replace(RIGHT, mask_token_id=40), Simulated(cost, share), proposed)
     console = Console(width=80, record=True, file=io.StringIO(), markup=False)
-    show(console, RIGHT, diagnosis, [])
+    show(console, RIGHT, diagnosis)
     assert diagnosis.causes and ("a part of the cause" in console.export_text()) is is_part
 
 
@@ -104,7 +101,7 @@ def test_noise_is_not_named(scatter: float, prompts: int, named: list[str]):
     def measure(setup: Setup) -> Measured:
         right = setup.mask_token_id == 6
         lengths = tuple(3 + right * (0.6 + scatter * (-1) ** i) for i in range(prompts))
-        return Measured(curve(0.75 if right else 0.65, setup.k).curve, lengths)
+        return Measured(curve(0.75 if right else 0.65, setup.k).curve, lengths, {})
 
     assert causes(replace(RIGHT, mask_token_id=40), measure) == named
 
@@ -115,23 +112,6 @@ def test_the_first_low_position_gives_the_meaning():
     assert "the last positions decay" in irregularities(counted(100, 80, 60, 10))[-1]
     assert irregularities(counted(100, 80, 60, 50)) == []
     assert irregularities(counted(29, 1, 0, 0)) == []  # too few drafts to judge
-
-
-def test_acceptance_that_falls_with_context_is_told_beyond_noise():
-    (line,) = falling({511: counted(400, 300, 200), 4095: counted(9, 0, 0), 2047: counted(400, 200, 100)})
-    assert line.startswith("acceptance length 2.25 up to 511 tokens of context, 1.75 from 1024 on")
-    assert falling({511: counted(40, 30, 20), 2047: counted(40, 20, 10)}) == []  # as much, of few drafts
-    assert falling({511: counted(40000, 30000, 20000), 2047: counted(40000, 29500, 19000)}) == []  # sure, but little
-    assert falling({511: counted(400, 200, 100), 2047: counted(400, 300, 200)}) == falling({}) == []
-
-
-def test_what_differs_from_the_target_is_told():
-    target = read_target(str(TARGET))
-    assert list(differences(read_head(PEAGLE), target, has_template=True)) == []
-    other = replace(target, config={**target.config, "rms_norm_eps": 0.5})
-    eps, template = differences(read_head(PEAGLE), other, has_template=False)
-    assert eps.startswith("rms_norm_eps is 1e-05, the target's 0.5: ")
-    assert "has no chat template: prompts go raw" in template
 
 
 def test_the_likely_mask_token_comes_first():

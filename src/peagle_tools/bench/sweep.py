@@ -23,7 +23,7 @@ from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
-from peagle_tools.shared.acceptance import Answer, from_bench_serve, places_of
+from peagle_tools.shared.acceptance import Answer, by_repeated, from_bench_serve
 from peagle_tools.shared.atomic_files import locked, write_whole
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompt_files import read_conversations
@@ -119,7 +119,7 @@ class Sweep:
             server.check_well()  # the server's failure is the cause of the client's
             self._keep(cell, str(error))
             return
-        repeated = places_of(Answer(*answer) for answer in raw.get("answers", ())).repeated
+        repeated = by_repeated(Answer(*answer) for answer in raw.get("answers", ()))
         self._keep(cell, "", began, drafts=from_bench_serve(raw), repeated=repeated, raw=client.without_texts(raw))
 
     def _keep(self, cell: Cell, reason: str, began: datetime | None = None, **measured: Any) -> None:

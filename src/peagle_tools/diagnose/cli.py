@@ -4,15 +4,12 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from peagle_tools.shared import terminal
 from peagle_tools.shared.terminal import EngineOption, JsonOption, fail, one_line_errors
-
-if TYPE_CHECKING:
-    from peagle_tools.diagnose.search import Diagnosis
 
 
 def diagnose(
@@ -21,10 +18,7 @@ def diagnose(
     ] = None,
     head: Annotated[str | None, typer.Option(metavar="HEAD", help="The head: a folder or a hub id.")] = None,
     url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Read the metrics of this running server instead; with --prompts, after answering them."
-        ),
+        str | None, typer.Option(metavar="URL", help="Read the counters of this running server instead.")
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md.")
@@ -44,25 +38,27 @@ def diagnose(
     Exit status: 0 a usual curve; 1 the head is unfit, the curve is unusual, or a change helped; 2 something cannot be
     read or run.
     """
-    from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.shared.prompts import PROMPTS, has_template, read_tokenizer, token_ids
+    from peagle_tools.diagnose import diagnosis_report as report
+    from peagle_tools.diagnose.search import diagnose as search
+    from peagle_tools.diagnose.search import irregularities
 
-    with one_line_errors():
-        asked = read_prompts(prompts, target) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
-    asked = asked[:num_prompts]
     if url is not None:
-        from peagle_tools.diagnose.live import answers_of, explain
+        from peagle_tools.diagnose.live import counts_of
 
-        with one_line_errors():
-            meaning = explain(url, answers_of(url, asked, max_tokens) if prompts else [], as_json)
-        raise typer.Exit(1 if meaning else 0)
+        with one_line_errors("cuda"):
+            curve = counts_of(url)
+        if as_json:
+            print(json.dumps(report.curve_of(curve) | {"unusual": irregularities(curve)}, indent=2))
+        else:
+            report.show_curve(report.console(), curve, irregularities(curve))
+        raise typer.Exit(1 if irregularities(curve) else 0)
     if target is None or head is None:
         fail("--target and --head are needed, or --url of a running server")
-    from peagle_tools.diagnose.diagnosis_report import as_dict, console, progress, show
     from peagle_tools.diagnose.engine import measuring
-    from peagle_tools.diagnose.interventions import differences, interventions, setup_of
-    from peagle_tools.diagnose.search import diagnose as search
+    from peagle_tools.diagnose.interventions import interventions, setup_of
     from peagle_tools.shared.engines import Pair, cannot_run
+    from peagle_tools.shared.prompt_files import read_prompts
+    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, token_ids
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -72,33 +68,27 @@ def diagnose(
     terminal.exit_on_sigterm()
     arguments = terminal.json_object(engine)
     with one_line_errors():
+        asked = read_prompts(prompts, target) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
         model = read_target(target)
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
         tokenizer = read_tokenizer(target)
-        ids = [token_ids(tokenizer, messages) for messages in asked]
+        ids = [token_ids(tokenizer, messages) for messages in asked[:num_prompts]]
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k)
-    hints = list(differences(source, model, has_template(tokenizer)))
     specials = special_tokens(read_tokens(target))
     changes = partial(interventions, head=source, target=model, special_tokens=specials)
-    diagnosis: Diagnosis | None = None
     try:
         pair = Pair(target, source.name, arguments)
         with terminal.logs_on_stderr(), measuring(pair, k, ids, max_tokens) as measure:
-            for diagnosis, left in search(setup, measure, changes):
-                print(f"{progress(diagnosis)}; {left} changes left", file=sys.stderr)
+            diagnosis = search(setup, measure, changes)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        if diagnosis is None:
-            raise
     except Exception as error:
         fail(str(cannot_run(error)))
-    assert diagnosis is not None  # the setup itself was measured
     if as_json:
-        print(json.dumps(as_dict(setup, diagnosis, hints), indent=2))
+        print(json.dumps(report.as_dict(setup, diagnosis), indent=2))
     else:
-        show(console(), setup, diagnosis, hints)
-    raise typer.Exit(1 if diagnosis.unusual or diagnosis.causes or not diagnosis.complete else 0)
+        report.show(report.console(), setup, diagnosis)
+    raise typer.Exit(1 if diagnosis.unusual or diagnosis.causes else 0)

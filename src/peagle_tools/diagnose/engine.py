@@ -13,7 +13,7 @@ from typing import Any
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
-from peagle_tools.shared.acceptance import BY_REQUEST, Answer, places_of, read_engine
+from peagle_tools.shared.acceptance import BY_REQUEST, Answer, by_repeated, read_engine
 from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
 from peagle_vllm.observer import drafter_of
 
@@ -55,7 +55,7 @@ def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -
         answers.append(Answer(output.prompt_token_ids, completion.token_ids, metrics))
         # The prompt's own round gives one token.
         lengths.append((len(completion.token_ids) - 1) / max(1, metrics["num_spec_steps"]))
-    return Measured(read_engine(llm).since(before), tuple(lengths), places_of(answers))
+    return Measured(read_engine(llm).since(before), tuple(lengths), by_repeated(answers))
 
 
 def apply(worker: Any, setup: Setup) -> None:

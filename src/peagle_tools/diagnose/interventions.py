@@ -10,7 +10,7 @@ from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.rope import rope_parameters
-from peagle_vllm.heads.target import Target, Token, read_tokens
+from peagle_vllm.heads.target import Target, Token
 
 MOST_MASK_TOKENS = 4
 ROPE_THETAS = (10_000.0, 500_000.0, 1_000_000.0)  # that heads are trained with, whatever their config says
@@ -82,25 +82,6 @@ def _ropes(rope: dict[str, Any], target_rope: dict[str, Any]) -> Iterator[tuple[
     for other in ROPE_THETAS:
         if other not in (theta, target_theta):
             yield "rope theta", f"rope theta {other} for {theta}", rope | {"rope_theta": other}
-
-
-def differences(head: Head, target: Target, has_template: bool) -> Iterator[str]:
-    """What the head's files have otherwise than its target's, a line each: hints, a head may have been trained so.
-
-    Args:
-        has_template: whether the target's tokenizer has a chat template.
-    """
-    eps, target_eps = head.served.get("rms_norm_eps"), target.config.get("rms_norm_eps")
-    if target_eps is not None and eps != target_eps:
-        yield f"rms_norm_eps is {eps}, the target's {target_eps}: {head.layer_place}"
-    if not has_template:
-        yield f"{target.name} has no chat template: prompts go raw; a head trained on chats needs that of its training"
-    if head.folder and (head.folder / "tokenizer.json").exists():
-        here, there = read_tokens(str(head.folder)), read_tokens(target.name)
-        if differing := [i for i in sorted(here.keys() & there.keys()) if here[i].text != there[i].text]:
-            i = differing[0]
-            first = f"token {i} is {here[i].text!r}, {target.name} has {there[i].text!r}"
-            yield f"{first}: {head.name}/tokenizer.json; use the head that was trained for this target"
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:

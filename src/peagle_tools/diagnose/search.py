@@ -1,13 +1,14 @@
 """Which acceptance per position is usual, and which single changes help, beyond noise."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import NamedTuple
 
 from peagle_tools.diagnose.interventions import Intervention, Setup
-from peagle_tools.shared.acceptance import Acceptance, Places
+from peagle_tools.shared.acceptance import Acceptance
 
 # Each position is accepted in this share of the drafts in which the one before it was. Equal shares of 0.73 to 0.82
 # make the published acceptance lengths (gpt-oss-20b: 2.87 to 3.02 at K=3, 3.38 to 3.94 at K=7); the tiny heads of
@@ -30,7 +31,7 @@ class Measured(NamedTuple):
 
     curve: Acceptance
     lengths: tuple[float, ...]  # tokens a round of each answer
-    places: Places = Places()
+    repeated: Mapping[int, Acceptance]  # by how many last tokens had occurred before
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,12 @@ class Trial:
 
 @dataclass
 class Diagnosis:
-    """The outcome of ``diagnose``, or as much of it as there is."""
+    """The outcome of ``diagnose``."""
 
     base: Measured  # the setup as it was given
-    unusual: list[str]  # what looks wrong in its curve and by context
+    unusual: list[str]  # what looks wrong in its curve
     trials: list[Trial] = field(default_factory=list)  # every intervention tried, in order
     causes: list[Trial] = field(default_factory=list)  # those that helped, each tried on top of the ones before
-    complete: bool = False
 
 
 def irregularities(curve: Acceptance) -> list[str]:
@@ -94,39 +94,27 @@ def irregularities(curve: Acceptance) -> list[str]:
     return lines + ([MEANING[min(low[0], 3)]] if low else [])
 
 
-def falling(context: Mapping[int, Acceptance]) -> list[str]:
-    """Where acceptance falls with context beyond noise, a line; windows are worth a try then."""
-    judged = [(last, curve) for last, curve in sorted(context.items()) if curve.num_drafts >= FEW]
-    if not judged:
-        return []
-    (first, short), (last, long) = judged[0], judged[-1]
-    error = math.hypot(short.error, long.error)
-    if long.length >= (1 - LEAST_GAIN) * short.length or short.length - long.length < LEAST_ERRORS * error:
-        return []
-    lengths = f"{short.length:.2f} up to {first} tokens of context, {long.length:.2f} from {(last + 1) // 2} on"
-    return [f"acceptance length {lengths}: a window may help (peagle-vllm convert HEAD OUT --window W)"]
-
-
 def diagnose(
     setup: Setup,
     measure: Callable[[Setup], Measured],
     propose: Callable[[Setup], Iterable[Intervention]],
-) -> Iterator[tuple[Diagnosis, int]]:
+) -> Diagnosis:
     """Measure a setup, try each change, keep the best; where the curve stays unusual, try the others on top of it.
 
-    Yields after each measurement the diagnosis so far, one object that grows, and how many changes are left at least.
+    A line on stderr tells of each measurement.
     """
     base = measure(setup)
-    diagnosis = Diagnosis(base, irregularities(base.curve) + falling(base.places.context))
+    print(f"acceptance length {base.curve.length:.2f}", file=sys.stderr)
+    diagnosis = Diagnosis(base, irregularities(base.curve))
     while len(diagnosis.causes) < MOST_CAUSES:
         done = {cause.intervention.kind for cause in diagnosis.causes}
         changes = [change for change in propose(setup) if change.kind not in done]
-        yield diagnosis, len(changes)
         trials: list[Trial] = []
-        for change in changes:
+        for left, change in zip(reversed(range(len(changes))), changes, strict=True):
             trials.append(Trial(change, base, measure(change.setup)))
-            diagnosis.trials.append(trials[-1])
-            yield diagnosis, len(changes) - len(trials)
+            before, after = trials[-1].lengths
+            print(f"{change.change}: {before:.2f} -> {after:.2f}; {left} changes left", file=sys.stderr)
+        diagnosis.trials.extend(trials)
         best = max((trial for trial in trials if trial.helps), key=lambda trial: trial.gain, default=None)
         if best is None:
             break
@@ -134,4 +122,4 @@ def diagnose(
         setup, base = best.intervention.setup, best.after
         if not irregularities(base.curve):
             break
-    diagnosis.complete = True
+    return diagnosis

@@ -6,17 +6,15 @@
 A draft is one round of one request. Imports no vLLM.
 """
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from peagle_tools.shared.errors import ToolError
 
 PREFIX = "vllm:spec_decode_num_"
 BY_REQUEST = ("--per-request-spec-decode-metrics", "detailed")  # of vLLM's server: counts of each step of an answer
-FIRST_CONTEXT, FIRST_OUTPUT = 256, 32  # tokens of the first group; each further one ends at twice those before
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,6 @@ class Acceptance:
         """The share of drafts in which each position was accepted, 0..1, [K]."""
         return tuple(count / self.num_drafts if self.num_drafts else 0.0 for count in self.accepted_per_position)
 
-    @property
-    def error(self) -> float:
-        """The standard error of ``length``, as if drafts were independent; 0 where nothing was drafted."""
-        squares = sum((2 * i + 1) * share for i, share in enumerate(self.shares))  # the mean of accepted tokens squared
-        return math.sqrt(max(squares - (self.length - 1) ** 2, 0) / max(self.num_drafts, 1))
-
     def since(self, before: Self) -> "Acceptance":
         """What was added to the counts ``before``."""
         old = before.accepted_per_position or (0,) * len(self.accepted_per_position)
@@ -61,44 +53,29 @@ class Answer(NamedTuple):
     metrics: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Places:
-    """Acceptance by where the draft was made: two by groups, of which each key is the last number of tokens."""
-
-    context: dict[int, Acceptance] = field(default_factory=dict)  # by tokens of prompt and output
-    output: dict[int, Acceptance] = field(default_factory=dict)  # by tokens of output
-    # By how many last tokens had occurred before: from ``prompt_lookup_min`` on look-up drafts, below it the head.
-    repeated: dict[int, Acceptance] = field(default_factory=dict)
-
-
-def places_of(answers: Iterable[Answer]) -> Places:
-    """Where the drafts of some answers were made and accepted.
+def by_repeated(answers: Iterable[Answer]) -> dict[int, Acceptance]:
+    """Acceptance by how many last tokens had occurred before a draft: from ``prompt_lookup_min`` on look-up drafts, and
+    the head below it.
 
     vLLM lists steps that verified drafts. After a step without any, positions are too low by its one token; such an
-    answer is left out of ``repeated``.
+    answer is left out.
 
     Raises:
         ToolError: an answer has no counts of its steps.
     """
-    context: list[dict[int, Acceptance]] = []
-    output: list[dict[int, Acceptance]] = []
-    repeated: list[dict[int, Acceptance]] = []
+    counts = []
     for prompt, answer, metrics in answers:
         if metrics is None or (metrics["num_spec_steps"] and not metrics.get("per_step_accepted")):
             raise ToolError(f"no counts of the steps of an answer; vLLM gives them with {' '.join(BY_REQUEST)}")
-        tokens = 1  # by the prompt's own step
-        known, steps = [], []
+        tokens, known, steps = len(prompt) + 1, [], []  # one token by the prompt's own step
         for accepted in metrics.get("per_step_accepted") or ():
-            step = Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"])))
-            known.append(len(prompt) + tokens)
-            steps.append(step)
-            context.append({_last_of_group(known[-1], FIRST_CONTEXT): step})
-            output.append({_last_of_group(tokens, FIRST_OUTPUT): step})
+            known.append(tokens)
+            steps.append(Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"]))))
             tokens += accepted + 1
-        if steps and tokens >= len(answer):
+        if steps and tokens >= len(prompt) + len(answer):
             matches = repeated_tokens([*prompt, *answer], known)
-            repeated += [{matched: step} for matched, step in zip(matches, steps, strict=True)]
-    return Places(merged(context), merged(output), merged(repeated))
+            counts += [{matched: step} for matched, step in zip(matches, steps, strict=True)]
+    return merged(counts)
 
 
 def repeated_tokens(tokens: Sequence[int], known: Sequence[int]) -> list[int]:
@@ -121,10 +98,6 @@ def merged(counts: Iterable[Mapping[int, Acceptance]]) -> dict[int, Acceptance]:
     return {last: sum_of(groups[last]) for last in sorted(groups)}
 
 
-def _last_of_group(tokens: int, first: int) -> int:
-    return (first << (tokens // first).bit_length()) - 1
-
-
 def sum_of(groups: list[Acceptance]) -> Acceptance:
     """The counts of several groups together."""
     positions = zip(*(group.accepted_per_position for group in groups), strict=True)
@@ -140,20 +113,6 @@ def read_engine(llm: Any) -> Acceptance:
     counts = {metric.name.removeprefix(PREFIX): metric for metric in llm.get_metrics()}
     accepted = counts.get("accepted_tokens_per_pos")  # none before the first draft
     return Acceptance(counts["drafts"].value, tuple(accepted.values)) if accepted else Acceptance(0, ())
-
-
-def read_metrics(metrics: str) -> Acceptance | None:
-    """Counts since a server started, over all its engines, from the text of ``/metrics``; None without speculation."""
-    from prometheus_client.parser import text_string_to_metric_families  # comes with vLLM
-
-    counts: Counter[tuple[str, str | None]] = Counter()
-    for family in text_string_to_metric_families(metrics):
-        for name, labels, value, *_ in family.samples:
-            if name.startswith(PREFIX) and name.endswith("_total"):
-                counts[name.removeprefix(PREFIX).removesuffix("_total"), labels.get("position")] += int(value)
-    num_k = sum(position is not None for _, position in counts)
-    accepted = tuple(counts["accepted_tokens_per_pos", str(i)] for i in range(num_k))
-    return Acceptance(counts["drafts", None], accepted) if num_k else None
 
 
 def from_bench_serve(raw: dict[str, Any]) -> Acceptance | None:
