@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,16 +26,16 @@ def read_yaml(file: Path, model: type[Model], what: str) -> Model:
         ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
     try:
-        text = file.read_text()
-        root, data = yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise ToolError(f"{file}: cannot be read ({reason})") from None
+        loader = _Loader(file.read_bytes())
+        root = loader.get_single_node()
+        data = loader.construct_document(root) if root else None
+    except OSError as error:
+        raise ToolError(f"{file}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
         raise ToolError(f"{file}:{line}: {no_yaml}{error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # a control character; a date that does not exist
+    except (yaml.YAMLError, ValueError) as error:  # no UTF-8, a control character; a date that does not exist
         raise ToolError(f"{file}: no YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ToolError(f"{file}:1: a {what} is a mapping of keys to values")
@@ -63,7 +63,9 @@ def _mistake(root: yaml.Node, model: type[Strict], what: str, item: Any) -> tupl
     path = [part for part in item["loc"] if part != "[key]"]
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        message = f"unknown key{nearest(path[-1], _fields(model, path[:-1]))}"
+        schema = model.model_json_schema()
+        parts = schema, *schema.get("$defs", {}).values()
+        message = f"unknown key{nearest(path[-1], [key for part in parts for key in part.get('properties', ())])}"
     elif item["type"] == "missing":
         message = "is missing"
     elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
@@ -75,15 +77,6 @@ def nearest(key: str, known: Sequence[str]) -> str:
     """``; did you mean NAME?`` of the name that is most like ``key``, or nothing."""
     close = get_close_matches(key, known, 1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _fields(model: Any, path: Sequence[str | int]) -> list[str]:
-    """The keys of the model at ``path``; the key of a dict of models is a part that no field has."""
-    for part in path:
-        if field := getattr(model, "model_fields", {}).get(part):
-            inside = [field.annotation, *get_args(field.annotation)]  # M itself, M | None, dict[str, M]
-            model = next((kind for kind in inside if hasattr(kind, "model_fields")), None)
-    return list(getattr(model, "model_fields", {}))
 
 
 def _line(node: yaml.Node, path: Sequence[str | int]) -> int:

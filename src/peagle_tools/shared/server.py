@@ -29,19 +29,9 @@ def free_port() -> int:
     """A free port, below those that systems take for connections of others before a server begins to listen."""
     while True:
         port = SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind((HOST, port))
+        with contextlib.suppress(OSError):
+            socket.create_server((HOST, port)).close()
             return port
-
-
-def check_port(port: int) -> None:
-    """Raises ServerFailed when something listens there: it would be measured in place of our server."""
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((HOST, port))
-        except OSError as error:
-            raise ServerFailed(f"port {port} is in use ({error.strerror}); end what listens there") from None
 
 
 class Server:
@@ -52,7 +42,10 @@ class Server:
 
     def __init__(self, arguments: list[str], port: int | None, *, cwd: Path, env: Mapping[str, str], log: Path):
         self.port = port or free_port()
-        check_port(self.port)
+        try:  # what listens there would be measured in place of our server
+            socket.create_server((HOST, self.port)).close()
+        except OSError as error:
+            raise ServerFailed(f"port {self.port} is in use ({error.strerror}); end what listens there") from None
         self._url, self._log = f"http://{HOST}:{self.port}", log
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
