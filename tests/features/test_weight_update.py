@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle_tools.shared.selector_file import read_selector
+from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.sharpen.sharpening import write_sharpened
 from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.selector import EDGE_SCALE, PREDECESSORS, PROJECTION, SUCCESSORS, UNARY_SCALE
 from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM
 from tests.support.engines import Engine, Request, Settings, prepare_process
@@ -116,12 +117,12 @@ def test_parts_given_to_load_weights(live: Engine, heads: list[Path], new: Refer
 
 
 def test_what_sharpen_wrote_for_the_served_head(live: Engine, target: Path, heads: list[Path], tmp_path: Path):
-    """Its selector, fitted further, and nothing else."""
-    head = read_head(heads[0])
-    selector = read_selector(head)
-    assert selector is not None
-    successors = torch.randn(selector.successor_codebook.shape, generator=torch.Generator().manual_seed(0))
-    fitted = selector._replace(successor_codebook=successors.bfloat16())
+    """Another selector of the same shapes, and nothing else."""
+    head, tensors = read_head(heads[0]), load_file(files(heads[0])[0])
+    successors = torch.randn(tensors[SUCCESSORS].shape, generator=torch.Generator().manual_seed(0))
+    tensors[SUCCESSORS] = successors.bfloat16()
+    names = PREDECESSORS, SUCCESSORS, PROJECTION, EDGE_SCALE, UNARY_SCALE
+    fitted = CandidateSelector(*(tensors[name] for name in names), SELECTOR_CANDIDATES)
     for number, way in enumerate((update, lambda _, file: live.drafter.model.load_weights(load_file(file).items()))):
         out = tmp_path / str(number)
         out.mkdir()

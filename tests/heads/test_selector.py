@@ -3,17 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_tools.shared.selector_file import read_selector
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.checks import check_head, check_pair
 from peagle_vllm.heads.fields import vllm_fields
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
+from peagle_vllm.sampling.selection import load_selector
 from tests.heads import writers
 from tests.heads.judging import only
 from tests.heads.writers import DRAFT_VOCAB, SERVED, TARGET, VOCAB, Tensors, Written
@@ -45,12 +46,15 @@ FAULTS: dict[str, Change] = {
 
 @pytest.mark.parametrize("missing", [files.EDGE_SCALE, files.UNARY_SCALE])
 def test_a_missing_scale_is_1_at_every_position(missing: str, tmp_path: Path):
-    """As in serving; `sharpen` reads both scales at the same positions."""
-    written = writers.vllm(draft_vocab=DRAFT_VOCAB)
-    head = read_head(sharpened(written, tmp_path / "head", lambda selector, tensors: tensors.pop(missing)))
-    assert check_head(head) == []
-    selector = read_selector(head)
-    assert selector is not None
+    folder = sharpened(writers.vllm(), tmp_path / "head", lambda selector, tensors: tensors.pop(missing))
+    assert check_head(read_head(folder)) == []
+    hf_config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
+    draft = SimpleNamespace(model=str(folder), revision=None, dtype=torch.float32, hf_config=hf_config)
+    served = SimpleNamespace(
+        speculative_config=SimpleNamespace(draft_model_config=draft, draft_load_config=None),
+        load_config=SimpleNamespace(load_format="auto"),
+    )
+    selector = load_selector(torch.nn.Module(), served, torch.device("cpu"))
     assert getattr(selector, missing.rpartition(".")[2]).tolist() == [1.0] * 5
 
 

@@ -65,7 +65,7 @@ FILES = {
     "bom.jsonl": b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}',
     "array.json": b'\n[{"prompt": "a"},\n {"prompt": "b"}]\n',
     "array.jsonl": b'[{"prompt": "a"}, {"prompt": "b"}]',
-    "array.txt": b'["a", {"prompt": "b"}]',
+    "array": b'[\n {"prompt": "a"}, {"prompt": "b"}]',
     "no suffix": b"a\nb\n",
     "lines.json": b'{"prompt": "a"}\n{"prompt": "b"}\n',
     "mixed.txt": b'a\n{"prompt": "b"}\n',
@@ -90,7 +90,7 @@ def test_a_pipe(tmp_path: Path):
 
 
 def test_other_line_ends_are_part_of_a_text(tmp_path: Path):
-    (tmp_path / "a.txt").write_text('{"prompt": "a\u2028"}\n\nb\x0c\n', newline="")
+    (tmp_path / "a.txt").write_text("a\u2028\n\nb\x0c\n", newline="")
     assert contents(tmp_path / "a.txt") == [["a\u2028"], ["b\x0c"]]
 
 
@@ -122,13 +122,13 @@ REFUSED = {
     },
     "a template in a turn": (chat({"role": "user", "content": CONTROL}), f"already ({CONTROL}); write its turns as"),
     "list": ([1], "is a list;"),
-    "no key": ({"id": 7, "foo": "x"}, 'holds neither "prompt" nor "messages", but "id", "foo"; write one of them'),
+    "no key": ({"id": 7, "foo": "x"}, 'no text as "prompt" and no turns as "messages", but "id", "foo"; write one of'),
     "empty object": ({}, "but nothing;"),
     "prompt of a number": ({"prompt": 7}, "a turn of the user whose content is a number; write text"),
     "empty prompt": ({"prompt": " \n"}, "a turn of the user that is empty;"),
-    "token ids": ({"prompt": [1, 2]}, '"prompt" holds token ids; write text'),
+    "token ids": ({"prompt": [1, 2]}, "has a turn that is a number; write"),
     "list of texts": ({"prompt": ["a", "b"]}, "has a turn that is text;"),
-    "messages of text": ({"messages": "hi"}, '"messages" is text; write a list of turns'),
+    "messages of text": ({"messages": "hi"}, 'no turns as "messages", but "messages"; write one of them'),
     "turn without role": (chat({"content": "hi"}), "a turn with the role None; write system, user or assistant"),
     "unknown role": (chat({"role": "critic", "content": "hi"}), "a turn with the role 'critic';"),
     "empty parts": (chat({"role": "user", "content": []}), "whose content is an empty list;"),
@@ -148,7 +148,6 @@ REFUSED = {
     ),
     "tool": (chat(HI, {"role": "tool", "content": "1"}), "the role 'tool'; prompts with tools are not taken"),
     "tools": (chat(HI, tools=[{"type": "function"}]), 'has "tools";'),
-    "history": ({"instruction": "and?", "history": [["hi", "hello"]]}, 'has "history"; write all turns as'),
     "no user": (chat(SYSTEM), "has no turn of a user; leave it out"),
     "half a character": ({"prompt": "\ud83d"}, "holds half a character"),
 }
@@ -181,15 +180,15 @@ UNREADABLE = {
     "empty.jsonl": (b"", "holds no prompt; write one a line"),
     "wide.jsonl": ('{"prompt": "a"}'.encode("utf-16"), "cannot be read (not UTF-8 text); write it as UTF-8"),
     "text.jsonl": (b"what is it?\n", ':1 is not valid JSON; write {"prompt": "..."}, or name a file of texts .txt'),
-    "list.yaml": (b"- prompt: a\n", "is no prompt file (.jsonl, .ndjson, .json, .txt); name it .txt where"),
-    "table.csv": (None, 'pandas.read_csv(FILE).to_json(OUT, orient="records", lines=True)'),
-    "table.TSV": (None, "pandas.read_table(FILE).to_json("),
-    "table.parquet": (None, "pandas.read_parquet(FILE).to_json("),
-    "brace.txt": (b"a\n{\n", ':2 is not valid JSON; write {"prompt": "..."}, or text'),
+    "table.csv": (None, "is no prompt file (.jsonl, .ndjson, .json, .txt); make a .jsonl of it"),
+    "brace.txt": (b'{"prompt": "a"}\n{\n', ':2 is not valid JSON; write {"prompt": "..."}, or'),
     "array.json": (b'[{"prompt": "a"},\n{"prompt"}]', ":2 is not valid JSON (Expecting ':'"),
     "deep.jsonl": (b"[" * 200_000, " is not valid JSON"),
     "wrong.json": (b'[{"prompt": "a"}, 7]', ": entry 2 is a number;"),
-    "columns.json": (b'{"data": [{"prompt": "a"}]}', ': entry 1 holds neither "prompt" nor "messages", but "data"'),
+    "columns.json": (
+        b'{"data": [{"prompt": "a"}]}',
+        ':1 has no text as "prompt" and no turns as "messages", but "data"',
+    ),
 }
 
 

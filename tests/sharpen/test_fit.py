@@ -98,15 +98,3 @@ def test_a_reduced_vocabulary_and_tokens_it_lacks():
     target_ids, held = 2 * ALL, mapped(HELD)
     selector = fit.fit("table", mapped(traced(20_000, seed=1)), held, 2 * VOCAB, target_ids, 8).selector
     assert length(held, selector, target_ids) > length(held, None, target_ids) + 0.5
-
-
-def test_an_existing_selector_is_fitted_further_in_its_shapes():
-    """It knows half of what follows what; with nothing to learn it stays as it is."""
-    learned = traced(4_000, seed=1)
-    half = fitted("gated", learned.rows(learned.tokens[:, 0] < VOCAB // 2))
-    existing = half._replace(edge_scale=half.edge_scale[-1:], unary_scale=half.unary_scale[-1:])
-    selector = fit.fit(fit.EXISTING, learned, HELD, VOCAB, ALL, 8, existing).selector
-    assert length(FRESH, selector) > length(FRESH, existing) + 0.1
-    assert [tensor.shape for tensor in selector[:5]] == [tensor.shape for tensor in existing[:5]]
-    unknown = learned._replace(tokens=torch.full_like(learned.tokens, VOCAB - 1))
-    assert fit.fit(fit.EXISTING, unknown, HELD, VOCAB, ALL, 8, existing).selector is existing

@@ -85,7 +85,7 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
     assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
     assert nonzero(report) == {"rows": 4, "duplicates": 1, "kept": 2}
     assert report["unusable rows"] == {
-        'holds neither "prompt" nor "messages", but "id"': f"1, first {tmp_path / 'source.jsonl'}:4"
+        'has no text as "prompt" and no turns as "messages", but "id"': f"1, first {tmp_path / 'source.jsonl'}:4"
     }
     assert len(report["NOT looked for"]) == 7
 

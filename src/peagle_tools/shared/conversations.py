@@ -57,8 +57,6 @@ def conversation(row: Any, control_tokens: re.Pattern[str] | None = None) -> Mes
     row = row["body"] if isinstance(row.get("body"), dict) else row  # a line for ``vllm run-batch``
     if media := next((key for key in row if MEDIA.fullmatch(str(key)) and row[key]), None):
         raise UnusableRow(f'has "{media}"', "only text is taken, leave it out")
-    if row.get("history"):
-        raise UnusableRow('has "history"', 'write all turns as {"messages": [...]}')
     _without_tools(row)
     system = [{"role": "system", "content": row[key]} for key in SYSTEM if row.get(key)]
     messages = [turn for turn in map(_turn, [*system, *_turns(row)]) if turn["content"] or turn["role"] != "system"]
@@ -82,21 +80,15 @@ def unanswered(messages: Messages) -> Messages:
 def _turns(row: dict[str, Any]) -> list[Any]:
     """The turns of a row as it has them; a text is one."""
     for key in TURNS:
-        value = row.get(key)
-        if isinstance(value, list) and value:
-            if any(type(turn) is int for turn in value):
-                raise UnusableRow(f'"{key}" holds token ids', "write text")
+        if isinstance(turns := row.get(key), list) and turns:
             is_user = key == "turns"  # MT-Bench's are texts, all of the user
-            return [{"role": "user", "content": turn} if is_user and isinstance(turn, str) else turn for turn in value]
-        if value not in (None, "", []) and key not in TEXTS:
-            raise UnusableRow(f'"{key}" is {_kind(value)}', "write a list of turns")
+            return [{"role": "user", "content": turn} if is_user and isinstance(turn, str) else turn for turn in turns]
     for key in TEXTS:
-        if (value := row.get(key)) is not None:
-            parts = [row.get(more) for more in ADDED] if key == "instruction" else []
-            more = [part for part in parts if isinstance(part, str) and part.strip()]
-            return [{"role": "user", "content": "\n\n".join([value, *more]) if isinstance(value, str) else value}]
+        if (text := row.get(key)) is not None:
+            added = [row[more] for more in ADDED if row.get(more)] if key == "instruction" else []
+            return [{"role": "user", "content": "\n\n".join(map(str, [text, *added])) if added else text}]
     names = ", ".join(f'"{key}"' for key in list(row)[:6]) or "nothing"
-    raise UnusableRow(f'holds neither "prompt" nor "messages", but {names}', "write one of them")
+    raise UnusableRow(f'has no text as "prompt" and no turns as "messages", but {names}', "write one of them")
 
 
 def _turn(turn: Any) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Prompt files: the one reader of ``tune``, ``bench``, ``sharpen``, ``diagnose``, ``convert`` and ``train prompts``.
 
-.jsonl .ndjson    an object a line
-.json             an array of objects, or an object a line
-.txt, no suffix   a prompt a line, as text or as an object; or an array of objects
+.jsonl .ndjson .json    an object a line, or a list of objects
+.txt, no suffix         a prompt a line, as text or as an object, or a list of objects
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,6 @@ from peagle_vllm.heads.target import control_tokens
 
 JSON = (".jsonl", ".ndjson", ".json")
 TEXT = (".txt", "")
-TABLES = {".csv": "read_csv", ".tsv": "read_table", ".parquet": "read_parquet"}  # what pandas reads them with
 Row = tuple[str, Any]  # where it stands, for a message; text, or what JSON holds
 
 
@@ -58,30 +57,28 @@ def read_conversations(path: Path, target: str | None = None) -> list[Messages]:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file. Raises ToolError where they cannot be read."""
-    text, kind = _read_text(path), path.suffix.lower()
-    is_list, is_json = text.lstrip().startswith("["), kind in JSON
-    if is_list or kind == ".json":
+    text, is_json = _read_text(path), path.suffix.lower() in JSON
+    if re.match(r"\s*\[" if is_json else r"\s*\[\s*\{", text):
         try:
-            whole = json.loads(text)
+            rows = json.loads(text)
         except (ValueError, RecursionError) as error:
-            if is_list and is_json:
-                line = f"{path}:{getattr(error, 'lineno', 1)}"
-                raise ToolError(f"{line} is not valid JSON ({one_line(error)}); write the list again") from None
-        else:
-            rows = whole if isinstance(whole, list) else [whole]
-            yield from ((f"{path}: entry {number}", row) for number, row in enumerate(rows, start=1))
-            return
+            place = f"{path}:{getattr(error, 'lineno', 1)}"
+            raise ToolError(f"{place} is not valid JSON ({one_line(error)}); write the list again") from None
+        yield from ((f"{path}: entry {number}", row) for number, row in enumerate(rows, start=1))
+        return
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"{path}:{number}", _line(line, f"{path}:{number}", is_json)
+        place, is_object = f"{path}:{number}", is_json or line.lstrip().startswith("{")
+        try:
+            if line.strip():
+                yield place, json.loads(line) if is_object else line
+        except (ValueError, RecursionError):
+            fix = 'write {"prompt": "..."}, or name a file of texts .txt'
+            raise ToolError(f"{place} is not valid JSON; {fix}") from None
 
 
 def _read_text(path: Path) -> str:
-    kind = path.suffix.lower()
-    if kind not in JSON + TEXT:
-        fix = "name it .txt where each line is a prompt, or .jsonl"
-        if reader := TABLES.get(kind):
-            fix = f'make a .jsonl of it: pandas.{reader}(FILE).to_json(OUT, orient="records", lines=True)'
+    if path.suffix.lower() not in JSON + TEXT:
+        fix = "make a .jsonl of it, or name it .txt where each line is a prompt"
         raise ToolError(f"{path} is no prompt file (.jsonl, .ndjson, .json, .txt); {fix}")
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -89,13 +86,3 @@ def _read_text(path: Path) -> str:
         raise ToolError(f"{path} cannot be read (not UTF-8 text); write it as UTF-8") from None
     except OSError as error:
         raise ToolError(f"{path} cannot be read ({one_line(error.strerror or error)}); name a file") from None
-
-
-def _line(line: str, place: str, is_json: bool) -> Any:
-    if not is_json and not line.lstrip().startswith("{"):
-        return line
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        fix = 'write {"prompt": "..."}' + (", or name a file of texts .txt" if is_json else ", or text")
-        raise ToolError(f"{place} is not valid JSON; {fix}") from None

@@ -20,14 +20,11 @@ def read_tokenizer(target: str) -> Any:
         raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
 
 
-def has_template(tokenizer: Any) -> bool:
-    """Whether a tokenizer has a chat template; not every class of transformers knows the word."""
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
 def token_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Of a prompt, through the tokenizer's chat template; raw where it has none."""
-    return _templated(tokenizer, messages, True) if has_template(tokenizer) else tokenizer.encode(_raw(messages))
+    if getattr(tokenizer, "chat_template", None):  # not every class of transformers knows the word
+        return _templated(tokenizer, messages, True)
+    return tokenizer.encode(_raw(messages))
 
 
 def as_text(tokenizer: Any, messages: Messages, chat_template: bool) -> str:

@@ -28,15 +28,10 @@ def sharpen(
         Path | None, typer.Option(metavar="FILE", help="Prompts to measure with; default: a fifth, at most 64.")
     ] = None,
     num_speculative_tokens: Annotated[
-        int | None, typer.Option("-k", metavar="K", min=1, help="The largest K; default: the trained depth.")
+        int | None, typer.Option("-k", metavar="K", min=1, help="Tokens to draft; default: the trained depth.")
     ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables; default: HEAD's, or 64."),
-    ] = None,
-    candidates: Annotated[
-        int | None, typer.Option(metavar="M", min=2, max=64, help="Candidates a position; default: HEAD's, or 16.")
-    ] = None,
+    rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables.")] = 64,
+    candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
     engine: EngineOption = "{}",
     as_json: JsonOption = False,
@@ -48,15 +43,12 @@ def sharpen(
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
-    from rich.console import Console
-
     from peagle_tools.shared.prompt_files import read_prompts
     from peagle_tools.shared.prompts import read_tokenizer, token_ids
     from peagle_tools.sharpen import sharpening
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
-    from peagle_vllm.heads.selector import read_selector_config
     from peagle_vllm.heads.target import read_target
 
     arguments = json_object(engine)
@@ -67,19 +59,14 @@ def sharpen(
         model, source = read_target(target), read_head(download(head))
         exit_if_unfit(check(source, model))
         depth = num_speculative_tokens or source.trained_depth or 5
-        existing = read_selector_config(source.config, source.config_file)
-        rank = rank or (existing.selector_rank if existing else 64)
-        candidates = candidates or (existing.selector_top_k if existing else 16)
         ids = partial(token_ids, read_tokenizer(target))
-        plan = sharpening.Plan(depth, rank, candidates, max_tokens, arguments)
-        job = sharpening.Job(model, list(map(ids, learn)), list(map(ids, aside)), plan)
+        sizes = depth, rank, candidates, max_tokens
+        job = sharpening.Job(model, list(map(ids, learn)), list(map(ids, aside)), *sizes, arguments)
         report = sharpening.sharpen(source, job, out)
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
-        Console().print(*report.tables())
-        if report.is_better:
-            print(f"wrote {out}")
+        print(*report.lines(), *[f"wrote {out}"] * report.is_better, sep="\n")
     if not report.is_better:
         print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
         raise typer.Exit(1)

@@ -15,7 +15,6 @@ BATCH, LEAST_STEPS = 1024, 40  # drafts; steps an epoch, in smaller batches wher
 LEARNING_RATE = 3e-3
 EPOCHS, CHECKS_AN_EPOCH = 2, 3
 FORMS = ("gated", "table")  # with and without a projection of the drafter's hidden state
-EXISTING = "own"  # the form of a head that has a selector: that one is fitted further
 POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / POSITION_DECAY)
 
 
@@ -23,7 +22,7 @@ POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / P
 class Fitted:
     """A selector, and its acceptance length on the development share at the largest K."""
 
-    form: str  # of FORMS, or EXISTING
+    form: str  # of FORMS
     selector: CandidateSelector
     gain: Gain
 
@@ -85,28 +84,25 @@ def fit(
     vocab_size: int,
     target_ids: Tensor,
     rank: int,
-    existing: CandidateSelector | None = None,
 ) -> Fitted:
-    """One form's best selector on the development share; none at all, or ``existing``, where nothing drafts longer.
+    """One form's best selector on the development share: one that changes no draft, where nothing drafts longer.
 
     Args:
-        form: of FORMS, or EXISTING.
+        form: of FORMS.
         held: the development share.
         vocab_size: of the target.
         target_ids: [draft vocabulary] target id of each draft id.
-        existing: where EXISTING begins. Its shapes stay, so that a server that runs with it can be sent the new one.
     """
 
     def judged(selector: CandidateSelector) -> Fitted:
         return Fitted(form, selector, Gain.of(held.accepted(selector, target_ids), held.prompt))
 
     torch.manual_seed(0)
-    begin = existing or new_selector(form, learned, (vocab_size, len(target_ids)), rank)
-    weights = {name: tensor.float().clone().requires_grad_() for name, tensor in tensors_of(begin).items()}
-    model = begin._replace(**weights)
-    optimizer = torch.optim.AdamW(weights.values(), lr=LEARNING_RATE, weight_decay=0.0)
+    model = new_selector(form, learned, (vocab_size, len(target_ids)), rank)
+    weights = [tensor.requires_grad_() for tensor in tensors_of(model).values()]
+    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
     draft_ids = torch.full((vocab_size,), -1).index_copy(0, target_ids, torch.arange(len(target_ids)))
-    best = judged(existing or unchosen(as_written(model), learned.ids.shape[1]))
+    best = judged(unchosen(as_written(model), learned.ids.shape[1]))
     batch_size = min(BATCH, max(1, len(learned.ids) // LEAST_STEPS))
     orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(learned.ids)).split(batch_size)]
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
@@ -118,6 +114,5 @@ def fit(
         optimizer.zero_grad()
         if step % every == 0 or step == len(orders):
             now = as_written(model)
-            variants = [now] if existing else [now, unchosen(now, 1)]
-            best = max(best, *map(judged, variants), key=lambda fitted: fitted.gain.length)
+            best = max(best, judged(now), judged(unchosen(now, 1)), key=lambda fitted: fitted.gain.length)
     return best
