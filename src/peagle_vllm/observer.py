@@ -27,11 +27,6 @@ def drafter_of(worker: Any) -> Any:
 
 
 def sampled_rows(req_ids: list[str], num_k: int, sample_pos: torch.Tensor, hidden_states: torch.Tensor) -> SampledRows:
-    """Those of real requests.
-
-    Args:
-        sample_pos: [num_samples] int64, position before each sampled token.
-        hidden_states: [num_samples, hidden_size]; padding requests' samples stand at the end.
-    """
+    """Those of real requests, of [num_samples] positions before the sampled tokens, and as many hidden states."""
     first = sample_pos.view(-1, num_k)[: len(req_ids), 0] + 1
     return SampledRows(req_ids, first, hidden_states.view(-1, num_k, hidden_states.shape[-1])[: len(req_ids)])

@@ -1,6 +1,7 @@
 """A bad head gets one line that names what is wrong, the file, and a remedy."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def layer_setting(**fields: object) -> Change:
     return lambda head: head.layer_config.update(fields)
 
 
-def other(**spec: int) -> Change:
+def other(**spec: Any) -> Change:
     """Another speculators head in place of the first."""
 
     def replace(head: Written) -> None:
@@ -63,6 +64,9 @@ REFUSED: dict[str, Change] = {
     "names 2 layers, fc takes 3 aux hidden states": setting(**{AUX_KEY: [2, 4]}),
     "fc takes 5 aux hidden states, vLLM would build it for 3: transformer_layer_config of {}/config.json": both(
         other(num_aux=5), layer_setting(num_aux_hidden_states=3)
+    ),
+    "no aux layers are named, and vLLM's default [2, 4, 5] names 3 layers, fc takes 5 aux hidden states": both(
+        other(family="qwen3", num_aux=5), drop(AUX_KEY), layer_setting(num_aux_layers=5)
     ),
     "fc.weight is [16, 50], needs [16, 48]": put("fc.weight", lambda t: torch.ones(16, 50)),
     "norm is missing (and 1 more)": drop("norm.weight", UP),

@@ -26,7 +26,7 @@ HEADS: dict[str, Callable[[], Written]] = {
     "specforge": lambda: writers.specforge(mask_token_id=MASK_TOKEN),
     "vllm": writers.vllm,
 }
-STEP = 13  # of the small run: every thirteenth mutation
+STEP = 7  # of the small run: every seventh mutation
 
 
 def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkeypatch: pytest.MonkeyPatch) -> str:

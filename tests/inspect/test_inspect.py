@@ -66,7 +66,7 @@ def test_a_foreign_target_is_unfit(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = writers.speculators()
     head.tensors = {name: tensor.to(dtype) for name, tensor in head.tensors.items()}

@@ -39,4 +39,4 @@ def doctor(
         print(json.dumps(as_dict(report, environment), indent=2))
     else:
         show(Console(), report, environment)
-    raise typer.Exit(0 if report is not None and report.ok else 1)
+    raise typer.Exit(0 if report is not None and not report.changed else 1)

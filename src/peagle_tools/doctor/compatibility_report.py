@@ -165,7 +165,7 @@ def as_dict(report: Report | None, environment: Environment | None) -> dict[str,
             "version": report.install.version,
             "distribution": report.install.distribution,
             "compared_with": report.compared_with,
-            "served": report.ok,
+            "served": not report.changed,
         }
         data["patches"] = [
             {
@@ -199,7 +199,7 @@ def show(console: Console, report: Report | None, environment: Environment | Non
         changed = sum(len(result.changed) for result in report.results)
         but = f", but for {changed} definition{'s' if changed > 1 else ''}" if changed else ""
         other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
-        facts.add_row("looks like", f"{report.compared_with}{but}{other}", style=None if report.ok else bad)
+        facts.add_row("looks like", f"{report.compared_with}{but}{other}", style=bad if report.changed else None)
     if environment is not None:
         runner = decide_runner(environment, report)
         facts.add_row("torch", environment.torch or "not installed")

@@ -59,16 +59,14 @@ def check_fc(head: Head) -> Iterator[str]:
         what = f"fc takes {head.aux_needed} aux hidden states, vLLM would build it for {head.num_aux}"
         yield f'{what}: {head.layer_place}; set "num_aux_hidden_states": {head.aux_needed} there'
     else:
-        sizes = f"hidden size, {head.num_aux} aux layers x target hidden size {width}"
-        what = f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({sizes})"
+        what = f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({head.num_aux} aux layers {width} wide)"
         yield f"{what}: {head.file_of('fc.weight')}; {FIT_SIZES}"
 
 
 def check_mask_hidden(head: Head) -> Iterator[str]:
     file, info = head.file_of("mask_hidden"), head.tensors.get("mask_hidden")
     if info is None:
-        remedy = f'{AGAIN}, or remove "parallel_drafting": true from the speculative config'
-        yield f"mask_hidden is missing: {file}; {remedy}"
+        yield f"mask_hidden is missing: {file}; {AGAIN}"
         return
     width = head.aux_needed * head.target_hidden_size
     if info.num_elements != width:

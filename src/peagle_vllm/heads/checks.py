@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peagle_vllm.heads import check_weights as weights
-from peagle_vllm.heads.config import AUX_KEY, FAMILIES, default_aux_layers, is_whole
+from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
 from peagle_vllm.heads.fields import field_faults
 from peagle_vllm.heads.files import HeadError, as_line, shown
 from peagle_vllm.heads.head import AGAIN, NO_HEAD, Head
@@ -42,7 +42,6 @@ def check(
     """Problems of a head for a tool, which needs its weights; a dummy load in vLLM does not.
 
     Args:
-        token: what the target's tokenizer calls the head's mask token.
         numbers: whether to read all weights, and look for NaN and Inf.
         parallel: whether it has to be a P-EAGLE head; else a sound EAGLE-3 head has no problem.
     """
@@ -63,9 +62,10 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
     if head.kind == "target":
         return [Problem(f"{head.name} {NO_HEAD}")]
     if head.kind == "eagle3" and parallel:
-        what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps)"
-        remedy = 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
-        return [Problem(f"{what}: it has neither mask_hidden nor a mask token id; {remedy}")]
+        what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps): no mask_hidden and no mask token id"
+        return [
+            Problem(f'{what}; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head')
+        ]
     if head.kind == "eagle3" and head.family is None:
         what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
         return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
@@ -88,13 +88,12 @@ def check_head(head: Head, parallel: bool = True) -> list[Problem]:
 
 
 def _architecture(head: Head) -> Iterator[str]:
-    if head.family is None and head.is_speculators:
-        kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
-        what = f"speculators_model_type {shown(kind)} with model_type {shown(nested)} is no P-EAGLE class of vLLM"
-        yield f'{what}, needs "peagle" with "llama" or "qwen3": {head.config_file}; name a P-EAGLE head'
-    elif head.family is None:
-        what = f"architecture {shown(head.architecture)} is no P-EAGLE class of vLLM: {head.config_file}"
-        yield f'{what}; set "architectures" to one of {", ".join(sorted(FAMILIES))}'
+    if head.family is None:
+        what = f"architecture {shown(head.architecture)}"
+        if head.is_speculators:
+            kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
+            what = f"speculators_model_type {shown(kind)} with model_type {shown(nested)}"
+        yield f"{what} is no P-EAGLE class of vLLM: {head.config_file}; name a P-EAGLE head, or correct it"
     eagle = head.served.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         yield f"eagle_config.use_aux_hidden_state is off, P-EAGLE needs it: {head.config_file}; set it to true"
@@ -104,10 +103,10 @@ def _mask_token(head: Head) -> Iterator[str]:
     token, key = head.mask_token_id, head.mask_token_key
     remedy = f"{head.config_file}; set it to the id the head was trained with"
     if token is None:
-        also = ' next to "speculators_model_type": "peagle"' if head.is_speculators else ""
-        what = f"no mask token id ({key} is null)" if key else "no mask token id"
-        add = f'add "mask_token_id" with the id that the head was trained with{also}'
-        yield f"{what}: {head.config_file}; {add}, or give it to peagle-vllm convert --mask-token-id"
+        what = (
+            f"no mask token id ({key} is null): {head.config_file}" if key else f"no mask token id: {head.config_file}"
+        )
+        yield f"{what}; add the one that the head was trained with, or give it to peagle-vllm convert --mask-token-id"
     elif not is_whole(token):
         yield f"{key} is {shown(token)}, needs a whole number: {remedy}"
     elif not 0 <= token < head.vocab_size:
@@ -163,25 +162,19 @@ def _vocabulary(head: Head, target: Target) -> Iterator[Problem]:
 def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     """Do the layers that the head names, or vLLM's default, exist in the target, and does ``fc`` take as many?"""
     default, needed = list(default_aux_layers(target.num_layers)), head.aux_needed
-    file = head.config_file
-    if head.aux_layer_ids is None:
-        ids, source = default, f"no aux layers are named, and vLLM's default {default}"
-        remedy = foreign = f'add "{AUX_KEY}" with the {needed} that the head was trained on'
-    else:
+    ids, source = default, f"no aux layers are named, and vLLM's default {default}"
+    if head.aux_layer_ids is not None:
         ids, source = list(head.aux_layer_ids), f"{head.aux_key} is {shown(head.aux_layer_ids)} and"
-        remedy, foreign = f"name the {needed} layers that the head was trained on", THIS_TARGET
+    end = f'{head.config_file}; set "{AUX_KEY}" to the {needed} layers that the head was trained on'
     if twice := [i for i in ids if ids.count(i) > 1]:
-        yield Problem(f"{source} names layer {twice[0]} twice, vLLM captures it once: {file}; {remedy}")
+        yield Problem(f"{source} names layer {twice[0]} twice, vLLM captures it once: {end}")
     if outside := [i for i in ids if not 0 <= i <= target.num_layers]:
-        layers = f"{target.num_layers} layers (0 to {target.num_layers} can be read)"
-        yield Problem(f"{source} names layer {shown(outside[0])}, {target.name} has {layers}: {file}; {foreign}")
+        yield Problem(f"{source} names layer {shown(outside[0])}, {target.name} has {target.num_layers} layers: {end}")
     if len(ids) != needed:
-        yield Problem(f"{source} names {len(ids)} layers, fc takes {needed} aux hidden states: {file}; {remedy}")
+        yield Problem(f"{source} names {len(ids)} layers, fc takes {needed} aux hidden states: {end}")
     if ids == [i - 1 for i in default]:
-        what = f"{head.aux_key} is {shown(ids)}, one less than vLLM's default {default}: {file}"
-        counted = "SpecForge and SGLang count the layer whose output is read, vLLM the one whose input"
-        remedy = "add one to each if the head was trained so (peagle-vllm diagnose tries it)"
-        yield Problem(f"{what}; {counted}: {remedy}", "warning")
+        what = f"{head.aux_key} is {shown(ids)}, one less than vLLM's default {default}: {head.config_file}"
+        yield Problem(f"{what}; add one to each if the head was trained so (peagle-vllm diagnose tries it)", "warning")
     if head.aux_layer_ids is not None and ids != sorted(ids):
-        what = f"{head.aux_key} is {shown(ids)}, vLLM hands them to the head in ascending order"
-        yield Problem(f"{what}: {file}; drafts are poor if the head was trained on the order named", "warning")
+        what = f"{head.aux_key} is {shown(ids)}, vLLM hands them to the head in ascending order: {head.config_file}"
+        yield Problem(f"{what}; drafts are poor if the head was trained on the order named", "warning")

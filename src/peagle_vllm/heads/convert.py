@@ -23,7 +23,6 @@ from peagle_vllm.heads.target import Target
 Format = Literal["vllm", "speculators"]
 OUTPUT = "lm_head.weight"
 OF_MODEL_TYPE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-DEFAULT_POSITIONS = {"qwen3": 32768}  # of transformers, 2,048 of the others
 # What stands outside of the decoder layers' fields in speculators' format.
 HEAD_FIELDS = (
     *("draft_vocab_size", "target_hidden_size", AUX_KEY, "mask_token_id", "norm_before_residual", "norm_before_fc"),
@@ -114,8 +113,6 @@ def _config(head: Head, to: Format, target: Target | None) -> dict[str, Any]:
     fields = {"model_type": head.family, "dtype": head.served.get("dtype"), **vllm_fields(head)}
     if fields[AUX_KEY] is None and target is not None:
         fields[AUX_KEY] = list(default_aux_layers(target.num_layers))
-    if fields["max_position_embeddings"] is None:
-        fields["max_position_embeddings"] = DEFAULT_POSITIONS.get(head.served.get("model_type", ""), 2048)
     if fields["layer_types"]:
         fields["use_sliding_window"] = True  # else transformers ignores the window of a flat Qwen3 config
     fields["rope_theta"] = fields["rope_parameters"]["rope_theta"]  # where transformers before 5 looks for it

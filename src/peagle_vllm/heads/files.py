@@ -18,7 +18,7 @@ INDEX = "model.safetensors.index.json"
 SELECTOR, SELECTOR_FOLDER = "candidate_selector", "edge"
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
-FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U8": "|u1"}
 NUMPY = FLOATS | INTEGERS | {"BOOL": "|b1"}
 
@@ -69,12 +69,11 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
         if Path(model).is_dir():
             return Path(model)
         import huggingface_hub as hub
-        from huggingface_hub import constants
 
         cached = hub.try_to_load_from_cache(model, "config.json", revision=revision)
         if isinstance(cached, str) and _has_weights(Path(cached).parent):
             return Path(cached).parent
-        if constants.HF_HUB_OFFLINE:
+        if hub.constants.HF_HUB_OFFLINE:
             raise OSError("it is not in the hub's cache, and HF_HUB_OFFLINE is set")
         config = Path(hub.hf_hub_download(model, "config.json", revision=revision))
         commit, tensors = commit_of(config.parent), {}

@@ -127,10 +127,7 @@ class Head:
     def mask_hidden(self) -> np.ndarray | None:
         """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""
         array = self.array("mask_hidden")
-        if array is None:
-            return None
-        with np.errstate(over="ignore"):  # float64 beyond float32 is Inf in vLLM too
-            return array.astype(np.float32).reshape(-1)
+        return None if array is None else array.astype(np.float32).reshape(-1)
 
 
 def read_head(source: Path | HeadFiles) -> Head:

@@ -114,6 +114,5 @@ def _of_all_layers(layers: Config, key: str, place: str) -> dict[str, Any]:
         rope = {**rope, **only}
     elif by_type:
         what = f"{key} holds one for each of {', '.join(map(shown, by_type))}, and vLLM's head takes one"
-        remedy = f"write the one that it was trained with, such as {shown(next(iter(by_type.values())))}"
-        raise HeadError(f"{what}: {place}; {remedy}")
+        raise HeadError(f"{what}: {place}; write the one that it was trained with")
     return {name: value for name, value in rope.items() if value is not None}

@@ -114,5 +114,4 @@ def selector_faults(head: Head) -> Iterator[str]:
         yield f"{what}, the draft vocabulary has {head.draft_vocab_size} tokens: {head.config_file}; {SHARPEN_AGAIN}"
     if selector_config.head_hash != (this_hash := head_hash(head)):
         which = f"another head (hash {selector_config.head_hash}, this one's is {this_hash})"
-        remedy = f"sharpen this head, or remove {SELECTOR} from its config.json"
-        yield f"the candidate selector was fitted to {which}: {place}; {remedy}"
+        yield f"the candidate selector was fitted to {which}: {place}; {SHARPEN_AGAIN}"

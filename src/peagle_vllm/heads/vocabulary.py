@@ -1,7 +1,6 @@
 """A head whose target has more tokens than it: the target's vocabulary was padded, or tokens were added to it.
 
-The head drafts its own tokens, which are the target's first ones. The others have embeddings where the target's serve
-both; in embeddings of the head's own, and in its selector, they are zeros.
+The head drafts its own tokens, the target's first ones. In its own embeddings and selector the others are zeros.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,17 +26,6 @@ def prefix_fault(head: Head, target: Target, tokens: dict[int, Token]) -> str | 
     if mask and mask.kind in ("in use", "ordinary"):
         return f"the text of {target.name} uses the head's mask token {mask.id}, {mask.text!r}"
     return None
-
-
-def serve_larger_target(draft: Any, vocab_size: int) -> None:
-    """Let vLLM build the head for a target of more tokens. ``draft``: its ``ModelConfig``, changed in place."""
-    hf_config = draft.hf_config
-    size = hf_config.vocab_size
-    if size >= vocab_size:
-        return
-    setattr(hf_config, OWN_VOCAB, size)
-    hf_config.draft_vocab_size = getattr(hf_config, "draft_vocab_size", None) or size
-    hf_config.vocab_size = draft.model_arch_config.vocab_size = vocab_size
 
 
 def has_identity_map(hf_config: Any) -> bool:

@@ -79,11 +79,6 @@ class Report:
         names = ", ".join(result.patch.name for result in results)
         return f"vLLM {self.install.version} differs from what peagle-vllm was checked against at the patch {names}"
 
-    @property
-    def ok(self) -> bool:
-        """Whether P-EAGLE may be served on this vLLM."""
-        return not self.changed
-
 
 def check(
     install: VllmInstall,

@@ -33,8 +33,7 @@ _fields: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("pea
 def serving(fields: Mapping[str, Any], target: Any) -> Iterator[None]:
     """Draft configs that are built meanwhile have ``fields`` (``vllm_fields``), and run no code.
 
-    vLLM gives a draft model the config format of its target (a ``ModelConfig``), and its ``trust_remote_code``, which
-    nobody said of the head.
+    vLLM gives a draft model the config format and the ``trust_remote_code`` of its target (a ``ModelConfig``).
     """
     length = fields["max_position_embeddings"] or target.max_model_len
     token = _fields.set({**fields, "max_position_embeddings": length})

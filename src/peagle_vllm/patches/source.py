@@ -1,8 +1,7 @@
 """vLLM's source as text: find a definition, and reduce it to what matters.
 
-Works on source alone: nothing of vLLM is imported, so an unpacked wheel does as well as the
-installed package. A definition's digest does not change with comments, docstrings or formatting,
-nor with the Python that computes it (``ast.dump`` would).
+Nothing of vLLM is imported, so a wheel does as well as the installed package. A definition's digest does not change
+with comments, docstrings or formatting, nor with the Python that computes it (``ast.dump`` would).
 """
 
 import ast
@@ -22,17 +21,13 @@ class Source:
         self.tree = cache(self._tree)
         self.digest = cache(self._digest)
 
-    @staticmethod
-    def parse(text: str) -> ast.Module:
-        return ast.parse(text)
-
     def _tree(self, module: str) -> ast.Module | None:
         """Syntax tree of a module, None if there is no such module or it does not parse."""
         path = module.replace(".", "/")
         files = (self.root.joinpath(name) for name in (f"{path}.py", f"{path}/__init__.py"))
         text = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
         try:
-            return self.parse(text) if text else None
+            return ast.parse(text) if text else None
         except SyntaxError:  # written for a newer Python than this one
             return None
 

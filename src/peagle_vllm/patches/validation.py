@@ -14,7 +14,7 @@ from peagle_vllm.heads.files import HeadError, find, one_line
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.rope import TRAINED_LENGTH
 from peagle_vllm.heads.target import Target
-from peagle_vllm.heads.vocabulary import serve_larger_target
+from peagle_vllm.heads.vocabulary import OWN_VOCAB
 from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform, warn_once
@@ -131,17 +131,14 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:
-    parallel, is_v2 = vllm_config.parallel_config, vllm_config.use_v2_model_runner
-    if (size := parallel.prefill_context_parallel_size) > 1:
-        why = "splits a prompt over ranks and the drafter needs it whole"
-        raise RefusedError(f"prefill_context_parallel_size={size} {why}; set it to 1")
-    if (size := parallel.decode_context_parallel_size) > 1 and not is_v2:
-        why = "shards the drafter's KV cache on V1; set it to 1, or use Model Runner V2"
-        raise RefusedError(f"decode_context_parallel_size={size} {why}")
-    if (size := parallel.pipeline_parallel_size) > 1 and is_v2 and not vllm_config.scheduler_config.async_scheduling:
-        why = "without asynchronous scheduling has wrong output on Model Runner V2 (vLLM issue 52071)"
-        remedy = "leave out --no-async-scheduling, or set the size to 1"
-        raise RefusedError(f"pipeline_parallel_size={size} {why}; {remedy}")
+    refused = {"prefill_context_parallel_size": "splits a prompt over ranks and the drafter needs it whole"}
+    if not vllm_config.use_v2_model_runner:
+        refused["decode_context_parallel_size"] = "shards the drafter's KV cache on V1"
+    elif not vllm_config.scheduler_config.async_scheduling:
+        refused["pipeline_parallel_size"] = "has wrong output with --no-async-scheduling (vLLM issue 52071)"
+    for name, why in refused.items():
+        if (size := getattr(vllm_config.parallel_config, name)) > 1:
+            raise RefusedError(f"{name}={size} {why}; set it to 1")
 
 
 def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
@@ -160,13 +157,10 @@ def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
 
 def _check_positions(draft: "ModelConfig", max_model_len: int) -> None:
     """vLLM makes a yarn embedding as long as it was trained, and reads past its end for longer sequences."""
-    rope = getattr(draft.hf_config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "yarn" and (num := int(rope["factor"] * rope[TRAINED_LENGTH])) < max_model_len:
-        what = f"factor {rope['factor']:g} x {TRAINED_LENGTH} {rope[TRAINED_LENGTH]} of rope_parameters"
-        raise RefusedError(
-            f"{what} gives the head {num} positions, max_model_len is {max_model_len}: {draft.model}/config.json; "
-            f"lower --max-model-len to {num}, or correct them"
-        )
+    rope = draft.hf_config.rope_parameters
+    if rope["rope_type"] == "yarn" and (num := int(rope["factor"] * rope[TRAINED_LENGTH])) < max_model_len:
+        what = f"rope_parameters gives the head {num} positions, max_model_len is {max_model_len}"
+        raise RefusedError(f"{what}: {draft.model}/config.json; lower --max-model-len to {num}, or correct its factor")
 
 
 def _checked_head(spec: "SpeculativeConfig") -> Head:
@@ -203,11 +197,9 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
 def _warn_of_refused_sampling(target: "ModelConfig") -> None:
     """vLLM refuses a request for a parameter that its client never sent, where the target's defaults have it."""
     if min_p := target.get_diff_sampling_param().get("min_p"):
-        source = target.model if target.generation_config in ("auto", "vllm") else target.generation_config
         warn_once(
-            f"generation_config.json of {source} (or --override-generation-config) sets min_p={min_p}, which vLLM "
-            "refuses with speculation: every sampled request that sends no min_p of its own ends in HTTP 400; "
-            """add --override-generation-config '{"min_p": 0}'"""
+            f"generation_config.json of {target.model} sets min_p={min_p}, which vLLM refuses with speculation: every "
+            """sampled request ends in HTTP 400; add --override-generation-config '{"min_p": 0}'"""
         )
 
 
@@ -224,6 +216,8 @@ def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
     fields = vllm_fields(head)
     if spec.num_speculative_tokens is None and is_size(n_predict := head.served.get("n_predict")):
         fields["n_predict"] = n_predict  # of a stated number vLLM would want a multiple of it
+    if (vocab_size := spec.target_model_config.get_vocab_size()) > head.vocab_size:
+        fields |= {OWN_VOCAB: head.vocab_size, "vocab_size": vocab_size}
     with head_config.serving(fields, spec.target_model_config):
         try:
             yield
@@ -233,7 +227,6 @@ def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
             what = f"vLLM cannot take the head's config ({one_line(error)})"
             raise RefusedError(f"{what}: {head.config_file}; correct it") from error
     spec.draft_model_config.config_format = spec.target_model_config.config_format
-    serve_larger_target(spec.draft_model_config, spec.target_model_config.get_vocab_size())
 
 
 @functools.lru_cache(maxsize=8)  # vLLM builds its configuration several times a start

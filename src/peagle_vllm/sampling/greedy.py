@@ -38,10 +38,6 @@ def _has_vllm_top_k(model: Any, row: torch.Tensor, num: int) -> bool:
 
     On CUDA it takes FlashInfer's top-k wherever that is installed, and FlashInfer compiles on the first use: hence the
     trial, on this rank's logits alone, since a rank that fails would leave the others waiting in a collective.
-
-    Args:
-        row: [1, hidden_size] any hidden state.
-        num: of candidates.
     """
     from vllm.model_executor.layers.logits_processor import _topk
 
@@ -70,8 +66,7 @@ def top_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``num`` best tokens of each row, best first. Equal logits come in any order.
 
-    The first call, in vLLM's profile run or before, decides how: a head is loaded into memory that sleep throws away,
-    and FlashInfer keeps what it allocates then.
+    The first call, in vLLM's profile run or before, decides how: FlashInfer keeps what it allocates then.
 
     Returns:
         [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits, or log probabilities.

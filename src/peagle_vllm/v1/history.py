@@ -10,11 +10,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
 def token_indices(cad: CommonAttentionMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each verified token its request in the batch and its index there, which with M-RoPE is not its position.
-
-    Returns:
-        Two [num_tokens] int64.
-    """
+    """[num_tokens] int64 each, of verified tokens: the request in the batch, and the index there (not M-RoPE's)."""
     lengths, device = np.diff(cad.query_start_loc_cpu.numpy()), cad.seq_lens.device
     request = async_tensor_h2d(np.repeat(np.arange(len(lengths)), lengths), device=device)
     before = cad.seq_lens[: len(lengths)] - cad.query_start_loc[1 : len(lengths) + 1]

@@ -35,6 +35,7 @@ from peagle_vllm.v1.history import TokenHistory, token_indices
 
 # In place of a request: vLLM asks each for a token that is then overwritten, and a prompt of embeddings raises.
 _NO_TOKENS = SimpleNamespace(get_token_id=lambda _: 0)
+USE_V2 = "on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
 
 
 class ParallelEagleProposer(EagleProposer):
@@ -87,10 +88,8 @@ class ParallelEagleProposer(EagleProposer):
         try:
             super().validate_same_kv_cache_group(kv_cache_config)
         except AssertionError:
-            raise RefusedError(
-                "with this target vLLM splits the head's layers over KV cache groups, and the V1 "
-                "model runner drafts from one only; on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
-            ) from None
+            what = "with this target vLLM splits the head's layers over KV cache groups, and V1 drafts from one only"
+            raise RefusedError(f"{what}; {USE_V2}") from None
         log_start(self.vllm_config)
 
     def _projected_mask(self) -> torch.Tensor:
@@ -334,14 +333,7 @@ class ParallelEagleProposer(EagleProposer):
 
 
 def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> torch.Tensor:
-    """``logits`` with -inf for what is not in the request's top-k and top-p at its temperature, until vLLM PR 56724.
-
-    Args:
-        logits: [num_reqs, M] of a row's candidates.
-
-    Returns:
-        [num_reqs, M] float32, or ``logits`` where no request has limits.
-    """
+    """[num_reqs, M] logits of candidates, -inf outside of the request's top-k and top-p, until vLLM PR 56724."""
     top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
     temperature = sampling_metadata.temperature
     if top_k is None and top_p is None:
@@ -358,10 +350,9 @@ def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
     """Refuse a head with sliding and full layers: vLLM's V1 runner keeps one attention metadata for all of them."""
     spec = vllm_config.speculative_config
     hf_config = spec.draft_model_config.hf_config
-    kinds = set((getattr(hf_config, "layer_types", None) or [])[: hf_config.num_hidden_layers])
+    kinds = set(hf_config.layer_types or ())
     if len(kinds) > 1:
-        raise RefusedError(
-            f"layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts "
-            f"with one kind only: {spec.draft_model_config.model}/config.json; on a GPU use Model Runner V2 "
-            "(VLLM_USE_V2_MODEL_RUNNER=1)"
+        what = (
+            f"layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts with one kind only"
         )
+        raise RefusedError(f"{what}: {spec.draft_model_config.model}/config.json; {USE_V2}")

@@ -33,7 +33,8 @@ class DraftAttention:
     is_prefilling: torch.Tensor  # [max_num_reqs] bool on the host
 
     def __post_init__(self) -> None:
-        self.group_ids, tables = used_group_ids(self.attn_groups), self.block_tables
+        self.group_ids = [gid for gid, groups in enumerate(self.attn_groups) if groups]
+        tables = self.block_tables
         self.kv_groups = KVGroups(  # what ``prepare_inputs`` looks slots up in
             tuple(tables.input_block_tables[gid] for gid in self.group_ids),
             tuple(tables.block_sizes[gid] for gid in self.group_ids),
@@ -139,11 +140,6 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
         config.compilation_config.cudagraph_capture_sizes = sizes
         config.compilation_config.max_cudagraph_capture_size = sizes[-1]
     return config
-
-
-def used_group_ids(attn_groups: list[list[AttentionGroup]]) -> list[int]:
-    """KV cache groups in which the drafter has layers."""
-    return [gid for gid, groups in enumerate(attn_groups) if groups]
 
 
 def share_workspace(attn_groups: list[list[AttentionGroup]], target_attn_groups: list[list[AttentionGroup]]) -> None:

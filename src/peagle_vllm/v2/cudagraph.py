@@ -9,9 +9,8 @@ rows, as vLLM's own speculators run it. The rule:
 * The request counts n are those of the target's own decode graphs, continued in steps of a sixteenth up to
   max_num_seqs, or to what max_num_batched_tokens holds: ``cudagraph_capture_sizes`` bounds the target's rows, not
   the requests that draft. A schedule captures the counts that its K can meet.
-* The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs, because a draft batch has
-  up to K-1 rows a request more than the target's, or as far as the FULL graphs if that is more; then by half of that,
-  room for prefills in a batch of as many decodes; never beyond max_num_batched_tokens.
+* The rows of PIECEWISE graphs are ``cudagraph_capture_sizes``, continued by K x max_num_seqs, or as far as the FULL
+  graphs if that is more; then by half of that, room for prefills in a batch of as many decodes.
 * A batch gets the graph with the fewest rows that holds it.
 """
 

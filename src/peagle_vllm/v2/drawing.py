@@ -22,8 +22,7 @@ NUM_OTHERS = 1024  # columns of ``with_others``
 def with_others(scores: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
     """The scores, then the other tokens': the selector's distribution over the whole vocabulary.
 
-    A selector reranks its candidates, and leaves the others what the head gives them. Among the candidates alone a row
-    that is flat over the vocabulary would look surer than it is, and most of its drafts are rejected.
+    Among the candidates alone a row that is flat over the vocabulary would look surer than it is.
 
     Args:
         scores: [num_samples, M].

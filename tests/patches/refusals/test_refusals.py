@@ -110,7 +110,7 @@ def test_defaults_of_the_target_that_vllm_refuses_with_speculation(target: Path,
     configure(target, head, engine_override_generation_config={"min_p": 0})
     assert not warned("min_p")
     configure(target, head)
-    named = warned(f"generation_config.json of {target} (or --override-generation-config) sets min_p=0.1")
+    named = warned(f"generation_config.json of {target} sets min_p=0.1")
     assert len(named) == bool(file["min_p"])
 
 
@@ -143,21 +143,6 @@ def test_a_look_up_beside_adaptive_verification(target: Path, head: Path, warned
             validation._check_whole(config)
             assert prompt_lookup_min(config) == 0
     assert len(warned("no draft is looked up: adaptive verification judges the head's drafts only")) == 1
-
-
-def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
-    """By default up to 1% of its memory; asked for, whatever it takes."""
-    from vllm.platforms import current_platform
-
-    num_bytes = 8 * 192 * 4  # of requests, tokens, bytes
-    sizes = {"engine_max_num_seqs": 8, "engine_max_model_len": 192}
-    for memory, settled in ((100 * num_bytes, lookup.DEFAULT), (100 * num_bytes - 1, 0)):
-        monkeypatch.setattr(current_platform, "get_device_total_memory", lambda memory=memory: memory)
-        assert prompt_lookup_min(configure(target, head, **sizes)) == settled
-    assert prompt_lookup_min(configure(target, head, prompt_lookup_min=3, **sizes)) == 3
-    (line,) = warned("no draft is looked up")
-    assert "max_num_seqs 8 x max_model_len 192 x 4 bytes" in line
-    assert '"prompt_lookup_min": 2 in the speculative config turns it on' in line
 
 
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
