@@ -24,20 +24,6 @@ def tokens_per_second(engine: Engine, name: str) -> float:
     return tokens / (time.perf_counter() - began)
 
 
-def stream(engine: Engine, question: str) -> None:
-    """Print an answer as it comes; in the process of its engine."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    how = SamplingParams(temperature=0.0, max_tokens=TIMED_TOKENS, output_kind=RequestOutputKind.DELTA)
-    core = engine.llm.llm_engine
-    core.add_request("streamed", engine.prompt([question]), how)
-    while core.has_unfinished_requests():
-        for output in core.step():
-            print(output.outputs[0].text, end="", flush=True)
-    print("\n", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=5, help="of each set")
@@ -48,14 +34,9 @@ def main() -> None:
     first: dict[str, list[str]] = {}
     of_all = committed()
     for arm in (arm for arm in ARMS if arm.label in SHOWN):
-        with live(arm) as call:
-            with console.status(arm.label):
-                cells = call(Engine.acceptance, first, args.prompts)
-                speeds = {name: call(tokens_per_second, name) for name in SETS}
-            if arm.label == SHOWN[-1]:
-                question = read_set("mt-bench")[0][0]
-                console.print(f"[bold]{question}[/]\n\n{arm.label}:", highlight=False)
-                call(stream, question)
+        with live(arm) as call, console.status(arm.label):
+            cells = call(Engine.acceptance, first, args.prompts)
+            speeds = {name: call(tokens_per_second, name) for name in SETS}
         first = first or {name: cells[name]["first"] for name in SETS}
         for name in SETS:
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))

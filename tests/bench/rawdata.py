@@ -23,7 +23,7 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
     tpot = round_ms(kind, k, concurrency) * noise / (1 + sum(accepted) / drafts) / 1000  # seconds a token of a request
     times = {"ttft": 0.02 * noise, "tpot": tpot}
     counts = {
-        "spec_decode_num_drafts": drafts,
+        "spec_decode_acceptance_length": 1 + sum(accepted) / drafts,
         "spec_decode_per_position_acceptance_rates": [count / drafts for count in accepted],
     }
     return {

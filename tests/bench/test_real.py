@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from peagle_tools.bench.cells import read_results
-from peagle_tools.bench.metrics import metric
+from peagle_tools.bench.metrics import AL
 from peagle_tools.shared.acceptance import sum_of
 from tests.support.models import prompt_token_ids
 from tests.support.serving import environment
@@ -35,18 +35,20 @@ def test_a_sweep(tmp_path: Path) -> None:
     command += ["--results", str(tmp_path / "results"), "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    (result,) = read_results(tmp_path / "results")
+    (result,) = read_results(tmp_path / "results").cells
     assert (result.cell.arm, result.cell.k, result.cell.concurrency) == ("P-EAGLE", 5, 4)
     assert result.ok and result.raw["completed"] == PROMPTS
-    assert metric(result, "acceptance_length") == pytest.approx(result.raw["spec_decode_acceptance_length"])
 
     # Every draft is counted. Those of warm-up requests are not: the server's counters are read after them.
-    assert sum_of(list(result.repeated.values())) == result.drafts and len(result.repeated) > 1
+    drafts = sum_of(list(result.repeated.values()))
+    assert (drafts.num_drafts, drafts.length) == (result.raw["spec_decode_num_drafts"], pytest.approx(result.raw[AL]))
+    assert drafts.shares == pytest.approx(result.raw["spec_decode_per_position_acceptance_rates"])
+    assert len(result.repeated) > 1
 
     # The chat template frames a prompt with special tokens, so prompts grow by what it adds.
     assert result.raw["input_lens"] == [len(ids) for ids in prompt_token_ids()[:PROMPTS]]
 
     # No path of this machine is kept, but those that this test's suite names; shipped ones name relative ones.
     result.raw["model_id"] = None
-    text = result.model_copy(update={"configuration": {}}).model_dump_json()
+    text = result.model_dump_json()
     assert str(Path.home()) not in text and str(ROOT) not in text

@@ -28,11 +28,11 @@ def best_table(text: str) -> list[str]:
 
 
 def test_acceptance_by_repeated_tokens_is_a_table_over_all_concurrencies(suite: Suite) -> None:
-    results = [synthetic.result(suite, Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
+    results = [synthetic.result(Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
     counts = [{0: Acceptance(4, (3, 1))}, {0: Acceptance(4, (2, 0)), 3: Acceptance(1, (0, 0))}]
     cells = results[:2]
     cells += [r.model_copy(update={"repeated": seen}) for r, seen in zip(results[2:], counts, strict=True)]
-    (table,) = repeated_table("prompts", points(cells))
+    (table,) = repeated_table("prompts", points(synthetic.results(suite, cells)))
     assert table.splitlines()[2:5] == [
         "| drafter | 0 | 3 |",
         "|---|---|---|",
@@ -73,7 +73,7 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite) -> Non
     def edit(cell, data) -> None:
         if (cell.arm, cell.k, cell.concurrency) == ("P-EAGLE", 7, 4):
             data["generated_texts"][0] = "another"
-            data["spec_decode_per_position_acceptance_rates"] = [0.1] * 7
+            data["spec_decode_acceptance_length"] = 1.7
 
     text = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
     assert text.split("## Warnings\n\n")[1].split("\n\n")[0].splitlines() == [

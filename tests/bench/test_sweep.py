@@ -1,6 +1,5 @@
 """Sweeps with stand-ins for server and client: whole, killed, resumed, and with everything going wrong."""
 
-import json
 import os
 import signal
 import subprocess
@@ -107,7 +106,7 @@ def test_killed_twice(trial: Trial) -> None:
         assert whole.items() <= trial.written().items(), "a cell was measured again, or is gone"
         whole = trial.written()
     trial.run()
-    assert Counter(r.cell for r in read_results(trial.results)) == Counter(trial.cells())
+    assert Counter(r.cell for r in read_results(trial.results).cells) == Counter(trial.cells())
     assert whole.items() <= trial.written().items()
     assert len(trial.lines("measured")) <= len(trial.cells()) + 2  # at most the one that each kill threw away
 
@@ -126,21 +125,20 @@ def test_a_server_that_fails(trial: Trial, standin: str, client: str, is_ok: lis
     trial.change("    k: [3]\n", f'    k: [3]\n    environment: {{STANDIN: "{standin}"}}\n')
     trial.change("repeats: 2", "repeats: 1")
     output = trial.run(1, STANDIN_CLIENT_FOR_EAGLE=client)
-    results, log = read_results(trial.results), trial.results / "logs/eagle-3-k3-r1-server.log"
+    results, log = read_results(trial.results).cells, trial.results / "logs/eagle-3-k3-prompts-c1-r1-server.log"
     assert [r.ok for r in results] == is_ok and all(reason in r.reason for r in results if not r.ok)
     assert f"{is_ok.count(False)} of 4 cells failed" in output
     assert f"  its log: {log}\n" in output and log.exists()
-    assert log.with_stem("eagle-3-k3-r1-server-2").exists() == (standin == "sickens:1")
 
 
 def test_a_client_that_fails_and_then_does_not(trial: Trial) -> None:
     trial.change("repeats: 2", "repeats: 1")
     assert "the same command tries them again" in trial.run(1, STANDIN_CLIENT="fails", STANDIN_CLIENT_FOR_EAGLE="half")
-    reasons = {r.cell.arm: r.reason for r in read_results(trial.results)}
+    reasons = {r.cell.arm: r.reason for r in read_results(trial.results).cells}
     assert "FileNotFoundError: no such" in reasons["none"]
     assert "6 of 12 requests were answered: Connect" in reasons["EAGLE-3"]
     trial.run()
-    assert all(r.ok for r in read_results(trial.results))
+    assert all(r.ok for r in read_results(trial.results).cells)
 
 
 def test_two_sweeps_in_one_folder(trial: Trial) -> None:
@@ -158,29 +156,27 @@ def test_two_sweeps_in_one_folder(trial: Trial) -> None:
 def test_a_whole_sweep_is_continued_by_its_like_only(trial: Trial) -> None:
     """More repeats are the same suite."""
     output = trial.run()
-    results = read_results(trial.results)
+    results = read_results(trial.results).cells
     assert Counter(r.cell for r in results) == Counter(trial.cells()) and all(r.ok for r in results)
     assert "[8/8] EAGLE-3 K=3, prompts, c=4, repeat 2: " in output and output.count("about 0 min left") == 8
     starts = [line for line in output.splitlines() if line.startswith("starting")]
     order = ["none, repeat 1", "EAGLE-3 K=3, repeat 1", "none, repeat 2", "EAGLE-3 K=3, repeat 2"]
     assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
-    configuration = results[0].configuration
-    assert configuration["bench"][0] == "python" and str(trial.suite.parent) not in json.dumps(configuration)
 
     trial.change("repeats: 2", "repeats: 3")
     assert "[12/12] " in trial.run() and len(trial.lines("measured")) == 12
     trial.change("output_tokens: 64", "output_tokens: 32")
-    assert "results of another suite" in one_line(trial.run(2))
+    assert "begun with other suite (datasets)" in one_line(trial.run(2))
     trial.change("output_tokens: 32", "output_tokens: 64")
     prompts = trial.suite.parent / "prompts.jsonl"
     text = prompts.read_text()
     prompts.write_text(2 * text)
-    assert "begun with other prompts (prompts " in one_line(trial.run(2))
+    assert "begun with other prompts (prompts)" in one_line(trial.run(2))
     prompts.write_text("{")
     assert "prompts.jsonl:1 is not valid JSON; write " in one_line(trial.run(2))
     prompts.write_text(text)
     sweep = trial.results / "sweep.json"
     sweep.write_text(sweep.read_text().replace('"torch": "', '"torch": "another'))
-    assert "begun with other versions (torch another" in one_line(trial.run(2))
+    assert "begun with other versions (torch)" in one_line(trial.run(2))
     sweep.write_text("{")
     assert "sweep.json: is no JSON" in one_line(trial.run(2))

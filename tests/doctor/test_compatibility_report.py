@@ -1,7 +1,6 @@
 """``peagle-vllm doctor``: what it prints, and how it exits."""
 
 import importlib.metadata
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
 from typer.testing import CliRunner, Result
 
 import peagle_vllm
@@ -21,9 +19,7 @@ from peagle_vllm.patches.version import VllmInstall, read
 from tests.inspect.running import only_line, run
 from tests.patches.trees import change, copy_of_used, installed
 
-GPU = Environment(
-    torch="2.11.0", triton="3.6.0", device="a GPU", no_triton="", registered=True, platform=None, variables={}
-)
+GPU = Environment(device="a GPU", no_triton="", registered=True, platform=None, variables={})
 CPU = replace(GPU, device="CPU", no_triton="it has no CPU backend")
 
 
@@ -43,7 +39,6 @@ DISABLED = {"PEAGLE_VLLM_DISABLE": "1"}
         (CPU, report(), "V1", "no CPU backend"),
         (replace(GPU, device="CPU", variables=FORCED), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
         (replace(CPU, variables=FORCED), report(), "none", "needs Triton"),
-        (replace(GPU, variables={"VLLM_USE_V2_MODEL_RUNNER": "yes"}), report(), "none", "yes"),
         (replace(GPU, device=None), report(), "none", "accelerator"),
         (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
         (replace(GPU, variables=DISABLED), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
@@ -93,7 +88,6 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     install = installed()
     for text in (peagle_vllm.__version__, install.version, install.distribution, importlib.metadata.version("torch")):
         assert text in ran.output
-    assert re.search(r"plugin +registered", ran.output)
     assert re.search(rf"P-EAGLE gets +{'V2' if HAS_TRITON else 'V1'}", ran.output)
     assert max(map(len, ran.output.splitlines())) <= 80
 
@@ -102,10 +96,7 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     shown = doctor().output
     assert all(re.search(rf"{name} +{value}", shown) for name, value in variables.items())
-    assert "left out by VLLM_PLUGINS=another" in shown
-    data = json.loads(doctor("--json").output)
-    assert data["plugin"] == "left out by VLLM_PLUGINS=another" and data["variables"].items() >= variables.items()
-    assert data["runner"]["name"] == "stock vLLM"
+    assert re.search(r"P-EAGLE gets +stock vLLM", shown) and "left out by VLLM_PLUGINS=another" in shown
 
 
 def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,15 +108,9 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
         monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", accepted)
         ran = doctor("--vllm", root)
         assert ran.exit_code == (state == "changed")
-        assert re.search(rf"speculator +V2 +\d+ +{state}", ran.output)
-        assert re.search(r"gate +V2 +\d+ +holds", ran.output)
-        assert ("speculator: 1 changed, accepted by PEAGLE_VLLM_ACCEPT" in ran.output) is (state == "accepted")
-        assert re.search(rf"{re.escape(definition)}  [0-9a-f]{{8}} -> [0-9a-f]{{8}}", ran.output)
-        assert ", but for 1 definition" in ran.output
-        data = json.loads(doctor("--vllm", root, "--json").output)
-        (patch,) = (patch for patch in data["patches"] if patch["changed"])
-        assert (patch["name"], patch["status"], data["vllm"]["served"]) == ("v2-speculator", state, state == "accepted")
-        assert [change["definition"].endswith(definition) for change in patch["changed"]] == [True]
+        assert re.search(rf"speculator +V2 +{state}", ran.output) and re.search(r"gate +V2 +holds", ran.output)
+        lines = " ".join(ran.output.split())
+        assert re.search(rf"v2-speculator: \S+{re.escape(definition)} [0-9a-f]{{8}} -> [0-9a-f]{{8}}", lines)
 
     assert "no: No such file or directory" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
@@ -169,18 +154,6 @@ def test_a_platform_plugin_is_found_as_vllm_finds_it(
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
     monkeypatch.setenv("VLLM_PLUGINS", plugins)
     assert read_environment(None).platform == (gives if active else None)
-    if active:
-        data = json.loads(doctor("--json").output)
-        assert (data["platform"], data["runner"]["name"]) == (gives, "out-of-tree")
-
-
-def test_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(type="cuda")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: cuda)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(get_device_name=lambda: "H200"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert read_environment(None).device == "H200 (sm_90), 2 visible"
 
 
 def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:

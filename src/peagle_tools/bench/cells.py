@@ -1,6 +1,6 @@
-"""The grid of a suite, the order in which it is walked, and what is kept of each cell.
+"""The grid of a suite, the order in which it is walked, and what is kept of it.
 
-RESULTS/sweep.json          the suite, versions and hardware with which the sweep was begun
+RESULTS/sweep.json          the suite, versions, hardware and hashes of prompt files with which the sweep was begun
 RESULTS/cells/CELL.json     one cell; there only when it is whole
 RESULTS/logs/               what servers and clients wrote; not part of the result
 RESULTS/report.md           made from the above, any time
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -54,13 +54,8 @@ class Cell(Condition):
         return f"{super().label}, repeat {self.repeat}"
 
     @property
-    def server_id(self) -> str:
-        """Names the log of the server, which all cells of an arm, depth and repeat share."""
-        return f"{slug(self.arm)}-k{self.k}-r{self.repeat}"
-
-    @property
     def id(self) -> str:
-        """Names the cell's file, ``cells/ID.json``."""
+        """Names the cell's files."""
         return f"{slug(self.arm)}-k{self.k}-{slug(self.dataset)}-c{self.concurrency}-r{self.repeat}"
 
 
@@ -94,43 +89,44 @@ class CellResult(BaseModel):
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
     cell: Cell
-    reason: str  # why it failed
-    configuration: dict[str, Any]
-    versions: dict[str, str]
-    hardware: dict[str, str]
-    began: str
-    drafts: Acceptance | None = None
+    reason: str = ""  # why it failed
     repeated: dict[int, Acceptance] = {}  # by how many last tokens had occurred before
     # What ``vllm bench serve`` wrote, samples included; generated texts only as SHA-256.
     raw: dict[str, Any] = {}
-    format: Literal["peagle-vllm bench cell 1"] = "peagle-vllm bench cell 1"
 
     @property
     def ok(self) -> bool:
         return not self.reason
 
 
+class Results(NamedTuple):
+    """A sweep.
+
+    Attributes:
+        sweep: sweep.json.
+        cells: in the order of arm (as the suite lists them), K, data set, concurrency, repeat.
+    """
+
+    sweep: dict[str, Any]
+    cells: list[CellResult]
+
+
 def read_cell(file: Path) -> CellResult:
     """Raises ToolError when the file is not what ``bench run`` wrote for a cell."""
     try:
         return CellResult.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        wrong = ": ".join([*map(str, error.errors()[0]["loc"]), error.errors()[0]["msg"]])
+    except ValidationError:
         fix = "delete it, and the same `bench run` measures it again"
-        raise ToolError(f"{file} is not a result of `bench run` ({wrong}); {fix}") from None
+        raise ToolError(f"{file} is not a result of `bench run`; {fix}") from None
 
 
-def read_results(folder: Path) -> list[CellResult]:
-    """All cells of a sweep, in the order of arm (as the suite lists them), K, data set, concurrency, repeat.
-
-    Raises:
-        ToolError: there are none, or one cannot be read.
-    """
-    sweep, results = read_sweep(folder), [read_cell(file) for file in (folder / "cells").glob("*.json")]
-    if not sweep or not results:
+def read_results(folder: Path) -> Results:
+    """All of a sweep. Raises ToolError where there is none, or it cannot be read."""
+    sweep, cells = read_sweep(folder), [read_cell(file) for file in (folder / "cells").glob("*.json")]
+    if not sweep or not cells:
         raise ToolError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
     arms, rest = list(sweep["suite"]["arms"]), attrgetter("k", "dataset", "concurrency", "repeat")
-    return sorted(results, key=lambda result: (arms.index(result.cell.arm), *rest(result.cell)))
+    return Results(sweep, sorted(cells, key=lambda result: (arms.index(result.cell.arm), *rest(result.cell))))
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:

@@ -69,15 +69,20 @@ def report(
 ) -> None:
     """Write RESULTS/report.md: ratios with their noise, every cell, the best K."""
     check_extra()
+    with one_line_errors():
+        show_report(results)
+
+
+def show_report(results: Path) -> None:
+    """Write report.md, and print its tables of the best K and the advice."""
     from rich.console import Console
     from rich.markdown import Markdown
 
     from peagle_tools.bench.report import write_report
 
-    with one_line_errors():
-        summary, advice = write_report(results)
+    summary, advice = write_report(results)
     Console().print(Markdown(summary))
-    print("\nWhich K to serve:", *advice, "", results / "report.md", sep="\n")
+    print("", results / "report.md", "\nWhich K to serve:", *advice, sep="\n")
 
 
 @app.command()
@@ -98,9 +103,9 @@ def compare(
 
     from peagle_tools.bench.cells import read_results
     from peagle_tools.bench.compare import compare as compare_results
+    from peagle_tools.bench.compare import show
 
     with one_line_errors():
-        comparison = compare_results(read_results(before), read_results(after), tolerance)
-    Console().print(comparison.table())
-    print(*comparison.lines(), sep="\n")
-    raise typer.Exit(1 if comparison.worse else 0)
+        changes = compare_results(read_results(before), read_results(after), tolerance)
+    show(Console(), changes)
+    raise typer.Exit(1 if any(change.worse for change in changes) else 0)

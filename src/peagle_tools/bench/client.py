@@ -97,34 +97,18 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     else:
         words += shlex.split(dataset.flags or "")
     words += ["--num-prompts", str(dataset.num_prompts(cell.concurrency)), "--output-len", str(dataset.output_tokens)]
-    if dataset.chat:  # the chat template has put the special tokens in
-        words += ["--extra-body", json.dumps({"add_special_tokens": False})]
-    else:
-        words += ["--skip-chat-template"]
+    words += ["--extra-body", json.dumps({"add_special_tokens": False})]  # the chat template has put them in
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
     words += ["--temperature", str(suite.temperature), "--request-id-prefix", f"{cell.id}-"]
-    words += ["--percentile-metrics", "ttft,tpot,e2el"]
-    return [*words, "--metric-percentiles", "50,90,99", "--save-result", "--save-detailed", "--disable-tqdm"]
-
-
-def configuration(suite: Suite, cell: Cell) -> dict[str, Any]:
-    """Everything that was measured, as commands, variables and data."""
-    return {
-        "suite": suite.name,
-        "serve": ["python", *server.COMMAND[1:], *serve_arguments(suite, cell.arm, cell.k)],
-        "bench": ["python", *COMMAND[1:], *bench_arguments(suite, cell)],
-        "environment": environment(suite, cell.arm),
-        "dataset": suite.datasets[cell.dataset].model_dump(mode="json", exclude_none=True),
-    }
+    words += ["--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50,99"]
+    return [*words, "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
 def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
     """Texts as hashes, enough to see whether two arms wrote the same."""
     left_out = ("generated_texts", "errors", "tokenizer_id", "answers")
-    kept = {name: value for name, value in raw.items() if name not in left_out}
-    texts = raw.get("generated_texts", [])
-    kept["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
-    return kept
+    hashes = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in raw["generated_texts"]]
+    return {name: value for name, value in raw.items() if name not in left_out} | {"texts_sha256": hashes}
 
 
 def keep_messages(client: Any, prefix: str) -> list[str]:
@@ -164,10 +148,9 @@ def answers_of(messages: list[str]) -> list[Answer]:
 
 def write_prompts(args: Any, file: Path) -> None:
     """Write the prompts of ``args.prompts`` as vLLM's data set ``custom`` reads them, in the target's chat template."""
-    in_template = not args.skip_chat_template
-    tokenizer = read_tokenizer(args.model) if in_template else None
-    prompts = (as_text(tokenizer, messages, in_template) for messages in read_prompts(Path(args.prompts), args.model))
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    tokenizer, prompts = read_tokenizer(args.model), read_prompts(Path(args.prompts), args.model)
+    texts = [as_text(tokenizer, messages, chat_template=True) for messages in prompts]
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     args.dataset_name, args.dataset_path = "custom", str(file)
     args.skip_chat_template = True
 

@@ -1,27 +1,27 @@
 """Metrics of a cell, medians with spread over repeats, and ratios between arms.
 
-A metric is named as ``vllm bench serve`` writes it (output_throughput, pN_ttft_ms, pN_tpot_ms), or acceptance_length;
-docs/bench.md states every formula.
+A metric is named as ``vllm bench serve`` writes it; docs/bench.md states every formula.
 """
 
 import math
 import operator
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
-from peagle_tools.bench.cells import CellResult, Condition
+from peagle_tools.bench.cells import CellResult, Condition, Results
+
+AL = "spec_decode_acceptance_length"
 
 
-def metric(result: CellResult, name: str) -> float:
-    """A metric of a cell that is ok; NaN where nothing was sampled."""
-    if name == "acceptance_length":
-        return result.drafts.length if result.drafts else 1.0
-    # vLLM writes 0 where no answer is longer than a token.
-    sampled = not name.endswith("_tpot_ms") or any(tokens > 1 for tokens in result.raw["output_lens"])
-    return result.raw[name] if sampled else math.nan
+def metric(raw: dict[str, Any], name: str) -> float:
+    """A metric of what vLLM wrote about a cell; NaN where nothing was sampled."""
+    if name.endswith("_tpot_ms") and max(raw["output_lens"]) < 2:
+        return math.nan  # vLLM writes 0
+    return raw.get(name, 1.0) if name == AL else raw[name]  # without a draft each step gives one token
 
 
 def number(value: float, form: str = ",.0f") -> str:
@@ -84,22 +84,16 @@ class Ratio(Spread):
 class Point(Condition):
     """All repeats of one condition, as many as were run, and the whole cells among them, at least one."""
 
-    cells: tuple[CellResult, ...]
+    cells: list[CellResult]
     repeats: int
+    exact: bool  # float32 and temperature 0: speculation may change no text
 
     @property
     def failed(self) -> int:
         return self.repeats - len(self.cells)
 
-    @property
-    def exact(self) -> bool:
-        """Whether the commands say float32 and temperature 0: speculation may change no text."""
-        commands = self.cells[0].configuration
-        words = " ".join([*commands.get("serve", ()), *commands.get("bench", ()), ""]).replace("=", " ")
-        return "--dtype float32 " in words and "--temperature 0.0 " in words
-
     def spread(self, name: str) -> Spread:
-        return Spread.from_samples(metric(cell, name) for cell in self.cells)
+        return Spread.from_samples(metric(cell.raw, name) for cell in self.cells)
 
     @property
     def tokens_per_second(self) -> Spread:
@@ -108,17 +102,20 @@ class Point(Condition):
     @property
     def acceptance(self) -> list[float]:
         """Median share of drafts whose token was accepted, at each position."""
-        shares = [cell.drafts.shares for cell in self.cells if cell.drafts]
+        shares = [cell.raw.get("spec_decode_per_position_acceptance_rates", ()) for cell in self.cells]
         return [float(np.median(of_position)) for of_position in zip(*shares, strict=False)]
 
 
-def points(results: Iterable[CellResult]) -> list[Point]:
-    """Cells gathered over repeats, in the order in which they come. Conditions without a whole cell are left out."""
-    groups: defaultdict[Condition, list[CellResult]] = defaultdict(list)
-    for result in results:
-        groups[result.cell.condition].append(result)
-    whole = {condition: tuple(member for member in members if member.ok) for condition, members in groups.items()}
-    return [Point(**vars(c), cells=cells, repeats=len(groups[c])) for c, cells in whole.items() if cells]
+def points(results: Results) -> list[Point]:
+    """Cells gathered over repeats, in their order. Conditions without a whole cell are left out."""
+    suite, gathered = results.sweep["suite"], []
+    for condition, members in groupby(results.cells, key=lambda result: result.cell.condition):
+        cells = list(members)
+        flags = f"{suite['serve']['flags']} {suite['arms'][condition.arm]['flags']} ".replace("=", " ")
+        exact = "--dtype float32 " in flags and suite["temperature"] == 0
+        if whole := [cell for cell in cells if cell.ok]:
+            gathered.append(Point(**vars(condition), cells=whole, repeats=len(cells), exact=exact))
+    return gathered
 
 
 def without_speculation(points: Iterable[Point]) -> dict[tuple[str, int], Point]:

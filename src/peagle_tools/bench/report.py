@@ -1,25 +1,19 @@
-"""Write report.md of a results folder."""
+"""Write report.md of a results folder. docs/bench.md explains its columns."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
 from peagle_tools.bench import metrics
-from peagle_tools.bench.cells import read_results, read_sweep
-from peagle_tools.bench.metrics import Point, best_depth, number, same_texts
+from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.metrics import AL, Point, number, same_texts
 from peagle_tools.bench.schedule import advice
-from peagle_tools.shared.acceptance import Acceptance, merged
+from peagle_tools.shared.acceptance import merged
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.provenance import device
-
-READING = (
-    "AL is the acceptance length, bonus token included: 1 + accepted draft tokens / drafts, from the server's "
-    "counters. c is the number of requests in flight. A ratio is in doubt (?) when its range over repeats holds 1, or "
-    "when there is one repeat only. docs/bench.md states every formula."
-)
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
@@ -27,9 +21,9 @@ def markdown_table(header: Sequence[object], rows: Iterable[Iterable[object]]) -
     return "\n".join([head, "|---" * len(header) + "|", *lines])
 
 
-def section(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+def section(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], note: str) -> str:
     """A Markdown table under its title."""
-    return "\n\n".join(filter(None, [f"## {title}", markdown_table(header, rows), note]))
+    return "\n\n".join([f"## {title}", markdown_table(header, rows), note])
 
 
 def cell_table(dataset: str, points: Sequence[Point]) -> str:
@@ -43,66 +37,54 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
     rows = [
         (
             p.arm,
-            str(p.k or ""),
-            str(p.concurrency),
+            p.k or "",
+            p.concurrency,
             p.tokens_per_second.text(),
             latency(p, "ttft"),
             latency(p, "tpot"),
-            p.spread("acceptance_length").text(".2f"),
+            p.spread(AL).text(".2f"),
             " ".join(f"{100 * share:.0f}" for share in p.acceptance),
             number(100 * texts[p.condition]),
-            f"{len(p.cells)} of {p.repeats}" if p.failed else f"{p.repeats}",
+            f"{len(p.cells)} of {p.repeats}" if p.failed else p.repeats,
         )
         for p in points
     ]
-    note = (
-        "Medians over repeats, in brackets the smallest and largest; latencies at p50 / p99. Same text: answers equal "
-        "to those without speculation; only float32 at temperature 0 promises 100."
-    )
+    note = "Medians over repeats, in brackets the smallest and largest; latencies at p50 / p99. c: requests in flight."
     header = ("arm", "K", "c", "tokens/s", "TTFT ms", "TPOT ms", "AL", "accepted at position 1..K, %")
     return section(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
 
 
 def repeated_table(dataset: str, points: Sequence[Point]) -> list[str]:
     """AL of each drafter by how many last tokens occurred before, over all concurrencies; empty without such counts."""
-    by_drafter = {
-        drafter: merged(cell.repeated for p in points if p.drafter == drafter for cell in p.cells)
-        for drafter in dict.fromkeys(p.drafter for p in points)
-    }
-    columns = sorted(set().union(*by_drafter.values()))
-    rows = [(drafter, *(_length(counts, n) for n in columns)) for drafter, counts in by_drafter.items() if counts]
+    rows = []
+    columns = sorted({n for p in points for cell in p.cells for n in cell.repeated})
+    for drafter in dict.fromkeys(p.drafter for p in points):
+        counts = merged(cell.repeated for p in points if p.drafter == drafter for cell in p.cells)
+        drafts = sum(seen.num_drafts for seen in counts.values())
+        shown = {n: f"{seen.length:.2f} ({seen.num_drafts / drafts:.0%})" for n, seen in counts.items()}
+        if shown:
+            rows.append((drafter, *(shown.get(n, "") for n in columns)))
     title = f"AL by last tokens that occurred before, {dataset}"
-    table = section(title, ("drafter", *map(str, columns)), rows, "In brackets the share of drafts.")
-    return [table] * bool(rows)
-
-
-def _length(counts: Mapping[int, Acceptance], key: int) -> str:
-    """AL of one of a drafter's ``counts``, and its share of the drafts; empty where it has none."""
-    if key not in counts:
-        return ""
-    share = counts[key].num_drafts / sum(seen.num_drafts for seen in counts.values())
-    return f"{counts[key].length:.2f} ({share:.0%})"
+    note = "In brackets the share of drafts. From `prompt_lookup_min` on look-up drafts, below it the head."
+    return [section(title, ("drafter", *map(str, columns)), rows, note)] * bool(rows)
 
 
 def best_table(dataset: str, points: Sequence[Point]) -> str:
     """Output tokens/s of each arm at its best K, then the ratios of each arm to those before it in the suite."""
+    best = {}
+    for p in sorted(points, key=lambda p: p.tokens_per_second.median):  # the fastest of an arm comes last
+        best[p.arm, p.concurrency] = p
     arms, concurrencies = list(dict.fromkeys(p.arm for p in points)), sorted({p.concurrency for p in points})
 
-    def best(arm: str, concurrency: int) -> Point | None:
-        depths = [p for p in points if (p.arm, p.concurrency) == (arm, concurrency)]
-        return best_depth(depths) if depths else None
-
-    def rate(point: Point | None) -> str:
-        if point is None:
-            return "failed"
-        return number(point.tokens_per_second.median) + (f" (K={point.k})" if point.k else "")
+    def rate(p: Point | None) -> str:
+        return number(p.tokens_per_second.median) + (f" (K={p.k})" if p.k else "") if p else "failed"
 
     def ratio(a: Point | None, b: Point | None) -> str:
         return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""
 
-    rows = [[arm, *(rate(best(arm, c)) for c in concurrencies)] for arm in arms]
+    rows = [[arm, *(rate(best.get((arm, c))) for c in concurrencies)] for arm in arms]
     for b, a in itertools.combinations(arms, 2):
-        rows.append([f"{a} / {b}", *(ratio(best(a, c), best(b, c)) for c in concurrencies)])
+        rows.append([f"{a} / {b}", *(ratio(best.get((a, c)), best.get((b, c))) for c in concurrencies)])
     note = "Output tokens/s at the best K of each arm, and ratios of them; ? marks a ratio in doubt."
     return section(f"Best K, {dataset}", ["", *(f"c={c}" for c in concurrencies)], rows, note)
 
@@ -117,7 +99,7 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
         if p.exact and share < 1:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
         fewest = min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency)
-        length, first = (q.spread("acceptance_length") for q in (p, fewest))
+        length, first = p.spread(AL), fewest.spread(AL)
         if length.over(first).falls(0.1) or first.over(length).falls(0.1):
             yield f"{p.label}: AL {length.median:.2f}, but {first.median:.2f} at the smallest concurrency."
 
@@ -135,18 +117,17 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
     Raises:
         ToolError: no cell is whole; OSError: ``folder`` cannot be written.
     """
-    results = read_results(folder)
-    failures = [f"{r.cell.label}: {r.reason}" for r in results if not r.ok]
+    sweep, cells = results = read_results(folder)
+    failures = [f"{r.cell.label}: {r.reason}" for r in cells if not r.ok]
     points = metrics.points(results)
     groups = {name: [p for p in points if p.dataset == name] for name in dict.fromkeys(p.dataset for p in points)}
     if not groups:
-        raise ToolError(f"{folder}: all {len(results)} cells failed; the first: {failures[0]}")
-    sweep = read_sweep(folder)
-    suite, devices = sweep["suite"], " and ".join(sorted({device(r.hardware) for r in results}))
+        raise ToolError(f"{folder}: all {len(cells)} cells failed; the first: {failures[0]}")
+    suite = sweep["suite"]
     best = [best_table(name, group) for name, group in groups.items()]
     warned = _list("Warnings", [line for name, group in groups.items() for line in warnings(name, group)])
     served = [line for name, group in groups.items() for line in advice(name, group, suite)]
-    text = [f"# Sweep {suite['name']}", f"Measured on {devices}, {results[0].began[:10]}. {READING}", *best, *warned]
+    text = [f"# Sweep {suite['name']}", f"Measured on {device(sweep['hardware'])}.", *best, *warned]
     text += _list("Failed cells", failures)
     for name, group in groups.items():
         text += [cell_table(name, group), *repeated_table(name, group)]

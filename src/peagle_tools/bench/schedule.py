@@ -9,30 +9,33 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from peagle_tools.bench.metrics import Point, Ratio, best_depth, number, without_speculation
-from peagle_tools.shared.acceptance import merged, sum_of
-from peagle_vllm.lookup import DEFAULT, FIELD
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The depth for one measured concurrency."""
+class Choice(NamedTuple):
+    """The depth for one measured concurrency.
 
-    concurrency: int
-    k: int  # ``num_speculative_tokens``; 0 is no speculation
-    point: Point  # the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0
-    gain: Ratio  # output tokens/s of ``point`` over no speculation
+    Attributes:
+        k: ``num_speculative_tokens``; 0 is no speculation.
+        point: the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0.
+        gain: output tokens/s of ``point`` over no speculation.
+    """
+
+    k: int
+    point: Point
+    gain: Ratio
+
+    @property
+    def concurrency(self) -> int:
+        return self.point.concurrency
 
     @property
     def text(self) -> str:
-        sure = f"{self.gain.low:.2f}..{self.gain.high:.2f} over {self.gain.repeats} repeats"
-        gain = f"{self.gain.median:.2f} x no speculation ({'in doubt: ' * self.gain.in_doubt}{sure})"
-        if self.k:
-            return f"c={self.concurrency}: K={self.k}, {number(self.point.tokens_per_second.median)} tokens/s, {gain}"
-        return f"c={self.concurrency}: no speculation; K={self.point.k}, the fastest depth, is {gain}"
+        rate = f"{number(self.point.tokens_per_second.median)} tokens/s, {self.gain.text()} x no speculation"
+        fastest = "" if self.k else "no speculation; the fastest depth is "
+        return f"c={self.concurrency}: {fastest}K={self.point.k}, {rate}"
 
 
 def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
@@ -44,7 +47,7 @@ def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
             most = best_depth([alone, *mine]).tokens_per_second
             k = next(p.k for p in [alone, *mine] if most.over(p.tokens_per_second).overlaps_one)
             point = next((p for p in mine if p.k == k), best_depth(mine))
-            chosen.append(Choice(concurrency, k, point, point.tokens_per_second.over(alone.tokens_per_second)))
+            chosen.append(Choice(k, point, point.tokens_per_second.over(alone.tokens_per_second)))
     return chosen
 
 
@@ -58,26 +61,12 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
     return schedule
 
 
-def looked_up(chosen: Sequence[Choice], config: Mapping[str, Any]) -> Iterator[str]:
-    """A line on the drafts of P-EAGLE that were made where look-up drafts, unless the config turns it off."""
-    at_least = config.get(FIELD, DEFAULT) if config.get("parallel_drafting") else 0
-    counts = merged(cell.repeated for choice in chosen for cell in choice.point.cells)
-    kinds = [[seen for n, seen in counts.items() if (n >= at_least) == is_repeated] for is_repeated in (True, False)]
-    if at_least and all(kinds):
-        there, elsewhere = map(sum_of, kinds)
-        share = there.num_drafts / (there.num_drafts + elsewhere.num_drafts)
-        where = f"{share:.0%} of its drafts were made where the last {at_least} tokens had occurred before"
-        lengths = f"AL {there.length:.2f} there, where look-up drafts, and {elsewhere.length:.2f} elsewhere"
-        yield f"{where}: {lengths}. The server's log says if look-up is off."
-
-
-def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], model: str | None = None) -> Iterator[str]:
+def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any]) -> Iterator[str]:
     """Lines: the best K at each concurrency, from where not to speculate, and last the config to paste.
 
     Args:
         points: of one data set.
         suite: as sweep.json has it.
-        model: what the config names as its head; without it what the suite names.
     """
     arms = {p.arm: choices(p.arm, points) for p in points if p.k}
     shared = set.intersection(*({choice.concurrency for choice in chosen} for chosen in arms.values())) if arms else ()
@@ -88,32 +77,30 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any], mode
         yield f"{dataset}: no K, for one repeat does not show the noise; `--repeats 3` adds two."
         return
 
-    def mean_gain(arm: str) -> tuple[float, float]:
+    def gain(arm: str) -> tuple[float, float]:
         """By its schedule, then by its fastest depths."""
         gains = [(choice.k, choice.gain.median) for choice in arms[arm] if choice.concurrency in shared]
         return math.prod(gain for k, gain in gains if k), math.prod(gain for _, gain in gains)
 
-    arm = max(arms, key=mean_gain)
+    arm = max(arms, key=gain)
     yield f"{dataset}: {arm}" + (", which has the largest mean gain of all arms." if len(arms) > 1 else ".")
     yield from (choice.text for choice in arms[arm])
-    yield from looked_up(arms[arm], suite["arms"][arm]["speculative_config"])
-    yield from _to_paste(arms[arm], suite["arms"][arm], suite["serve"], model)
+    yield from _to_paste(arms[arm], suite["arms"][arm], suite["serve"])
 
 
-def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any, model: str | None) -> Iterator[str]:
+def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any) -> Iterator[str]:
     """How to serve these choices; ``arm`` and ``serve`` are the suite's."""
     schedule = ranges(chosen)
-    last = chosen[-1]
     deepest = max(choice.k for choice in chosen)
     if deepest == 0:
         yield "No depth gains more than the noise: leave --speculative-config out."
         return
-    if last.k:
-        up_to = f"up to c={last.concurrency}, the largest measured concurrency"
-        yield f"Speculation gains {up_to}; vLLM keeps K={last.k} beyond it."
+    first, last, k = schedule[-1]
+    if k:
+        yield f"Speculation gains up to c={last}, the largest measured concurrency; vLLM keeps K={k} beyond it."
     else:
-        yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= schedule[-1][0])} on, do not speculate."
-    config = arm["speculative_config"] | {"num_speculative_tokens": deepest} | ({"model": model} if model else {})
+        yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= first)} on, do not speculate."
+    config = arm["speculative_config"] | {"num_speculative_tokens": deepest}
     if len(schedule) > 1:  # one K throughout needs no schedule, which on V1 would cost the full CUDA graphs
         config["num_speculative_tokens_per_batch_size"] = schedule
         yield f"Warning: under data parallelism vLLM drops this schedule and uses K={deepest} at every batch size."

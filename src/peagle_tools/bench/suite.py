@@ -4,12 +4,12 @@ Paths are relative to the suite's folder, the working directory of server and cl
 or ``../``; every other model name is one of the model hub.
 """
 
+import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
-from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from peagle_tools.shared.checked_yaml import Strict
 
@@ -17,17 +17,15 @@ HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval"
 SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "--speculative-config")
 
 
-def _file(path: str, info: ValidationInfo) -> str:
-    """``path``, if it is there; the folder that it is relative to is the validation's context."""
-    if not Path(info.context or ".", path).is_file():
-        raise ValueError(f"there is no file {path} (looked in {info.context})")
-    return path
-
-
 def _model(name: str, info: ValidationInfo) -> str:
     if name.startswith(("./", "../", "/")) and not Path(info.context or ".", name).is_dir():
         raise ValueError(f"there is no folder {name} (looked in {info.context})")
     return name
+
+
+def _head(config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    _model(config.get("model", ""), info)
+    return config
 
 
 def _not_the_sweeps(flags: str) -> str:
@@ -39,16 +37,9 @@ def _not_the_sweeps(flags: str) -> str:
 
 Positive = Annotated[int, Field(ge=1)]
 Model = Annotated[str, AfterValidator(_model)]
+SpeculativeConfig = Annotated[dict[str, Any], AfterValidator(_head)]  # vLLM's; vLLM checks all but the model's folder
 Words = Annotated[str, AfterValidator(_not_the_sweeps)]
-Data = Annotated[str, AfterValidator(_file)]
 Name = Annotated[str, Field(pattern="[A-Za-z0-9]")]  # what ``slug`` leaves of it names files
-
-
-class SpeculativeConfig(TypedDict, total=False):
-    """vLLM's ``--speculative-config``; vLLM checks the other entries."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    model: Model
 
 
 class Flags(Strict):
@@ -77,12 +68,11 @@ class Dataset(Strict):
     """Prompts, exactly one source of them."""
 
     hub: Literal["mt-bench", "humaneval", "gsm8k"] | None = None  # a data set that vLLM's hub loaders read
-    jsonl: Data | None = None  # a file of prompts, in any form that ``prompt_files`` reads
+    jsonl: str | None = None  # a file of prompts, in any form that ``prompt_files`` reads
     flags: Words | None = None  # of ``vllm bench serve``, word for word, for every other data set that it reads
     prompts: Positive  # requests of one cell; at least ``prompts_per_client`` times the concurrency
     prompts_per_client: Annotated[int, Field(ge=0)] = 0
     output_tokens: Positive  # at most, of one request
-    chat: bool = True  # put each prompt into the target's chat template; false sends it raw
 
     @model_validator(mode="after")
     def _one_source(self) -> "Dataset":
@@ -113,13 +103,11 @@ class Suite(Strict):
     @model_validator(mode="after")
     def _file_names_differ(self) -> "Suite":
         for names in (self.arms, self.datasets):
-            seen: dict[str, str] = {}
-            for name in names:
-                if (first := seen.setdefault(slug(name), name)) != name:
-                    raise ValueError(f"{first!r} and {name!r} would share file names")
+            if len({*map(slug, names)}) < len(names):
+                raise ValueError(f"two of {', '.join(names)} would share file names")
         return self
 
 
 def slug(name: str) -> str:
     """``name`` as part of a file name."""
-    return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in name).split()).lower()
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")

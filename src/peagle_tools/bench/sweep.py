@@ -14,16 +14,16 @@ import hashlib
 import itertools
 import json
 import time
-from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from peagle_tools.bench import client
 from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
+from peagle_tools.bench.metrics import AL
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
-from peagle_tools.shared.acceptance import Answer, by_repeated, from_bench_serve
+from peagle_tools.shared.acceptance import Answer, by_repeated
 from peagle_tools.shared.atomic_files import locked, write_whole
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompt_files import read_conversations
@@ -38,7 +38,6 @@ class Sweep:
     def __init__(self, suite: Suite, folder: Path, results: Path, cells: list[Cell]):
         self.suite, self.cells = suite, cells
         self.folder, self.results = folder.resolve(), results.resolve()
-        self.versions, self.hardware = provenance.versions(), provenance.hardware()
 
     def run(self) -> int:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
@@ -51,15 +50,17 @@ class Sweep:
         self.results.mkdir(parents=True, exist_ok=True)
         with locked(self.results, ToolError(f"another sweep is writing into {self.results.name}")):
             self._open()
-            files = {cell: self.results / f"cells/{cell.id}.json" for cell in self.cells}
-            missing = [cell for cell, file in files.items() if not (file.exists() and read_cell(file).ok)]
+            missing = [cell for cell in self.cells if not ((f := self._file(cell)).exists() and read_cell(f).ok)]
             self._began, self._left = time.monotonic(), len(missing)
             self._kept = self._failed = 0
-            for _, group in itertools.groupby(missing, key=lambda cell: cell.server_id):
+            for _, group in itertools.groupby(missing, key=attrgetter("arm", "k", "repeat")):
                 self._serve(list(group))
         failures = f"{self._failed} of {len(self.cells)} cells failed; the same command tries them again"
         print(f"{len(self.cells)} cells: {failures if self._failed else 'all well'}", flush=True)
         return self._failed
+
+    def _file(self, cell: Cell) -> Path:
+        return self.results / f"cells/{cell.id}.json"
 
     def _open(self) -> None:
         """Begin a sweep, or make sure that this one may continue what is there."""
@@ -68,33 +69,30 @@ class Sweep:
         files = {name: self.folder / data.jsonl for name, data in self.suite.datasets.items() if data.jsonl is not None}
         for file in files.values():  # each client reads it again; here a mistake costs less
             read_conversations(file, target)
-        self._digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
-        now: dict[str, Any] = {
-            "versions": self.versions,
-            "hardware": self.hardware,
-            "prompts": self._digests,
+        now = {
             "suite": self.suite.model_dump(mode="json"),
+            "versions": provenance.versions(),
+            "hardware": provenance.hardware(),
+            "prompts": {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},
         }
-        before, another = read_sweep(self.results) or now, "name another folder with --results"
-        if any(before["suite"].get(key) != now["suite"][key] for key in now["suite"].keys() - CHANGE_NO_MEASUREMENT):
-            which = "another suite, or of an older state of this one"
-            raise ToolError(f"{self.results.name} holds results of {which}; {another}")
-        for what in ("versions", "hardware", "prompts"):
+        before = read_sweep(self.results) or now
+        for what in now:
             old, new = before[what], now[what]
-            changed = [f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)]
-            if changed:
-                raise ToolError(f"{self.results.name} was begun with other {what} ({', '.join(changed)}); {another}")
+            keys = [key for key in old | new if old.get(key) != new.get(key) and key not in CHANGE_NO_MEASUREMENT]
+            if keys:
+                began = f"{self.results.name} was begun with other {what} ({', '.join(keys)})"
+                raise ToolError(f"{began}; name another folder with --results")
         (self.results / "cells").mkdir(exist_ok=True)
         write_whole(self.results / "sweep.json", json.dumps(now, indent=1) + "\n")
 
     def _serve(self, missing: list[Cell]) -> None:
         """Measure cells of one arm, depth and repeat, on a further server where one has failed."""
-        first, starts = missing[0], 0
+        first = missing[0]
         arguments, env = serve_arguments(self.suite, first.arm, first.k), environment(self.suite, first.arm)
         while missing:
-            lost, starts = missing, starts + 1  # all of them, should this server not come up
+            lost = missing  # all of them, should this server not come up
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
-            log = self.results / f"logs/{first.server_id}-server{f'-{starts}' if starts > 1 else ''}.log"
+            log = self.results / f"logs/{missing[0].id}-server.log"
             try:
                 with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
                     seconds = server.wait_until_ready(self.suite.server_start_seconds)
@@ -102,46 +100,35 @@ class Sweep:
                     server.check_sampling()
                     while missing:
                         lost = missing[:1]
-                        self._measure(missing[0], server)
+                        self._keep(self._measure(missing[0], server))
                         missing = missing[1:]
             except ServerFailed as error:
                 print(f"  the server failed: {error}\n  its log: {log}", flush=True)
                 for cell in lost:
-                    self._keep(cell, str(error))
+                    self._keep(CellResult(cell=cell, reason=str(error)))
                 missing = missing[len(lost) :]
 
-    def _measure(self, cell: Cell, server: Server) -> None:
-        """Measure and keep a cell. Raises ServerFailed, with nothing kept, when the server has failed."""
-        began, log = datetime.now(UTC), self.results / f"logs/{cell.id}-client.log"
+    def _measure(self, cell: Cell, server: Server) -> CellResult:
+        """Raises ServerFailed when the server has failed."""
         try:
+            log = self.results / f"logs/{cell.id}-client.log"
             raw = client.measure(self.suite, cell, server, cwd=self.folder, log=log)
         except CellFailed as error:
             server.check_well()  # the server's failure is the cause of the client's
-            self._keep(cell, str(error))
-            return
+            return CellResult(cell=cell, reason=str(error))
         repeated = by_repeated(Answer(*answer) for answer in raw.get("answers", ()))
-        self._keep(cell, "", began, drafts=from_bench_serve(raw), repeated=repeated, raw=client.without_texts(raw))
+        return CellResult(cell=cell, repeated=repeated, raw=client.without_texts(raw))
 
-    def _keep(self, cell: Cell, reason: str, began: datetime | None = None, **measured: Any) -> None:
-        """Write the result of a cell, and a line about it; without what was ``measured`` it failed for ``reason``."""
-        configuration = client.configuration(self.suite, cell)
-        if digest := self._digests.get(cell.dataset):
-            configuration["dataset"]["sha256"] = digest
-        result = CellResult(
-            cell=cell,
-            reason=reason.replace(f"{Path.cwd()}/", "./").replace(f"{Path.home()}/", "~/"),  # no path of this machine
-            configuration=configuration,
-            versions=self.versions,
-            hardware=self.hardware,
-            began=(began or datetime.now(UTC)).isoformat(timespec="seconds"),
-            **measured,
-        )
-        write_whole(self.results / f"cells/{cell.id}.json", result.model_dump_json() + "\n")
+    def _keep(self, result: CellResult) -> None:
+        """Write the result of a cell, without paths of this machine, and print a line about it."""
+        reason = result.reason.replace(f"{Path.cwd()}/", "./").replace(f"{Path.home()}/", "~/")
+        result = result.model_copy(update={"reason": reason})
+        write_whole(self._file(result.cell), result.model_dump_json() + "\n")
         self._kept, self._left = self._kept + 1, self._left - 1
         self._failed += not result.ok
         # A mean cell of this run, its share of server starts included, gives the time left.
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
         number = f"[{len(self.cells) - self._left}/{len(self.cells)}]"
-        text = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {result.reason}"
-        text += f", AL {result.drafts.length:.2f}" if result.drafts else ""
-        print(f"{number} {cell.label}: {text}; about {minutes:.0f} min left", flush=True)
+        text = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {reason}"
+        text += f", AL {result.raw[AL]:.2f}" if AL in result.raw else ""
+        print(f"{number} {result.cell.label}: {text}; about {minutes:.0f} min left", flush=True)

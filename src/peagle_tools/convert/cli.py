@@ -26,25 +26,16 @@ def convert(
         int | None, typer.Option(metavar="N", help="The mask token, where the head does not name it.")
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="TARGET", help="Check the head against this model, and name it in the result."),
+        str | None, typer.Option(metavar="TARGET", help="Check the head against this model, and name it in OUT.")
     ] = None,
     window: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="W",
-            help="Let every layer see the last W tokens only: for prompts that are longer "
-            "than the documents it was trained on.",
-        ),
+        int | None, typer.Option(min=1, metavar="W", help="Let every layer see W tokens only: for long prompts.")
     ] = None,
     draft_vocab: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Draft only the N tokens that the texts of --text hold most."),
+        int | None, typer.Option(min=1, metavar="N", help="Draft only the N tokens that --text holds most.")
     ] = None,
     text: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="For --draft-vocab: conversations as the target has them, best its answers."),
+        Path | None, typer.Option(metavar="FILE", help="For --draft-vocab: prompts, best with the target's answers.")
     ] = None,
     revision: RevisionOption = None,
 ) -> None:

@@ -1,13 +1,12 @@
 """``peagle-vllm doctor``."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import JsonOption, fail
+from peagle_tools.shared.terminal import fail
 
 
 def doctor(
@@ -15,7 +14,6 @@ def doctor(
         Path | None,
         typer.Option(metavar="PATH", help="Check this vLLM wheel, or unpacked one, instead of the installed vLLM."),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
 
@@ -24,7 +22,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from peagle_tools.doctor.compatibility_report import as_dict, read_environment, show
+    from peagle_tools.doctor.compatibility_report import read_environment, show
     from peagle_vllm.patches import fingerprint
     from peagle_vllm.patches.version import find_vllm, read
 
@@ -34,9 +32,5 @@ def doctor(
     except ValueError as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
-    environment = read_environment(install) if vllm is None else None
-    if as_json:
-        print(json.dumps(as_dict(report, environment), indent=2))
-    else:
-        show(Console(), report, environment)
+    show(Console(), report, read_environment(install) if vllm is None else None)
     raise typer.Exit(0 if report is not None and not report.changed else 1)
