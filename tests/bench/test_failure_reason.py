@@ -1,4 +1,4 @@
-"""Why a process ended, out of logs as vLLM writes them."""
+"""Why a process ended, out of logs as vLLM writes them; test_sweep.py has more such."""
 
 from pathlib import Path
 
@@ -6,17 +6,7 @@ import pytest
 
 from peagle_tools.shared.processes import failure_reason, how_it_ended
 
-PREFIX = "(EngineCore pid=120) ERROR 11-21 04:00:00 [core.py:900] "
 LOGS = {
-    "the root cause, not its echo": (
-        [
-            f"{PREFIX}Traceback (most recent call last):",
-            f"{PREFIX}  raise RefusedError(text)",
-            f"{PREFIX}peagle_vllm.serving.RefusedError: P-EAGLE refused: hidden_size is 96",
-            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
-        ],
-        "peagle_vllm.serving.RefusedError: P-EAGLE refused: hidden_size is 96",
-    ),
     "pydantic's own words": (
         [
             "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
@@ -24,15 +14,6 @@ LOGS = {
             "(APIServer pid=1)     For further information visit https://errors.pydantic.dev/2/v/value_error",
         ],
         "K is too large for this head",
-    ),
-    "a death without an error": (
-        [
-            "(APIServer pid=1) ERROR 11-21 04:08:31 [client.py:7] Engine core proc EngineCore died unexpectedly.",
-            "(APIServer pid=1) ERROR 11-21 04:08:31 [x.py:1] EngineDeadError: EngineCore encountered an issue.",
-            "INFO:     Application shutdown complete.",
-            "resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked objects",
-        ],
-        "Engine core proc EngineCore died unexpectedly.",
     ),
     "a rank's error before a warning": (
         ["[rank0]: ValueError: no such backend", "WARNING 11-26 04:00:00 [a.py:1] Tokenizer not available"],

@@ -79,8 +79,7 @@ def test_the_best_of_all_arms_is_named_with_its_environment_and_flags(tmp_path: 
     named = suite.arms["EAGLE-3"].model_copy(update={"environment": {"A": "1"}, "flags": "--max-num-seqs 8"})
     slower = {("P-EAGLE", k, c): 2.0 for k in (3, 7) for c in (1, 4)}
     text = lines(tmp_path / "r", suite.model_copy(update={"arms": suite.arms | {"EAGLE-3": named}}), slower=slower)
-    assert text[0].startswith("prompts: EAGLE-3, ") and "With A=1 set." in text
-    assert any("--max-num-seqs 8 among" in line for line in text)
+    assert text[0].startswith("prompts: EAGLE-3, ") and "Measured with A=1 --max-num-seqs 8." in text
     assert "num_speculative_tokens_per_batch_size" not in config(text) and not any("drops" in line for line in text)
 
 

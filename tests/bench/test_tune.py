@@ -29,7 +29,7 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     command = ("tune", *PAIR, "--prompts", "mine.txt", "--k", 3, "--k", 7)
     ran = run(monkeypatch, *command)
     assert (ran.code, ran.err) == (0, "")
-    assert "prompts of mine.txt, at least 2 requests a cell\n18 cells" in ran.out
+    assert "prompts of mine.txt; 18 cells of at least 2 requests" in ran.out
     flag, config = shlex.split(ran.out.splitlines()[-1])
     pasted = json.loads(config)
     assert flag == "--speculative-config" and pasted.pop("num_speculative_tokens") in (3, 7)

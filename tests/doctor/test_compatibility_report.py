@@ -4,8 +4,6 @@ import importlib.metadata
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,7 +17,7 @@ from peagle_vllm.patches.version import VllmInstall, read
 from tests.inspect.running import only_line, run
 from tests.patches.trees import change, copy_of_used, installed
 
-GPU = Environment(device="a GPU", no_triton="", registered=True, platform=None, variables={})
+GPU = Environment(device="a GPU", no_triton="", registered=True, variables={})
 CPU = replace(GPU, device="CPU", no_triton="it has no CPU backend")
 
 
@@ -46,7 +44,6 @@ DISABLED = {"PEAGLE_VLLM_DISABLE": "1"}
         (replace(GPU, variables={"VLLM_PLUGINS": "other, peagle"}), report(), "stock vLLM", "VLLM_PLUGINS"),
         (replace(GPU, variables={"VLLM_PLUGINS": "other,peagle"}), report(), "V2", "default"),
         (GPU, report(status="changed"), "refused", "gate"),
-        (replace(GPU, platform="vllm_ascend.platform.NPUPlatform"), report(), "out-of-tree", "vllm_ascend"),
         (GPU, None, "none", "not installed"),
     ],
 )
@@ -127,33 +124,6 @@ def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
     assert re.search(r"vLLM +0\.99\.0\.dev1\+cpu", ran.output)
     assert re.search(rf"looks like +{installed().minor}; this version itself is not recorded", ran.output)
     assert read_environment(read(root)).device == "CPU"
-
-
-@pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize(
-    ("gives", "plugins", "active"),
-    [
-        ("vllm_ascend.platform.NPUPlatform", "peagle,ascend", True),
-        ("vllm_ascend.platform.NPUPlatform", "peagle", False),
-        ("vllm.platforms.cuda.CudaPlatform", "peagle,ascend", False),
-        (None, "peagle,ascend", False),
-        (ImportError("no such device"), "peagle,ascend", False),
-    ],
-)
-def test_a_platform_plugin_is_found_as_vllm_finds_it(
-    gives: object, plugins: str, active: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The case of vllm-ascend, whose own workers P-EAGLE would get."""
-    load = Mock(side_effect=gives) if isinstance(gives, Exception) else lambda: lambda: gives
-    plugin, original = SimpleNamespace(name="ascend", load=load), importlib.metadata.entry_points
-    monkeypatch.setattr(
-        importlib.metadata,
-        "entry_points",
-        lambda **asked: [plugin] if asked["group"] == "vllm.platform_plugins" else original(**asked),
-    )
-    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
-    monkeypatch.setenv("VLLM_PLUGINS", plugins)
-    assert read_environment(None).platform == (gives if active else None)
 
 
 def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,13 +58,6 @@ def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
     assert max(map(len, facts)) <= 80
 
 
-def test_a_foreign_target_is_unfit(monkeypatch: pytest.MonkeyPatch):
-    ran = run(monkeypatch, "inspect", PEAGLE, "--target", QWEN3)
-    assert (ran.code, ran.err) == (1, "")
-    assert "unfit    hidden_size is 128, " in ran.out
-    assert "--speculative-config" not in ran.out
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

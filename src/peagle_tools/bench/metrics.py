@@ -37,13 +37,6 @@ class Spread:
     high: float
     repeats: int
 
-    @classmethod
-    def from_samples(cls, samples: Iterable[float]) -> "Spread":
-        known = [value for value in samples if not math.isnan(value)]
-        if not known:
-            return cls(math.nan, math.nan, math.nan, 0)
-        return cls(float(np.median(known)), min(known), max(known), len(known))
-
     def over(self, other: "Spread") -> "Ratio":
         """This over ``other``, with the range that their spreads allow."""
 
@@ -93,7 +86,10 @@ class Point(Condition):
         return self.repeats - len(self.cells)
 
     def spread(self, name: str) -> Spread:
-        return Spread.from_samples(metric(cell.raw, name) for cell in self.cells)
+        known = [value for cell in self.cells if not math.isnan(value := metric(cell.raw, name))]
+        if not known:
+            return Spread(math.nan, math.nan, math.nan, 0)
+        return Spread(float(np.median(known)), min(known), max(known), len(known))
 
     @property
     def tokens_per_second(self) -> Spread:

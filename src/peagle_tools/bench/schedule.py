@@ -104,8 +104,7 @@ def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any) -> Iterator[str]:
     if len(schedule) > 1:  # one K throughout needs no schedule, which on V1 would cost the full CUDA graphs
         config["num_speculative_tokens_per_batch_size"] = schedule
         yield f"Warning: under data parallelism vLLM drops this schedule and uses K={deepest} at every batch size."
-    if variables := serve["environment"] | arm["environment"]:
-        yield f"With {' '.join(f'{name}={value}' for name, value in variables.items())} set."
-    if flags := shlex.split(serve["flags"]) + shlex.split(arm["flags"]):
-        yield f"With {shlex.join(flags)} among the flags."
+    variables = [f"{name}={value}" for name, value in (serve["environment"] | arm["environment"]).items()]
+    if setting := [*variables, *shlex.split(serve["flags"]), *shlex.split(arm["flags"])]:
+        yield f"Measured with {shlex.join(setting)}."
     yield f"--speculative-config {shlex.quote(json.dumps(config))}"

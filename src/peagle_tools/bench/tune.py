@@ -98,8 +98,7 @@ def tune(
         write_whole(file, text)
         which = f"prompts of {prompts}" if prompts else "no --prompts, so MT-Bench from the hub"
         cells = grid(suite)
-        print(f"tune: {which}, at least {most} requests a cell")
-        print(f"{len(cells)} cells; suite and results are in {folder}")
+        print(f"tune: {which}; {len(cells)} cells of at least {most} requests; suite and results are in {folder}")
         if failed := Sweep(suite, folder, folder, cells).run():
             fail(f"{failed} cells failed; the lines above give the reasons")
         show_report(folder)

@@ -1,6 +1,5 @@
 """``peagle-vllm convert``."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -73,7 +72,3 @@ def convert(
     if trimmed:
         print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")
         print("languages:", ", ".join(f"{name} {share:.0%}" for name, share in trimmed.languages.items()))
-    verifier = written.config.get("speculators_config", {}).get("verifier")
-    if to == "speculators" and not (isinstance(verifier, dict) and verifier.get("name_or_path")):
-        note = f"{out}/config.json names no target; `vllm serve {out}` needs one, --target TARGET writes it"
-        print(f"note: {note}", file=sys.stderr)

@@ -33,7 +33,6 @@ class Environment:
     device: str | None  # the accelerator's name, or CPU where vLLM is built for that; None: there is none
     no_triton: str  # why Model Runner V2 cannot use Triton here; empty: it can
     registered: bool  # the plugin is an installed entry point
-    platform: str | None  # the class of a platform plugin that is active; None: one of vLLM's own platforms
     variables: Mapping[str, str]  # those of VARIABLES that are set
 
     @property
@@ -41,32 +40,26 @@ class Environment:
         """Why vLLM does not load the plugin; empty: it does."""
         if not self.registered:
             return "not installed as an entry point: pip install peagle-vllm"
-        if not _is_let_in(PLUGIN_NAME, self.variables):
+        if PLUGIN_NAME not in self.variables.get(PLUGINS, PLUGIN_NAME).split(","):  # as vLLM, which strips nothing
             return f"left out by {PLUGINS}={self.variables[PLUGINS]}"
         return f"switched off by {DISABLE}=1" if self.variables.get(DISABLE) == "1" else ""
-
-
-def _is_let_in(plugin: str, variables: Mapping[str, str]) -> bool:
-    """Whether VLLM_PLUGINS admits a plugin. vLLM splits at commas and strips nothing."""
-    return PLUGINS not in variables or plugin in variables[PLUGINS].split(",")
 
 
 class Runner(NamedTuple):
     """What a P-EAGLE configuration gets."""
 
-    name: Literal["V2", "V1", "stock vLLM", "out-of-tree", "refused", "none"]
+    name: Literal["V2", "V1", "stock vLLM", "refused", "none"]
     why: str
 
 
 def read_environment(install: VllmInstall | None) -> Environment:
-    """Look at this process and machine. Imports torch, Triton's list of backends, and platform plugins."""
+    """Look at this process and machine. Imports torch and Triton's list of backends."""
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
     device = "CPU" if cpu_build else _accelerator()
     return Environment(
         device=device,
         no_triton=_why_no_triton(cpu_build, device),
         registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
-        platform=_platform_plugin(),
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
@@ -82,8 +75,6 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         if forced == "V2":
             return Runner("refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE")
         return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
-    if environment.platform:
-        return Runner("out-of-tree", f"{environment.platform} brings workers of its own, which the plugin leaves alone")
     if report.changed:
         return Runner("refused", report.differs(report.changed))
     if environment.device is None:
@@ -94,7 +85,8 @@ def decide_runner(environment: Environment, report: Report | None) -> Runner:
         return Runner(forced, f"{USE_V2}={use_v2} forces it")
     if environment.no_triton:
         return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
-    return Runner("V2", "vLLM's default, unless another setting of the server needs V1")
+    others = "a platform plugin (Ascend, TPU) has workers of its own, which get no P-EAGLE"
+    return Runner("V2", f"vLLM's default, unless another setting of the server needs V1, or {others}")
 
 
 def _accelerator() -> str | None:
@@ -105,20 +97,6 @@ def _accelerator() -> str | None:
         return torch.get_device_module(kind).get_device_name() if kind else None
     except Exception:  # a torch that does not load, or a driver that fails: there is no accelerator to use
         return None
-
-
-def _platform_plugin() -> str | None:
-    """The class of the active platform plugin, by the rule of vLLM's ``resolve_current_platform_cls_qualname``."""
-    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
-        return None
-    for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins"):
-        try:
-            qualname = plugin.load()() if _is_let_in(plugin.name, os.environ) else None
-        except Exception:  # vLLM takes it for a plugin of another machine
-            continue
-        if qualname and qualname.partition(".")[0] != "vllm":
-            return qualname
-    return None
 
 
 def _why_no_triton(cpu_build: bool, device: str | None) -> str:
