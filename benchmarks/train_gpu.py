@@ -26,7 +26,6 @@ from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER
 from benchmarks.real import PROMPTS, SETS, TARGET, Engine
 from peagle_tools.shared.atomic_files import write_whole
-from peagle_tools.shared.server import HOST, free_port
 from peagle_tools.train import serve
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
@@ -48,7 +47,6 @@ SETTINGS: dict[str, Any] = (
         "data": {
             "from_target": 60_000,  # more than there is time for
             "apart_from": [str(PROMPTS / f"{name}.jsonl") for name in SETS],
-            "pii": "none",  # the target's own text
             "max_tokens": 512,
             "held_out": 128,
             "concurrency": 512,
@@ -65,7 +63,7 @@ SETTINGS: dict[str, Any] = (
     if HAS_GPU
     else {
         "target": str(arms.ROOT / "models/tiny-llama"),
-        "data": {"from_target": 40, "pii": "none", "max_tokens": 32, "held_out": 2},
+        "data": {"from_target": 40, "max_tokens": 32, "held_out": 2},
         "head": {"layers": 1, "depths": 4},
         "step": {"tokens": 256, "dtype": "float32"},
         "engine": {
@@ -156,17 +154,16 @@ def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
 def begin(run: Path) -> tuple[Config, Stages]:
     """Settings and finished steps of a run."""
     run.mkdir(parents=True, exist_ok=True)
-    data = {**SETTINGS["data"], "endpoint": f"http://{HOST}:{free_port()}/v1"}
-    config = Config.model_validate({**SETTINGS, "folder": str(run), "data": data}, context=arms.ROOT)
+    config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
     return config, Stages(run / "stages.json")
 
 
 def write_answers(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
     """The target's own prompts and its answers, each until its share of the time is over."""
     since = time.monotonic()
-    with serve.running(config, config.run / "logs/server.log"):
+    with serve.running(config, config.run / "logs/server.log") as (endpoint, _):
         yield stages.keep("server", since)
-        since, asked = time.monotonic(), changed(config, data={"serve": False})
+        since, asked = time.monotonic(), changed(config, data={"endpoint": endpoint})
         if not within(PROMPTS_SECONDS, "prompts", asked):
             asked = changed(asked, data={"from_target": num_sampled(config.run)})
             do("prompts", asked)

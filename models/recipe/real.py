@@ -26,8 +26,8 @@ from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.engines import quick_dtype
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.lines import read_lines
-from peagle_tools.train.peagle_yaml import Config, read_config
-from peagle_tools.train.pipeline import do, settings
+from peagle_tools.train.peagle_yaml import TRAINING, Config, read_config
+from peagle_tools.train.pipeline import do
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
@@ -86,8 +86,8 @@ def train_round(config: Config, answers: bytes, begin: Path | None, out: Path) -
 def record(best: Path, config: Config, seconds: int, begin: Path | None, place: Path) -> None:
     """Write how the head in ``place`` was trained, and what it drafts, to its training.json."""
     log, al = (list(read_lines(config.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
-    report = {
-        "settings": settings(changed(config, head={"init": "the first round's head"}) if begin else config)["run"],
+    report: dict[str, Any] = {
+        "settings": config.model_dump(include=TRAINING),
         "best": best.resolve().name,
         "al": [line for line in al if line["step"] == al[-1]["step"]],
         "log": [line for line in log if "time" in line][-1:],
@@ -96,6 +96,7 @@ def record(best: Path, config: Config, seconds: int, begin: Path | None, place: 
         "drafts": greedy_drafts(place.absolute()),
     }
     if begin:
+        report["settings"]["head"]["init"] = "the first round's head"
         report["first"] = json.loads((begin / "training.json").read_text())
     write_whole(place / "training.json", json.dumps(report | provenance(), indent=1) + "\n")
 

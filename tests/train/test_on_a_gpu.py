@@ -8,11 +8,8 @@ import pytest
 import torch
 from speculators.train import checkpointer
 
-from peagle_tools.shared.errors import TryAgain
-from peagle_tools.train import cpu, steps, trainer
+from peagle_tools.train import cpu, trainer
 from peagle_tools.train.checkpoints import Checkpoints
-from peagle_tools.train.peagle_yaml import read_config
-from tests.train.runs import toy_run
 
 
 def test_adamw_of_a_resumed_run_waits_for_no_step_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,15 +34,3 @@ def test_replay_computes_in_the_dtype_of_a_step(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(trainer, "measure", lambda *_: torch.is_autocast_enabled("cuda"))
     run = Mock(device_type="cuda", rank=1, config=SimpleNamespace(hidden_states_dtype=torch.bfloat16))
     assert trainer.Trainer._measure(run)
-
-
-def test_few_documents_wait_for_their_hidden_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """speculators waits 10 seconds for a file, which is behind those of all other documents in flight."""
-    config = read_config(toy_run(tmp_path, data={"concurrency": 512, "serve": False}))
-    (config.data_folder / "hidden_states/hs_0.safetensors").unlink()
-    (config.run / "logs").mkdir()
-    asked: list[str] = []
-    monkeypatch.setattr(steps, "speculators", lambda words, log, _: asked.extend(words) or log.touch())
-    with pytest.raises(TryAgain):
-        steps.states(config)
-    assert asked[asked.index("--concurrency") + 1] == str(steps.MOST_STATES)

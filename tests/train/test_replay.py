@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.train.draft_model import PEagleDraftModel
-from peagle_tools.train.replay import REPLAY, UNSELECTED, replay
+from peagle_tools.train.replay import replay
 from peagle_tools.train.selector_training import new_selector, served
 from peagle_vllm.heads.head import read_head
 from tests.support.models import MODELS, PEAGLE, PEAGLE_REDUCED, TARGET, prompt_token_ids
@@ -49,7 +49,7 @@ def documents() -> list[dict[str, Tensor]]:
 def test_acceptance_is_what_vllm_counted(folder: Path, documents: list[dict[str, Tensor]]) -> None:
     """Each position over the same prompts, in models/RESULTS.json. At K = 7 the rounds are the very same ones."""
     head = PEagleDraftModel.from_pretrained(folder).float()
-    replayed = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)[REPLAY]
+    replayed = replay(head, documents, NUM_K, TOKENS, chunk_rows=512)
     arms = [arm for arm in PUBLISHED["arms"] if arm["head"] == folder.name]
     assert [arm["k"] for arm in arms] == [3, 5, 7]
     for arm in arms:
@@ -83,11 +83,9 @@ def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, T
                 right += 1
             accepted.append(right)
             at += right + 1
-    selected = replayed[REPLAY][k]
-    assert (selected.num_drafts, selected.num_accepted) == (len(accepted), sum(accepted))
-    assert replayed[UNSELECTED] != replayed[REPLAY]
+    assert (replayed[k].num_drafts, replayed[k].num_accepted) == (len(accepted), sum(accepted))
     head.candidate_selector = None
-    assert replay(head, documents[:6], k, TOKENS) == {REPLAY: replayed[UNSELECTED]}
+    assert replay(head, documents[:6], k, TOKENS) != replayed
 
 
 def test_after_a_loop_nothing_is_known(documents: list[dict[str, Tensor]]) -> None:

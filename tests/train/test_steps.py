@@ -4,12 +4,12 @@ One server, which writes hidden states as it answers, serves all tests, in the o
 """
 
 import json
-import shlex
 import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,12 +18,11 @@ from safetensors.torch import load_file, save, save_file
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
+from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.server import Server, ServerFailed
 from peagle_tools.train import serve, steps
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.peagle_yaml import STAMP, Config, Data, Every, HeadSettings, Optimizer, Step, read_config
-from peagle_tools.train.training import train
+from peagle_tools.train.peagle_yaml import STAMP, Config, Data, HeadSettings, Step, read_config
 from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
 from tests.train.runs import ENGINE, toy_run
@@ -41,11 +40,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     rows = [{"id": f"{n:02}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(texts)]
     rows[1]["messages"].append({"role": "user", "content": "And now?"})
     write_lines(folder / "prompts.jsonl", rows)
-    endpoint = f"http://127.0.0.1:{free_port()}/v1"
     config = Config(
         target=str(TARGET),
         folder=str(folder),
-        data=Data(held_out=HELD_OUT, max_tokens=MAX_TOKENS, serve=False, endpoint=endpoint),
+        data=Data(held_out=HELD_OUT, max_tokens=MAX_TOKENS),
         head=HeadSettings(aux_layers=LAYERS),
         step=Step(tokens=256, dtype="float32"),
         engine=ENGINE,
@@ -54,8 +52,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process less that imports vLLM
-        with serve.running(changed(config, "data", serve=True), folder / "logs/server.log", hidden_states=True):
-            yield config
+        with serve.running(config, folder / "logs/server.log", hidden_states=True) as (endpoint, _):
+            patch.setattr(serve, "running", lambda config, *_, **__: nullcontext((config.data.endpoint, None)))
+            yield changed(config, "data", endpoint=endpoint)
 
 
 def answers_of(config: Config) -> Path:
@@ -85,7 +84,7 @@ def test_answers_are_the_targets_own(config: Config, target: Any) -> None:
     A run that was killed while it wrote left one whole answer, a second one of which more may be missing, and half a
     line: only the first one is kept.
     """
-    left = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "text": "", "finish_reason": "stop", "temperature": 0}
+    left = {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "text": "", "finish_reason": "stop"}
     write_lines(answers_of(config), [{"id": f"{key}_gen0", "primary_id": key, **left} for key in ("00", "01")])
     with answers_of(config).open("a") as file:
         file.write('{"id": "02_gen0", "primary')
@@ -108,7 +107,7 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
     out, sampled = run / "prompts.jsonl", run / "prompts.sampled.jsonl"
 
     def write(number: int, **more: Any) -> Any:
-        data = {"endpoint": config.data.endpoint, "serve": False, "pii": "none", "from_target": number, **more}
+        data = {"endpoint": config.data.endpoint, "from_target": number, **more}
         file.write_text(json.dumps({"target": str(TARGET), "data": data}))
         return CliRunner().invoke(app, ["train", "prompts", str(file)])
 
@@ -137,13 +136,13 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
 
 
 def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A greedy answer without a token, which a second try would not change, and turns after max_tokens tokens in all.
+    """A greedy answer without a token, which a second try would not change.
 
     Data are made of finished answers only.
     """
-    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1, serve=False, concurrency=7))
-    row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": ""}
-    row["metadata"] = {"sampling_params": {"temperature": 0}, "finish_reason": "length"}
+    data = Data(held_out=1, endpoint="http://localhost:1/v1", concurrency=7)
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=data)
+    row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": "", "metadata": {"finish_reason": "length"}}
 
     def answer(words: list[str], *_: object) -> None:
         assert words[words.index("--concurrency") + 1] == "7"
@@ -158,37 +157,40 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(steps, "speculators", answer)
     report = steps.answers(config)
     assert "4 answers to 3 prompts, 4 of them ended by max_tokens" in report
-    assert ", 2 later turns not asked, after more than max_tokens in all; 1 prompts refused or answered with" in report
-    assert report.endswith("nothing, see answers.errors.jsonl")
+    assert report.endswith("; 1 prompts refused or answered with nothing, see answers.errors.jsonl")
     with pytest.raises(ToolError, match=r"no documents .* `peagle-vllm train pipeline` makes them"):
         steps.states(config)
 
 
-def test_held_out_answers_are_greedy(tmp_path: Path) -> None:
-    """Where the first prompt was refused greedily and answered at the temperature, the next one is held out."""
-    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=2, temperature=1))
-    row = {"loss_mask": [0, 1], "text": "", "finish_reason": "stop"}
-    answers = [(1, [1, 2], 1), (2, [3, 4], 0), (3, [5, 6], 1)]
-    rows = [row | {"primary_id": key, "input_ids": ids, "temperature": t} for key, ids, t in answers]
-    write_lines(answers_of(config), rows)
-    with pytest.raises(ToolError, match="3 answers, 1 of them greedy, are too few: 2 greedy ones are held out"):
+def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1))
+    answers = [("a", [1, 2]), ("a", [1, 2, 3]), ("b", [4, 5])]
+    rows = [{"primary_id": key, "input_ids": ids, "loss_mask": [0] * len(ids)} for key, ids in answers]
+    write_lines(answers_of(config), rows[:2])
+    with pytest.raises(ToolError, match="2 answers are too few: 1 are held out; add prompts"):
         steps.data(config)
-    config = changed(config, "data", held_out=1)
-    assert "3 documents, 6 tokens, the longest 2, 1 held out" in steps.data(config)
-    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"][-1] == [3, 4]
+    write_lines(answers_of(config), rows)
+    assert "2 documents, 4 tokens, the longest 2, 1 held out; 1 more of held-out" in steps.data(config)
+    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [1, 2]]
+
+
+def test_answers_to_prompts_that_are_gone_are_refused(tmp_path: Path) -> None:
+    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1))
+    write_lines(tmp_path / "prompts.jsonl", [{"id": key, "messages": []} for key in "ab"])
+    write_lines(answers_of(config), [{"primary_id": key} for key in "bc"])
+    with pytest.raises(ToolError, match=r"answers.jsonl: 1 of its prompts are not in .*prompts.jsonl; remove it, or"):
+        steps.answers(config)
 
 
 def test_documents_longer_than_a_step_are_refused(config: Config) -> None:
-    """The last documents are those of the first prompts, answered greedily."""
-    longest = max(len(row["input_ids"]) for row in rows(config))
-    with pytest.raises(ToolError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step.tokens$"):
-        steps.data(changed(config, "step", tokens=longest - 1))
-    assert not config.data_folder.exists()
+    """The last documents are those of the first prompts."""
     steps.data(config)
     documents = [row["input_ids"] for row in load_from_disk(str(config.data_folder)).with_format(None)]
     answered = [row["input_ids"] for row in rows(config)]
-    assert sorted(documents[-HELD_OUT:]) == sorted(answered[:HELD_OUT])
-    assert sorted(documents[:-HELD_OUT]) == sorted(answered[HELD_OUT:])
+    assert documents == answered[HELD_OUT:] + answered[:HELD_OUT]
+    longest = max(map(len, documents))
+    with pytest.raises(ToolError, match=f"1 of {PROMPTS} documents .* the longest {longest}: raise step.tokens$"):
+        steps.states(changed(config, "step", tokens=longest - 1))
 
 
 def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any) -> None:
@@ -206,8 +208,8 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
     last: list[torch.Tensor] = []
     target.model.norm.register_forward_pre_hook(lambda _, inputs: last.append(inputs[0]))
     assert "those of 1 were there" in steps.states(config)
-    tokens = sum(len(row["input_ids"]) for row in rows(config))
-    assert f"{tokens:,} tokens x 4 layers x 128 x 4 bytes" in capsys.readouterr().out
+    tokens = sum(len(row["input_ids"]) for row in rows(config)) - len(ids[0])
+    assert f"hidden states: {tokens * 4 * 128 * 4 / 1e9:.3f} GB; " in capsys.readouterr().out
     assert json.loads((config.data_folder / STAMP).read_text()) == config.stamp
     assert not load_file(folder / "hs_0.safetensors")["hidden_states"].any()
     for number in range(1, PROMPTS):
@@ -217,81 +219,32 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
         torch.testing.assert_close(stored, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_server_of_ones_own_has_the_variables_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the line that is shown, which is to be run on another machine, has them, too."""
-    file, became = tmp_path / "peagle.yaml", []
-    file.write_text(f"target: {TARGET}\ndata: {{serve: false, endpoint: 'http://there:81/v1'}}\n")
-    monkeypatch.setattr("os.execve", lambda *process: became.append(process))
-    for name in serve.ENVIRONMENT | serve.ON_CPU:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-15|16-31")
-    shown = CliRunner().invoke(app, ["train", "serve-target", str(file)]).stderr
-    [(_, command, environment)] = became
-    assert environment.items() >= serve.environment().items()
-    assert shlex.split(shown) == [*(f"{name}={value}" for name, value in serve.environment().items()), *command]
-    assert "VLLM_CPU_OMP_THREADS_BIND='0-15|16-31' " in shown and "--host there --port 81" in shown
-
-
-def test_without_its_server_a_step_can_be_tried_again(config: Config) -> None:
-    """No server listens at this port; what is there stays."""
-    elsewhere = changed(config, "data", endpoint=f"http://127.0.0.1:{free_port()}/v1")
-    (config.data_folder / "hidden_states/hs_0.safetensors").unlink()
-    with pytest.raises(TryAgain, match="Connection error"):
-        steps.states(elsewhere)
+def test_without_its_server_a_step_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what speculators says then."""
+    start, fails = processes.start, [sys.executable, "-c", "raise SystemExit('APIConnectionError: Connection error.')"]
+    monkeypatch.setattr(processes, "start", lambda _, **options: start(fails, **options))
+    with pytest.raises(TryAgain, match=r"answers failed .*Connection error"):
+        steps.speculators(["answers"], tmp_path / "log")
 
 
 def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    (config.data_folder / "hidden_states/hs_0.safetensors").unlink()
     free = shutil._ntuple_diskusage(10, 10, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     with pytest.raises(ToolError, match="not enough room"):
         steps.states(config)
 
 
-def test_online_it_trains_the_same_head(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """From the server's hidden states as from files: loss of every step, AL by replay, and weights."""
-    steps.states(config)  # a test before this one took a file away
-    short = {"head": HeadSettings(layers=2, depths=3, aux_layers=LAYERS), "optimizer": Optimizer(steps=4, lr=0.01)}
-    short |= {"every": Every(checkpoint=4, replay=4), "speculators": {"num_workers": 0, "log_freq": 1}}
-    from_files = config.model_copy(update=short)
-    online = changed(from_files, "data", online=True).model_copy(update={"folder": str(tmp_path)})
-    shutil.copytree(config.data_folder, online.data_folder, ignore=shutil.ignore_patterns("hidden_states"))
-    results = []
-    for settings in (from_files, online):
-        train(settings)
-        log = list(read_lines(settings.run / "log.jsonl"))
-        losses = [(line["loss"], line["accuracy"]) for line in log if "loss" in line]
-        weights = (settings.run / "checkpoints/step-4/master.safetensors").read_bytes()
-        results.append((losses, log[-1]["held_out"], (settings.run / "al.jsonl").read_text(), weights))
-    losses = results[0][0]
-    assert len(losses) == 4 and losses[3] < losses[0]
-    assert results[1] == results[0]
-    assert not (online.data_folder / "hidden_states").exists()
-    told = [record.msg["al"] for record in caplog.records if "al" in record.msg]  # to TensorBoard and others
-    assert [set(lengths) for lengths in told] == [{"K=1", "K=2", "K=3"}] * 2
-
-
 def test_requests_that_failed_can_be_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine's server: the command leaves out what failed, ends well, and has the reason in its log."""
-    config = read_config(toy_run(tmp_path / "run", data={"serve": False, "concurrency": 7}))
-    folder = config.data_folder / "hidden_states"
+    """speculators leaves out what failed, and ends well. It waits 10 seconds for a file, which is behind those of all
+    other documents in flight: few of them are."""
+    config = read_config(toy_run(tmp_path / "run", data={"concurrency": 512}))
+    folder, asked = config.data_folder / "hidden_states", []
     folder.joinpath("hs_9.safetensors").rename(tmp_path / "hs_9.safetensors")
-
-    def generate(words: list[str], log: Path, server: Server | None = None) -> None:
-        assert words[words.index("--concurrency") + 1] == "7"
-        log.parent.mkdir(exist_ok=True)
-        log.write_text("Skipping sample 9 due to error:   offline.py:179\n")
-
-    monkeypatch.setattr(steps, "speculators", generate)
-    with pytest.raises(TryAgain, match=r"1 of 24 .* row 9 is the first \(no answer in time; .*the same command"):
+    monkeypatch.setattr(serve, "running", lambda *_, **__: nullcontext(("http://there", None)))
+    monkeypatch.setattr(steps, "speculators", lambda words, *_: asked.extend(words))
+    with pytest.raises(TryAgain, match=r"1 of 24 .* row 9 is the first; its log: .*the same command"):
         steps.states(config)
+    assert asked[asked.index("--concurrency") + 1] == str(steps.MOST_STATES)
     monkeypatch.setattr(steps, "speculators", lambda *_: shutil.copy(tmp_path / "hs_9.safetensors", folder))
     assert steps.states(config) == "hidden states of 24 documents; those of 23 were there"
-
-
-def test_an_endpoint_without_a_port_is_port_80(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    server = Mock(side_effect=ServerFailed("stopped"))
-    monkeypatch.setattr(serve, "Server", server)
-    config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(endpoint="http://localhost/v1"))
-    with pytest.raises(ToolError, match="stopped"), serve.running(config, tmp_path / "server.log"):
-        pass
-    assert server.call_args.args[1] == 80

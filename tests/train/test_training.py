@@ -21,7 +21,7 @@ from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu
 from peagle_tools.train import trainer as trainer_module
 from peagle_tools.train.peagle_yaml import STAMP, read_config
-from tests.train.runs import MASK, at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
+from tests.train.runs import at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
 
 
 def selector_run(folder: Path) -> Path:
@@ -53,8 +53,7 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     assert [line["step"] for line in trained] == [*range(1, 13)]
     assert [line["step"] for line in ended["log"] if "held_out" in line] == [6, 12]
     assert trained[-1]["loss"] < trained[0]["loss"] and trained[-1]["selector_loss"] > 0
-    for shares in ("accuracy", "recall_at_16", "selector_accuracy"):
-        assert len(trained[0][shares]) == 3
+    assert len(trained[0]["accuracy"]) == 3
     assert not (folder / "config.py").exists() and "auto_map" not in (folder / "config.json").read_text()
     weights, master = load_file(folder / "model.safetensors"), load_file(folder / "master.safetensors")
     selector = load_file(folder / "edge/model.safetensors")
@@ -65,16 +64,15 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     shown = CliRunner().invoke(app, ["inspect", str(folder), "--target", str(file.parent / "target")])
     assert shown.exit_code == 0 and "selector" in shown.output, shown.output
     al = [json.loads(line) for line in ended["al"].splitlines()]
-    rows = product((6, 12), ("replay", "replay, no selector"), (1, 2, 3))
-    assert sorted((line["step"], line["how"], line["K"]) for line in al) == sorted(rows)
+    assert [(line["step"], line["how"], line["K"]) for line in al] == [*product((6, 12), ["replay"], (1, 2, 3))]
     assert all(line["al"] == pytest.approx(1 + sum(line["acceptance"]), abs=2e-4) for line in al)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "change"),
     [
-        ("rank: 4", "rank: 8", r"selector was \{'rank': 4, .* and is \{'rank': 8, "),
-        ("lr: 0.01", "lr: 0.02", "optimizer.lr was 0.01 and is 0.02; "),
+        ("rank: 4", "rank: 8", r"selector was \{'rank': 4\} and is \{'rank': 8\}; "),
+        ("lr: 0.01", "lr: 0.02", "optimizer was .*'lr': 0.01, .* and is .*'lr': 0.02, "),
     ],
 )
 def test_other_settings_are_another_run(undisturbed: Any, old: str, new: str, change: str) -> None:
@@ -178,16 +176,6 @@ def test_a_loss_that_is_no_number_names_its_documents(tmp_path: Path) -> None:
     assert all(tensor.isfinite().all() for tensors in left for tensor in tensors.values())
 
 
-def test_a_server_that_is_gone_stops_the_run(tmp_path: Path) -> None:
-    few = {"max_retries": 0, "generation_validation_retries": 0, "max_consecutive_generation_failures": 2}
-    data = {"online": True, "endpoint": "http://127.0.0.1:9/v1"}
-    file = toy_run(tmp_path / "run", data=data, speculators=few)
-    shutil.rmtree(read_config(file).data_folder / "hidden_states")
-    stopped = CliRunner().invoke(app, ["train", "run", str(file)])
-    assert stopped.exit_code == 75, stopped.output
-    assert "circuit breaker tripped" in stopped.output and "continues from the beginning" in stopped.output
-
-
 def test_hidden_states_that_change_while_it_trains_are_refused(tmp_path: Path) -> None:
     cpu.setup()
     file = toy_run(tmp_path / "run")
@@ -235,12 +223,8 @@ def lose_states(data: Path) -> None:
     os.truncate(files[9], 200)
 
 
-STAMPED = r"aux_layers \[1, 4, 6\] \(peagle.yaml: \[2, 4, 5\]\), dtype bfloat16 \(.*; put peagle.yaml"
+STAMPED = r"'aux_layers': \[1, 4, 6\], 'dtype': 'bfloat16'\}, where peagle.yaml has .*\[2, 4, 5\].*; put peagle.yaml"
 REFUSED = {
-    "a mask token in use": (
-        {"head": {"mask_token": 5}},
-        f"head.mask_token: the target's .* uses 5 for 'w5'; .* {MASK} say",
-    ),
     "states of other layers": (change_stamp, STAMPED),
     "lost states": (
         lose_states,
@@ -250,6 +234,7 @@ REFUSED = {
     "a document longer than a step": ({"step": {"tokens": 32}}, "documents have more than step.tokens"),
     "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: .*; did you mean draft_arch"),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
+    "one that is set elsewhere": ({"speculators": {"num_layers": 3}}, "num_layers: cannot be set here; remove it"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
 }
 

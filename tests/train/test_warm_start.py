@@ -35,9 +35,7 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     head, _ = begin(toy_run(tmp_path / "more", head={"layers": 4, "init": init}))
     assert len(head.layers) == 4
     assert loss_of(head, batch, num_depths=3) == pytest.approx(loss_of(first, batch, num_depths=3), rel=1e-6)
-    with pytest.raises(
-        ToolError, match=r"head.layers: is 1, but the head of head.init \(.*/head\) has 2; write 2 or more"
-    ):
+    with pytest.raises(ToolError, match=r"head.layers: is 1, but the head of head.init \(.*/head\) has 2; write 2$"):
         begin(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
     with pytest.raises(ToolError, match=r"head.aux_layers: is \[1, 2, 3\], but .* has \[2, 4, 5\]; write \[2, 4, 5\]$"):
         begin(toy_run(tmp_path / "other", head={"aux_layers": [1, 2, 3], "init": init}))
@@ -76,7 +74,7 @@ def test_an_eagle3_head_is_the_first_depth(tmp_path: Path) -> None:
 
 def test_it_begins_as_the_last_layers_of_its_target(tmp_path: Path) -> None:
     file = toy_run(tmp_path / "run", head={"layers": 4, "init": "target"})
-    with pytest.raises(ToolError, match=r"head.init: target: its layers are not of the head's kind \(layers.5"):
+    with pytest.raises(ToolError, match=r"head.init: target: its layers are not like the head's \('layers.5"):
         begin(file)
     config = LlamaForCausalLM.config_class.from_pretrained(tmp_path / "run/target")
     target = LlamaForCausalLM(config)

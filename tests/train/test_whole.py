@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.support.models import TARGET, heldout
-from tests.support.serving import environment, free_port
+from tests.support.serving import environment
 from tests.train.runs import ENGINE
 
 PROMPTS, KILLS = 40, 10
@@ -35,7 +35,7 @@ def settings(folder: Path) -> Path:
     folder.mkdir()
     rows = (json.dumps({"text": text}) + "\n" for text in heldout()[:PROMPTS])
     (folder / "prompts.jsonl").write_text("".join(rows))
-    data = {**SETTINGS["data"], "prompts": ["prompts.jsonl"], "endpoint": f"http://127.0.0.1:{free_port()}/v1"}
+    data = {**SETTINGS["data"], "prompts": ["prompts.jsonl"]}
     file = folder / "peagle.yaml"
     file.write_text(yaml.safe_dump({"target": str(TARGET), **SETTINGS, "data": data}))
     return file

@@ -1,8 +1,5 @@
 """``peagle-vllm train``. What the extra brings is imported inside the commands."""
 
-import os
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +15,7 @@ app = typer.Typer(
 )
 ConfigArgument = Annotated[Path, typer.Argument(metavar="PEAGLE.yaml", help="What to train; docs/train.md.")]
 STEPS = {
-    "prompts": "Take prompts out of data sets, or let the target write them; without answers and personal data.",
+    "prompts": "Take prompts out of data sets, or let the target write them; without answers.",
     "answers": "Let the target answer the prompts.",
     "data": "Make token data of the answers.",
     "states": "Store the hidden states of all documents.",
@@ -60,34 +57,4 @@ def pipeline(
         from peagle_tools.train.peagle_yaml import read_config
         from peagle_tools.train.pipeline import pipeline
 
-        status = pipeline(file, read_config(file), begin)
-    if status:
-        raise typer.Exit(status)
-
-
-@app.command()
-def serve_target(
-    file: ConfigArgument,
-    hidden_states: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the hidden states of each prompt there.")
-    ] = None,
-) -> None:
-    """Become vLLM's server of the target, for `serve: false`: for answers, or with --hidden-states for these.
-
-    The command line is shown, to be used on other machines too.
-    """
-    with one_line_errors("train"):
-        from urllib.parse import urlsplit
-
-        from peagle_tools.shared.server import COMMAND
-        from peagle_tools.train.peagle_yaml import read_config
-        from peagle_tools.train.serve import arguments, environment
-
-        config = read_config(file)
-        address = urlsplit(config.data.endpoint)
-        where = ["--host", str(address.hostname), "--port", str(address.port or 80)]
-        command = [*COMMAND, *where, *arguments(config, hidden_states and hidden_states.resolve())]
-        variables = environment()
-        shown = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        print(shown, shlex.join(command), file=sys.stderr, flush=True)
-        os.execve(command[0], command, os.environ | variables)
+        pipeline(file, read_config(file), begin)

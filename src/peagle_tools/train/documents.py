@@ -19,7 +19,6 @@ from peagle_tools.train.peagle_yaml import STAMP, Config
 from peagle_vllm.heads.target import read_target
 
 UNSUPERVISED = 2  # first tokens of a document: the head has no state before the first, which drafts the second
-AGAIN = "make them again with `peagle-vllm train pipeline --from states`"
 LISTED = 8  # rows that a message names
 
 
@@ -29,11 +28,8 @@ class SupervisedRows(ArrowDataset):
     def _get_raw_data(self, index: int) -> Any:
         data = super()._get_raw_data(index)
         if isinstance(data, SampleUnavailable):
-            if self.on_missing == "generate":
-                return data  # the server's failures are counted, and stop the run when there are many in a row
-            raise ToolError(
-                f"row {self.start_file_idx + index} of the data: {data.reason}; make its hidden states again"
-            )
+            where = f"row {self.start_file_idx + index} of the data"
+            raise ToolError(f"{where}: {data.reason}; make its hidden states again")
         data["loss_mask"] = data["loss_mask"].clone()
         data["loss_mask"][:UNSUPERVISED] = 0
         return data
@@ -46,14 +42,11 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
         ToolError: the data or its hidden states do not fit the config; one line that says how to correct it.
     """
     rows = read_rows(config)
-    if not config.data.online:
-        check_stamp(config)
-        if missing := missing_states(config, rows):
-            which = (
-                f"{listed(missing)} of the data have no file there, or one that is cut off, of other tokens or layers"
-            )
-            remedy = "`peagle-vllm train states` makes these files again"
-            raise ToolError(f"{config.data_folder}/hidden_states: {which}; {remedy}")
+    check_stamp(config)
+    if missing := missing_states(config, rows):
+        which = f"{listed(missing)} of the data have no file there, or one that is cut off, of other tokens or layers"
+        remedy = "`peagle-vllm train states` makes these files again"
+        raise ToolError(f"{config.data_folder}/hidden_states: {which}; {remedy}")
     dataloader.ArrowDataset = SupervisedRows  # which speculators makes of ``args``
     options = vars(args) | {
         "preprocess": shift_batch,
@@ -81,7 +74,10 @@ def read_rows(config: Config) -> Dataset:
     if len(rows) <= config.data.held_out:
         held = f"data.held_out keeps {config.data.held_out} of them"
         raise ToolError(f"{folder}: has {len(rows)} documents, and {held}; add prompts, or keep fewer")
-    config.check_lengths(list(rows.with_format(None)["seq_len"]))
+    tokens = config.step.tokens
+    if longer := [length for length in rows.with_format(None)["seq_len"] if length > tokens]:
+        which = f"{len(longer)} of {len(rows)} documents have more than step.tokens ({tokens}) tokens"
+        raise ToolError(f"{which}, the longest {max(longer)}: raise step.tokens")
     return rows
 
 
@@ -102,19 +98,13 @@ def missing_states(config: Config, rows: Dataset) -> list[int]:
 
 
 def check_stamp(config: Config) -> None:
-    """Refuse stored hidden states of another target, other layers or another dtype than peagle.yaml's.
-
-    Raises:
-        ToolError: names what differs.
-    """
-    file, current = config.data_folder / STAMP, config.stamp
-    try:
-        stored = json.loads(file.read_text())
-    except (OSError, ValueError):
-        raise ToolError(f"{file}: cannot be read, so what the hidden states are of is not known; {AGAIN}") from None
-    if changed := [name for name, value in current.items() if stored.get(name) != value]:
-        what = ", ".join(f"{name} {stored.get(name)} (peagle.yaml: {current[name]})" for name in changed)
-        raise ToolError(f"{file}: the stored hidden states have {what}; put peagle.yaml back, or {AGAIN}")
+    """Refuse stored hidden states of another target, other layers or another dtype than peagle.yaml's: ToolError."""
+    file = config.data_folder / STAMP
+    stored = json.loads(file.read_text()) if file.exists() else "unknown"
+    if stored != config.stamp:
+        again = "make them again with `peagle-vllm train pipeline --from states`"
+        what = f"hidden states of {stored}, where peagle.yaml has {config.stamp}"
+        raise ToolError(f"{file}: {what}; put peagle.yaml back, or {again}")
 
 
 def listed(rows: list[int]) -> str:

@@ -43,7 +43,6 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         down_sample_ratio: float = 0.7,
         down_sample_ratio_min: float = 0.2,
         chunk_rows: int = 1024,
-        selector_alpha: float = 1.0,
         **_: Any,
     ) -> tuple[None, Tensor, dict[str, Tensor]]:
         """Loss and metrics of one step, as speculators computes them from the same state of torch's generator.
@@ -61,7 +60,6 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             num_depths: K, the real row's depth included.
             down_sample_ratio, down_sample_ratio_min: r and m; of depth d the share max(r^d, m) is kept, 1 keeps all.
             chunk_rows: rows computed at once, and those that finish the last anchor; memory grows with it.
-            selector_alpha: weight of the loss of ``candidate_selector``, which is a metric of its own.
         """
         documents = Documents(document_ids[0].to(hidden_states.device))
         ratios = down_sample_ratio, down_sample_ratio_min
@@ -74,7 +72,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         metrics: dict[str, Tensor] = {}
         selector_part = None
         if self.candidate_selector is not None:
-            selector_part = selector_loss(self, metrics, input_ids, loss_mask, documents, all_rows, num_depths)
+            selector_part = selector_loss(self, metrics, input_ids, loss_mask, documents, all_rows)
 
         def loss_of(states: Tensor, rows: StepRows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
@@ -93,7 +91,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
                 else:
                     metrics[name] = metrics.get(name, 0) + value * (share if name.endswith("loss_sum") else 1)
             loss = loss * share
-            return loss + selector_alpha * selector_part(hidden[0], logits[0], rows) if selector_part else loss
+            return loss + selector_part(hidden[0], logits[0], rows) if selector_part else loss
 
         supervised = loss_mask[0].nonzero()[:, 0]
         total_loss = self.sum_over(loss_of, input_ids, hidden_states, documents, supervised, mask_rows, chunk_rows)

@@ -52,24 +52,22 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
         TryAgain: the server is gone; what was sampled is kept.
     """
     tokenizer, numbers = read_tokenizer(config.target), range(config.data.from_target)
-    start = opening(tokenizer)[0]
+    start, stop = opening(tokenizer)
     rows = {row["number"]: row for row in read_lines(file, must_exist=False)}
     if any(row["after"] != start for row in rows.values()):
         raise ToolError(f"{file}: was sampled from another target; remove it")
     if missing := [number for number in numbers if number not in rows]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, rows.values())  # without a line that was cut off
-        _sample(config, tokenizer, missing, file)
+        _sample(config, missing, file, tokenizer, start, stop)
         rows = {row["number"]: row for row in read_lines(file)}
     for number in numbers:
         content = rows[number]["text"].strip()
         yield {"messages": [{"role": "user", "content": content}], "end": rows[number]["end"]}
 
 
-def _sample(config: Config, tokenizer: Any, numbers: list[int], file: Path) -> None:
+def _sample(config: Config, numbers: list[int], file: Path, tokenizer: Any, start: str, stop: str) -> None:
     """Let the target's server complete the opening; each completion is appended to ``file`` at once."""
-    client = openai.OpenAI(base_url=config.data.endpoint, api_key="EMPTY", timeout=None, max_retries=0)
-    start, stop = opening(tokenizer)
     ids = tokenizer(start, add_special_tokens=False)["input_ids"]
 
     def ask(number: int) -> dict[str, Any]:
@@ -81,7 +79,8 @@ def _sample(config: Config, tokenizer: Any, numbers: list[int], file: Path) -> N
         return {"number": number, "after": start, "text": choice.text, "end": end}
 
     with (
-        serve.running(config, config.run / "logs/prompts-server.log"),
+        serve.running(config, config.run / "logs/prompts-server.log") as (endpoint, _),
+        openai.OpenAI(base_url=endpoint, api_key="EMPTY", timeout=None, max_retries=0) as client,
         tqdm(total=len(numbers), desc="prompts", unit="prompt", mininterval=10) as progress,
         ThreadPoolExecutor(config.data.concurrency) as pool,
     ):
@@ -93,6 +92,6 @@ def _sample(config: Config, tokenizer: Any, numbers: list[int], file: Path) -> N
         except openai.APIError as error:
             is_refused = isinstance(error, openai.APIStatusError)
             kind, reason = (ToolError, error) if is_refused else (TryAgain, error.__cause__ or error)
-            raise kind(f"{config.data.endpoint}: gives no prompts ({one_line(reason, 300)})") from None
+            raise kind(f"{endpoint}: gives no prompts ({one_line(reason, 300)})") from None
         finally:
             pool.shutdown(cancel_futures=True)

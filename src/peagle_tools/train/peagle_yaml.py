@@ -6,17 +6,16 @@
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, HttpUrl, ValidationInfo, field_validator
 
 from peagle_tools.shared.checked_yaml import Strict, read_yaml
-from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.target import read_target
 
 Positive = Annotated[int, Field(ge=1)]
 STAMP = "hidden_states.json"
-DTYPES = {name: name for name in ("bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
+TRAINING = {"head", "step", "optimizer", "selector", "speculators"}  # sections that decide what training makes
+DTYPES = ("bfloat16", "float16", "float32")
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 
 # vLLM ends an answer where 4 to 128 tokens come three times in a row: greedy answers of small models loop until
@@ -40,29 +39,18 @@ class Data(Strict):
     sampling: dict[str, float] = Field(default_factory=lambda: {"temperature": 1.0, "top_p": 0.95}, strict=False)
     # Prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
     apart_from: list[str] = Field(default_factory=list)
-    pii: Literal["presidio", "none"] = "presidio"  # looks for personal data; prompts that hold some are dropped
-    ner: str | None = None  # model that finds names and places too
     max_tokens: Positive = 1024  # of an answer at most
-    # Of the answers; those of the ``held_out`` prompts are always greedy.
-    temperature: Annotated[float, Field(ge=0, strict=False)] = 0.0
     # Documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
     held_out: Positive = 48
-    endpoint: str = "http://localhost:8000/v1"  # of the vLLM server that gives answers and hidden states
-    concurrency: Positive = 64  # requests in flight there; a large GPU can take more
-    serve: bool = True  # start that server where a step needs it; false: it is there
-    online: bool = False  # take hidden states from the server while training, in place of files
+    # Of a vLLM server that writes prompts and answers; null starts one where a step needs it.
+    endpoint: Annotated[str, AfterValidator(lambda url: str(HttpUrl(url)))] | None = None
+    concurrency: Positive = 64  # requests in flight to the server; a large GPU can take more
 
     @field_validator("prompts", "apart_from")
     @classmethod
     def _from_the_file(cls, value: list[str], info: ValidationInfo) -> list[str]:
         files = [(Path(info.context or ".") / name).resolve() for name in value]
         return [str(file) if file.is_file() else name for file, name in zip(files, value, strict=True)]
-
-    @field_validator("endpoint")
-    @classmethod
-    def _has_a_port(cls, value: str) -> str:
-        urlsplit(value).port  # noqa: B018  raises ValueError
-        return value
 
 
 class HeadSettings(Strict):
@@ -73,8 +61,6 @@ class HeadSettings(Strict):
     draft_vocab: Positive | None = None  # tokens that it can draft, those the target says most; null is all
     # The layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
     aux_layers: list[int] | None = None
-    # Id of the mask token; null is an id that the target's tokenizer does not use.
-    mask_token: Annotated[int, Field(ge=0)] | None = None
     init: str | None = None  # what it begins as: null, a head's folder, or ``target`` for the target's last layers
 
 
@@ -94,24 +80,15 @@ class Optimizer(Strict):
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)] = 1e-4
-    # How long; one of them, and without either 10 epochs.
-    epochs: Positive | None = None
-    steps: Positive | None = None
+    epochs: Positive = 10
+    steps: Positive | None = None  # in place of ``epochs``
     seed: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="after")
-    def _one_length(self) -> "Optimizer":
-        if self.epochs and self.steps:
-            raise ValueError("give epochs or steps, not both")
-        return self
 
 
 class Selector(Strict):
     """A candidate selector, trained with the head."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 64  # of its tables
-    alpha: Annotated[float, Field(gt=0, strict=False)] = 1.0  # weight of its loss, where the head's has 1
-    lr: Annotated[float, Field(gt=0, strict=False)] = 3e-3  # its own learning rate, with the head's schedule
 
 
 class Every(Strict):
@@ -153,7 +130,7 @@ class Config(Strict):
     @field_validator("engine")
     @classmethod
     def _dtype_is_known(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if (dtype := value.get("dtype", "bfloat16")) not in tuple(DTYPES):  # it may be a list
+        if (dtype := value.get("dtype", "bfloat16")) not in DTYPES:
             which = "which does not say how hidden states are stored"
             raise ValueError(f"dtype is {dtype!r}, {which}: {', '.join(DTYPES)}")
         return value
@@ -180,19 +157,12 @@ class Config(Strict):
     @property
     def target_dtype(self) -> str:
         """What vLLM runs the target in, and so what its hidden states are of."""
-        return DTYPES[self.engine.get("dtype", "bfloat16")]
+        return self.engine.get("dtype", "bfloat16")
 
     @property
     def stamp(self) -> dict[str, Any]:
         """What hidden states are of. Who makes them writes it to ``data_folder / STAMP``; ``train run`` compares."""
         return {"target": Path(self.target).name, "aux_layers": self.aux_layers, "dtype": self.target_dtype}
-
-    def check_lengths(self, lengths: list[int]) -> None:
-        """Refuse documents of these lengths where ``step.tokens`` is too small for some: ToolError."""
-        tokens = self.step.tokens
-        if longer := [length for length in lengths if length > tokens]:
-            which = f"{len(longer)} of {len(lengths)} documents have more than step.tokens ({tokens}) tokens"
-            raise ToolError(f"{which}, the longest {max(longer)}: raise step.tokens")
 
     @property
     def ks(self) -> list[int]:

@@ -5,13 +5,11 @@ tells every draft that a server could make of it, and the rounds for each K foll
 """
 
 from collections.abc import Iterable, Mapping
-from logging import getLogger
 from pathlib import Path
 
 import torch
 from speculators.models.eagle3.data import shift_batch
 from speculators.train.distributed import get_rank
-from speculators.train.recovery import SampleUnavailable
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -22,16 +20,14 @@ from peagle_tools.train.partition import Documents, StepRows
 from peagle_tools.train.peagle_yaml import Config, ends_in_loop
 from peagle_tools.train.selector_training import SelectedDrafts
 
-REPLAY, UNSELECTED = "replay", "replay, no selector"  # ``how`` in al.jsonl
+REPLAY = "replay"  # ``how`` in al.jsonl
 
 
 @torch.no_grad()
 def replay(
     head: PEagleDraftModel, documents: Iterable[dict[str, Tensor]], num_k: int, max_tokens: int, chunk_rows: int = 1024
-) -> dict[str, dict[int, Acceptance]]:
-    """What a greedy target would accept of ``head``'s drafts at each K = 1 .. ``num_k``.
-
-    Under ``REPLAY``; of a head with a selector also under ``UNSELECTED``, without it.
+) -> dict[int, Acceptance]:
+    """What a greedy target would accept of ``head``'s drafts at each K = 1 .. ``num_k``, its selector's if it has one.
 
     Drafts past the end of an answer count as refused. Where ``max_tokens`` or a loop ended it, what the target would
     have said next is not known, so rounds with such drafts are left out.
@@ -43,9 +39,7 @@ def replay(
         max_tokens: to which the answers were limited.
         chunk_rows: rows computed at once.
     """
-    hows = (REPLAY,) if head.candidate_selector is None else (REPLAY, UNSELECTED)
-    # Accepted tokens of each round, for each K.
-    rounds: dict[str, dict[int, list[int]]] = {how: {k: [] for k in range(1, num_k + 1)} for how in hows}
+    rounds: dict[int, list[int]] = {k: [] for k in range(1, num_k + 1)}  # accepted tokens of each
     for document in documents:
         anchors = document["loss_mask"].nonzero()[:, 0]
         if not len(anchors):
@@ -55,19 +49,18 @@ def replay(
         following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
         following[: len(tokens) - first - 1] = tokens[first + 1 :]
         is_whole = len(tokens) - first < max_tokens and not ends_in_loop(tokens[first:].tolist())
-        for how, drafted in drafts.items():
-            agree = (drafted == following.unfold(0, num_k, 1)[: len(drafted)]).cumprod(dim=1)
-            for k, accepted in rounds[how].items():
-                lengths, at = agree[:, :k].sum(dim=1).tolist(), 0
-                while at < len(lengths) - (1 if is_whole else k):  # after its last token nothing is drafted
-                    accepted.append(lengths[at])
-                    at += lengths[at] + 1
-    return {how: {k: _counts(lengths, k) for k, lengths in by_k.items()} for how, by_k in rounds.items()}
+        agree = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1)
+        for k, accepted in rounds.items():
+            lengths, at = agree[:, :k].sum(dim=1).tolist(), 0
+            while at < len(lengths) - (1 if is_whole else k):  # after its last token nothing is drafted
+                accepted.append(lengths[at])
+                at += lengths[at] + 1
+    return {k: _counts(lengths, k) for k, lengths in rounds.items()}
 
 
 def _drafts(
     head: PEagleDraftModel, tokens: Tensor, hidden_states: Tensor, first: int, num_k: int, chunk_rows: int
-) -> dict[str, Tensor]:
+) -> Tensor:
     """[N - first, num_k] target ids drafted after each position from ``first`` on; past the end they mean nothing."""
     anchors = torch.arange(first, len(tokens), device=tokens.device)
     depth = torch.arange(1, num_k, device=tokens.device).repeat_interleave(len(anchors))
@@ -80,17 +73,16 @@ def _drafts(
     def note(states: Tensor, rows: StepRows) -> Tensor:
         hidden = head.norm(states)[0]
         logits = head.lm_head(hidden)
-        best = logits.argmax(dim=-1)
-        drafts[rows.anchor, rows.depth] = best if head.d2t is None else best + head.d2t[best]
         if selected:
             selected.note(hidden, logits, rows)
+        else:
+            best = logits.argmax(dim=-1)
+            drafts[rows.anchor, rows.depth] = best if head.d2t is None else best + head.d2t[best]
         return states.new_zeros(())
 
     one_document = Documents(torch.zeros_like(tokens))
     head.sum_over(note, tokens[None], hidden_states[None], one_document, anchors, mask_rows, chunk_rows)
-    if selected is None:
-        return {REPLAY: drafts[first:]}
-    return {REPLAY: selected.drafts(tokens)[first:], UNSELECTED: drafts[first:]}
+    return (selected.drafts(tokens) if selected else drafts)[first:]
 
 
 def _counts(accepted: list[int], num_k: int) -> Acceptance:
@@ -105,7 +97,7 @@ def note_al(file: Path, step: int, how: str, acceptances: Mapping[int, Acceptanc
     Lines of this step and later ones, measured the same way, are replaced: a run that was killed measures them again.
 
     Args:
-        how: ``REPLAY``, ``UNSELECTED`` or ``vllm``.
+        how: ``REPLAY`` or ``vllm``.
     """
     lines = [line for line in read_lines(file, must_exist=False) if line["how"] != how or line["step"] < step]
     for num_k, acceptance in acceptances.items():
@@ -117,20 +109,14 @@ def note_al(file: Path, step: int, how: str, acceptances: Mapping[int, Acceptanc
 def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int) -> float:
     """AL of ``head`` at the largest of ``config.ks``, by replay; that of every K is noted in al.jsonl.
 
-    AL goes to the library's loggers too, such as TensorBoard, where ``speculators.logger`` names one.
-
     All processes of a run call it; the first one writes.
 
     Args:
         held_out: speculators' documents, whose answers are greedy.
     """
     head.eval()
-    samples = (held_out[number] for number in range(len(held_out)))  # type: ignore[arg-type]
-    documents = (shift_batch(sample) for sample in samples if not isinstance(sample, SampleUnavailable))
-    by_how = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
+    documents = (shift_batch(held_out[number]) for number in range(len(held_out)))  # type: ignore[arg-type]
+    acceptances = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
     if get_rank() == 0:
-        for how, acceptances in by_how.items():
-            note_al(config.run / "al.jsonl", step, how, acceptances)
-        lengths = {f"K={num_k}": acceptance.length for num_k, acceptance in by_how[REPLAY].items()}
-        getLogger("speculators.metrics").info({"al": lengths}, extra={"step": step})
-    return by_how[REPLAY][max(config.ks)].length
+        note_al(config.run / "al.jsonl", step, REPLAY, acceptances)
+    return acceptances[max(config.ks)].length

@@ -22,6 +22,7 @@ from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, download
 from peagle_vllm.heads.selector import EDGE_SCALE, PREDECESSORS, PROJECTION, SUCCESSORS
 
 NUM_CANDIDATES = 16
+LEARNING_RATE = 3e-3  # with the head's schedule
 TENSORS = (PREDECESSORS, SUCCESSORS, PROJECTION)
 
 
@@ -49,14 +50,14 @@ def new_selector(head: Any, rank: int, init: str | None) -> CandidateSelector:
     return selector
 
 
-def build_optimizers(model: torch.nn.Module, options: Any, rate: float) -> list[torch.optim.Optimizer]:
-    """speculators' optimizers; a selector is a group of AdamW's at its own ``rate``, without weight decay."""
+def build_optimizers(model: torch.nn.Module, options: Any) -> list[torch.optim.Optimizer]:
+    """speculators' optimizers; a selector is a group of AdamW's with its own rate, without weight decay."""
     named = list(model.named_parameters())
     head = SimpleNamespace(named_parameters=lambda: [(name, weight) for name, weight in named if SELECTOR not in name])
     optimizers = library.build_optimizers(head, options)
     selector = [(name, weight) for name, weight in named if SELECTOR in name]
     if selector:  # Muon comes before AdamW
-        optimizers[-1].add_param_group({"params": selector, "lr": rate, "weight_decay": 0.0})
+        optimizers[-1].add_param_group({"params": selector, "lr": LEARNING_RATE, "weight_decay": 0.0})
     return optimizers
 
 
@@ -73,16 +74,14 @@ def selector_loss(
     loss_mask: Tensor,
     documents: Documents,
     rows: StepRows,
-    num_depths: int,
 ) -> Callable[[Tensor, Tensor, StepRows], Tensor]:
     """The selector's part of a step: cross-entropy of the token that follows, among the best candidates of its row.
 
     A mean over the rows whose next token is in their document and can be drafted. Where it is no candidate it takes the
-    last one's place. Metrics by depth are of these rows, too: ``recall``, the share with the right token among the
-    candidates, and ``selector``, the share in which that is chosen.
+    last one's place.
 
     Args:
-        metrics: receives sums and totals, named as speculators names its own.
+        metrics: receives the loss, named as speculators names its own.
         rows: those of the whole step.
 
     Returns:
@@ -98,26 +97,15 @@ def selector_loss(
         following = draft_ids[following].where(following >= 0, -1)
     total = (following[rows.position] >= 0).sum().clamp(min=1)
 
-    def add(name: str, value: Tensor) -> None:
-        metrics[name] = metrics.get(name, 0) + value
-
     def loss_of(hidden: Tensor, logits: Tensor, rows: StepRows) -> Tensor:
         truth = following[rows.position]
-        known = truth >= 0
         best = logits.detach().topk(selector.top_k, dim=-1).indices
         ids, place = selector_training_candidates(best, truth.clamp(min=0))[:2]
-        is_candidate = (best == truth[:, None]).any(dim=-1)
         edges = selector.transition_scores(hidden, tokens[rows.position], ids)
         scores = logits.gather(-1, ids) + edges  # not rounded to the dtype of the logits, as in serving
-        loss = (F.cross_entropy(scores, place, reduction="none") * known).sum() / total
-        add("selector_loss_sum", loss.detach())
+        loss = (F.cross_entropy(scores, place, reduction="none") * (truth >= 0)).sum() / total
+        metrics["selector_loss_sum"] = metrics.get("selector_loss_sum", 0) + loss.detach()
         metrics["selector_loss_total"] = torch.ones_like(loss)  # a step
-        is_chosen = is_candidate & (scores.argmax(dim=-1) == place)
-        for depth in range(num_depths):
-            at_depth = known & (rows.depth == depth)
-            for name, right in (("recall", is_candidate), ("selector", is_chosen)):
-                add(f"{name}_{depth}_acc_sum", (right & at_depth).sum())
-                add(f"{name}_{depth}_acc_total", at_depth.sum())
         return loss
 
     return loss_of

@@ -3,19 +3,14 @@
 import json
 import os
 import shutil
-import signal
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import psutil
-
-from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.shared.server import Server, ServerFailed
+from peagle_tools.shared.server import HOST, Server, ServerFailed
 from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.target import read_target
 
@@ -67,8 +62,10 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
 
 
 @contextmanager
-def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[Server | None]:
-    """The target's server at ``data.endpoint``, until the block ends; None where it is the user's.
+def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[tuple[str, Server | None]]:
+    """The address of the target's server, and the server, until the block ends.
+
+    Where there is a ``data.endpoint``, that and None, but not for hidden states.
 
     Args:
         hidden_states: it writes those of each prompt, into ``states.partial``: on one disk with where they belong.
@@ -77,25 +74,19 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
         ToolError: it does not start; one line with its reason.
         TryAgain: it ended.
     """
-    if not config.data.serve:
-        yield None
+    if config.data.endpoint and not hidden_states:
+        yield config.data.endpoint, None
         return
-    address, partial = urlsplit(config.data.endpoint), config.run / "states.partial"
-    if address.hostname not in ("localhost", "127.0.0.1"):
-        raise ToolError(f"data.endpoint: {address.hostname} is not this machine; set `serve: false` in data")
+    partial = config.run / "states.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    left = config.run / "server.json"
-    _end_left(left)
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
-        with Server(words, address.port or 80, cwd=Path.cwd(), env=environment(), log=log) as server:
-            process = server.process
-            write_whole(left, json.dumps({"pid": process.pid, "began": process.create_time()}))
+        with Server(words, None, cwd=Path.cwd(), env=environment(), log=log) as server:
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True
             try:
-                yield server
+                yield f"http://{HOST}:{server.port}/v1", server
             except ToolError:
                 server.check_well()  # where it is not, that is the reason
                 raise
@@ -104,16 +95,3 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
             raise ToolError(f"{error}; its log: {log}") from None
         raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command continues") from None
     shutil.rmtree(partial, ignore_errors=True)
-    left.unlink(missing_ok=True)
-
-
-def _end_left(left: Path) -> None:
-    """Kill the server of a step that was killed: while vLLM starts, SIGTERM does not end it."""
-    try:
-        server = json.loads(left.read_text())
-        process = psutil.Process(server["pid"])
-        if process.create_time() == server["began"]:
-            os.killpg(process.pid, signal.SIGKILL)
-            psutil.wait_procs([process], 20)
-    except (OSError, ValueError, psutil.NoSuchProcess):
-        return

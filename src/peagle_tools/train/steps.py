@@ -1,12 +1,12 @@
 """The steps between prompts and training: speculators' commands, run and checked."""
 
 import json
-import re
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from peagle_vllm.heads.target import read_target
 
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("InvalidResponseError", "empty assistant generation")
-SKIPPED = re.compile(r"due to error: (.*?)\s*(?:\w+\.py:\d+)?$", re.MULTILINE)  # speculators' log of a failed request
 # Documents in flight to the server that writes hidden states: speculators gives up one whose file is not written 10
 # seconds after its answer, and the files of all that are in flight wait in one queue.
 MOST_STATES = 64
@@ -52,24 +51,22 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
 def answers(config: Config) -> str:
     """Let the target answer every prompt: ``answers.jsonl``, a row of token ids and loss mask for each answer.
 
-    The first ``data.held_out`` prompts are answered greedily. What was answered before is kept, but for the last
-    conversation, of which rows may be missing.
+    What was answered before is kept, but for the last conversation, of which rows may be missing.
 
     Raises:
         TryAgain: some prompts have no answer yet.
     """
     prompts, file = config.run / "prompts.jsonl", config.run / "answers.jsonl"
-    turns = {row["id"]: [message["role"] for message in row["messages"]].count("user") for row in read_lines(prompts)}
-    if len(turns) <= config.data.held_out:
-        raise ToolError(f"{prompts}: {len(turns)} prompts, of which {config.data.held_out} are held out; add prompts")
+    order = {row["id"]: number for number, row in enumerate(read_lines(prompts))}
+    if len(order) <= config.data.held_out:
+        raise ToolError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
     done = [row["primary_id"] for row in read_lines(file, must_exist=False)]
-    if unknown := set(done) - set(turns):
+    if unknown := set(done) - set(order):
         which = f"{len(unknown)} of its prompts are not in {prompts}"
         raise ToolError(f"{file}: {which}; remove it, or put these prompts back")
     if file.exists():  # without a line that was cut off
         write_lines(file, (row for row in read_lines(file) if row["primary_id"] != done[-1]))
-    refused = _ask(config, list(turns), set(done) - set(done[-1:]))
-    order = {key: number for number, key in enumerate(turns)}
+    refused = _ask(config, list(order))
 
     def place(line: bytes) -> tuple[int, str]:
         row = json.loads(line)
@@ -80,29 +77,21 @@ def answers(config: Config) -> str:
     write_lines(file, (_plain(json.loads(line)) for line in lines))
     ends = Counter(row["finish_reason"] for row in read_lines(file))
     cut = f"{ends['length']} of them ended by max_tokens, {ends['repetition']} where they loop"
-    answered = {row["primary_id"] for row in read_lines(file)}
-    counts = f"{ends.total()} answers to {len(answered)} prompts, {cut}"
-    if (unasked := sum(turns[key] for key in answered) - ends.total()) > 0:
-        counts += f", {unasked} later turns not asked, after more than max_tokens in all"
-    see = ", see answers.errors.jsonl" if refused else ""
-    return f"{counts}; {refused} prompts refused or answered with nothing{see}"
+    counts = f"{ends.total()} answers to {len(order) - refused} prompts, {cut}"
+    return f"{counts}; {refused} prompts refused or answered with nothing, see answers.errors.jsonl"
 
 
-def _ask(config: Config, prompts: list[str], done: set[str]) -> int:
+def _ask(config: Config, prompts: list[str]) -> int:
     """Let speculators add answers to ``prompts``, which are ids, to answers.jsonl; how many have none for good."""
     file, log = config.run / "answers.jsonl", config.run / "logs/answers.log"
     errors = file.with_suffix(".errors.jsonl")
     errors.unlink(missing_ok=True)
     command = ["regenerate-responses", "--dataset", str(config.run / "prompts.jsonl"), "--outfile", str(file)]
-    command += ["--endpoint", f"{config.data.endpoint}/chat/completions", "--model", config.target, "--resume"]
-    command += ["--max-tokens", str(config.data.max_tokens), "--concurrency", str(config.data.concurrency)]
-    sampling: dict[str, Any] = {"temperature": 0, "repetition_detection": LOOP}
-    with serve.running(config, log.with_name("answers-server.log")) as server:
-        if config.data.temperature and (greedy := set(prompts[: config.data.held_out]) - done):
-            limit = ["--limit", str(len(greedy))]  # they come first in the file
-            speculators([*command, *limit, "--sampling-params", json.dumps(sampling)], log, server)
-        sampling |= {"temperature": config.data.temperature, "seed": config.optimizer.seed}
-        speculators([*command, "--sampling-params", json.dumps(sampling)], log, server)
+    command += ["--model", config.target, "--resume", "--max-tokens", str(config.data.max_tokens)]
+    command += ["--concurrency", str(config.data.concurrency)]
+    command += ["--sampling-params", json.dumps({"temperature": 0, "repetition_detection": LOOP})]
+    with serve.running(config, log.with_name("answers-server.log")) as (endpoint, server):
+        speculators([*command, "--endpoint", f"{endpoint}/chat/completions"], log, server)
         answered = {row["primary_id"] for row in read_lines(file, must_exist=False)}
         failures = {row["id"]: row["metadata"]["error"] for row in read_lines(errors, must_exist=False)}
         without = [key for key in prompts if key not in answered]
@@ -121,15 +110,14 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     if "metadata" not in row:
         return row
     kept = {key: row[key] for key in ("id", "primary_id", "input_ids", "loss_mask", "text")}
-    temperature = row["metadata"]["sampling_params"]["temperature"]
-    return {**kept, "finish_reason": row["metadata"]["finish_reason"], "temperature": temperature}
+    return {**kept, "finish_reason": row["metadata"]["finish_reason"]}
 
 
 def data(config: Config) -> str:
     """Make speculators' Arrow data of the answers, ``data/``, the ``held_out`` documents last.
 
     Raises:
-        ToolError: answers are missing or too few, or documents are longer than a step.
+        ToolError: answers are missing or too few.
     """
     from datasets import Dataset
     from speculators.train.vocab_mapping import save_token_frequency_distribution
@@ -137,35 +125,28 @@ def data(config: Config) -> str:
     if config.data_folder.exists():
         return f"{config.data_folder} is there and kept; remove it to make it again, or `train pipeline --from data`"
     file, num_held = config.run / "answers.jsonl", config.data.held_out
-    if any("temperature" not in row for row in read_lines(file)):
+    are_finished = ["metadata" not in row for row in read_lines(file)]
+    if not all(are_finished):
         raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` continues it")
-    # Of each answer, none of which is empty: its conversation, tokens, temperature.
-    facts = [(row["primary_id"], len(row["input_ids"]), row["temperature"]) for row in read_lines(file)]
-    greedy = [number for number, (_, _, temperature) in enumerate(facts) if temperature == 0]
-    held = set(greedy[:num_held])
-    asked = {facts[number][0] for number in held}  # later turns of these conversations are not learned from
-    learn = {number for number, (conversation, _, _) in enumerate(facts) if conversation not in asked}
-    if not learn or len(held) < num_held:
-        count = f"{len(facts)} answers, {len(greedy)} of them greedy"
-        which = f"{count}, are too few: {num_held} greedy ones are held out"
-        raise ToolError(f"{file}: {which}; add prompts, or lower held_out in data")
-    lengths = [facts[number][1] for number in learn | held]
-    config.check_lengths(lengths)
+    held_out = {row["primary_id"] for row in islice(read_lines(file), num_held)}  # conversations, learned from nowhere
 
     def documents() -> Iterator[dict[str, Any]]:
-        for numbers in (learn, held):
-            for number, row in enumerate(read_lines(file)):
-                if number in numbers:
-                    ids = row["input_ids"]
-                    yield {"input_ids": ids, "loss_mask": row["loss_mask"], "seq_len": len(ids)}
+        learned = (row for row in read_lines(file) if row["primary_id"] not in held_out)
+        for row in chain(learned, islice(read_lines(file), num_held)):
+            ids = row["input_ids"]
+            yield {"input_ids": ids, "loss_mask": row["loss_mask"], "seq_len": len(ids)}
 
+    lengths, num_answers = [row["seq_len"] for row in documents()], len(are_finished)
+    if len(lengths) <= num_held:
+        few = f"{num_answers} answers are too few: {num_held} are held out"
+        raise ToolError(f"{file}: {few}; add prompts, or lower held_out in data")
     with new_folder(config.data_folder) as folder:
         dataset = Dataset.from_generator(documents, cache_dir=str(folder / "cache")).with_format("torch")
         dataset.save_to_disk(folder)
         save_token_frequency_distribution(dataset, folder / "token_freq.pt")
         shutil.rmtree(folder / "cache")
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
-    return f"{counts}; {len(facts) - len(lengths)} more of held-out conversations are left out"
+    return f"{counts}; {num_answers - len(lengths)} more of held-out conversations are left out"
 
 
 def states(config: Config) -> str:
@@ -182,37 +163,25 @@ def states(config: Config) -> str:
     if stamp.exists():
         check_stamp(config)
     write_whole(stamp, json.dumps(config.stamp, indent=2) + "\n")
-    if config.data.online:
-        return "hidden states come from the server while training (data.online); nothing is stored"
     folder.mkdir(exist_ok=True)
     missing = missing_states(config, rows)
-    _check_room(config, sum(rows["seq_len"]), len(missing) / len(rows))
     if not missing:
         return f"hidden states of {len(rows)} documents were there"
+    tokens, free = sum(rows.select(missing)["seq_len"]), shutil.disk_usage(folder).free
+    layers, hidden = len(config.aux_layers) + 1, read_target(config.target).hidden_size
+    need = tokens * layers * hidden * (4 if config.target_dtype == "float32" else 2)
+    print(f"hidden states: {need / 1e9:,.3f} GB; {free / 1e9:,.1f} GB are free in {folder}", flush=True)
+    if need > free:
+        raise ToolError(f"{folder}: not enough room; put `folder` on another disk, or train on fewer prompts")
     log = config.run / "logs/states.log"
-    words = ["generate-offline-data", "--model", config.target, "--endpoint", config.data.endpoint]
-    words += ["--preprocessed-data", str(config.data_folder)]
+    words = ["generate-offline-data", "--model", config.target, "--preprocessed-data", str(config.data_folder)]
     words += ["--concurrency", str(min(config.data.concurrency, MOST_STATES))]
     words += ["--request-timeout", "3600"]  # a loaded machine is slow
-    with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as server:
+    with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as (endpoint, server):
         for number in missing:
             (folder / f"hs_{number}.safetensors").unlink(missing_ok=True)
-        speculators(words, log, server)
+        speculators([*words, "--endpoint", endpoint], log, server)
         if left := missing_states(config, rows):
-            reasons = SKIPPED.findall(log.read_text(errors="replace")) or ["no reason given"]
             which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
-            why = f"{one_line(reasons[-1] or 'no answer in time', 200)}; its log: {log}"
-            raise TryAgain(f"{which} ({why}); the same command continues")
+            raise TryAgain(f"{which}; its log: {log}; the same command continues")
     return f"hidden states of {len(rows)} documents; those of {len(rows) - len(missing)} were there"
-
-
-def _check_room(config: Config, tokens: int, share: float) -> None:
-    """Print the size of all hidden states; ToolError where the disk has no room for ``share`` of it."""
-    layers, hidden = len(config.aux_layers) + 1, read_target(config.target).hidden_size
-    size = 4 if config.target_dtype == "float32" else 2
-    folder, need = config.data_folder / "hidden_states", tokens * layers * hidden * size
-    free = shutil.disk_usage(folder).free
-    product = f"{tokens:,} tokens x {layers} layers x {hidden:,} x {size} bytes"
-    print(f"hidden states: {product} = {need / 1e9:,.3f} GB; {free / 1e9:,.1f} GB are free in {folder}", flush=True)
-    if need * share > free:
-        raise ToolError(f"{folder}: not enough room; use `online: true` in data, or another disk")

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from logging import Handler, LogRecord, getLogger
 from typing import Any, cast
 
@@ -20,13 +19,9 @@ from peagle_tools.train.checkpoints import Checkpoints
 from peagle_tools.train.documents import listed
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import add_line, read_lines, write_lines
-from peagle_tools.train.peagle_yaml import Config
+from peagle_tools.train.peagle_yaml import TRAINING, Config
 from peagle_tools.train.replay import measure
 from peagle_tools.train.selector_training import build_optimizers
-from peagle_vllm.heads.files import one_line
-
-# Shares by depth in log.jsonl, and how speculators' and our names of these metrics begin.
-SHARES = {"accuracy": "position_", "recall_at_16": "recall_", "selector_accuracy": "selector_"}
 
 
 class Trainer(library.Trainer):
@@ -48,6 +43,7 @@ class Trainer(library.Trainer):
         self.settings, self.total = settings, total
         self.log_file = settings.run / "log.jsonl"
         self.stopping, self.loss = False, torch.zeros(())
+        library.build_optimizers = build_optimizers
         super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
         self.model.register_forward_pre_hook(self._seed)
         self.model.register_forward_hook(self._keep_loss)
@@ -68,17 +64,10 @@ class Trainer(library.Trainer):
         if state:
             self._check_same_run(state)
 
-    def setup_optimizer(self) -> None:
-        """speculators' optimizers, with a group for the selector."""
-        if self.settings.selector:
-            library.build_optimizers = partial(build_optimizers, rate=self.settings.selector.lr)
-        super().setup_optimizer()
-
     def _check_same_run(self, state: dict[str, Any]) -> None:
-        before = state["run"]
         for name, value in self._run_of().items():
-            if before.get(name) != value:
-                what = f"{name} was {before.get(name)!r} and is {value!r}"
+            if (before := state["run"].get(name)) != value:
+                what = f"{name} was {before!r} and is {value!r}"
                 remedy = "put it back, or begin another run with another `folder`"
                 raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {remedy}")
 
@@ -86,21 +75,14 @@ class Trainer(library.Trainer):
         """Train to the end.
 
         Raises:
-            TryAgain: a signal came, and its step is saved; or the server gives no hidden states.
+            TryAgain: a signal came, and its step is saved.
             ToolError: a loss that is no number, or a checkpoint that cannot be written.
         """
         with self._signals(), self._log():
             for epoch in range(self.current_epoch, self.config.num_epochs):
                 if self.global_step >= self.total:
                     break
-                try:
-                    self.train_epoch(epoch, step_callback=self._after_step)
-                except RuntimeError as error:
-                    if "circuit breaker" not in str(error):
-                        raise
-                    saved = self.checkpointer.steps()
-                    begin = f"from step {saved[-1]}" if saved else "from the beginning"
-                    raise TryAgain(f"{one_line(error, 300)}; the same command continues {begin}") from None
+                self.train_epoch(epoch, step_callback=self._after_step)
                 self.local_step = 0
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
@@ -162,13 +144,9 @@ class Trainer(library.Trainer):
         self.checkpointer.write(self.model, self.optimizers, self.schedulers, state | {"run": self._run_of()})
 
     def _run_of(self) -> dict[str, Any]:
-        """What decides the weights of this run, by its key in peagle.yaml."""
-        parts: Any = {"data": {"held_out"}, "head": True, "step": True, "optimizer": True}
-        sections = self.settings.model_dump(mode="json", include=parts)
-        values = {f"{part}.{key}": value for part, keys in sections.items() for key, value in keys.items()}
-        values |= {"speculators": self.settings.speculators, "documents": len(self.train_loader.dataset)}
-        selector = self.settings.selector and self.settings.selector.model_dump()
-        return {**values, "processes": self.world, "selector": selector}
+        """What decides the weights of this run."""
+        of_yaml = self.settings.model_dump(mode="json", include=TRAINING)
+        return {**of_yaml, "documents": len(self.train_loader.dataset), "processes": self.world}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -216,13 +194,10 @@ class Trainer(library.Trainer):
 
 
 def _shown(metrics: dict[str, float], end: str = "") -> dict[str, Any]:
-    """Losses, and shares by depth, of speculators' metrics and ours, whose names have ``end``."""
+    """Losses, and accuracy by depth, of speculators' metrics, whose names have ``end``."""
     line: dict[str, Any] = {key: metrics[key + end] for key in ("loss", "selector_loss") if key + end in metrics}
-    for key, begin in SHARES.items():
-        shares = [share for name, share in metrics.items() if name.startswith(begin) and name.endswith(f"_acc{end}")]
-        if shares:
-            line[key] = [round(share, 4) for share in shares]
-    return line
+    depths = [name for name in metrics if name.startswith("position_") and name.endswith(f"_acc{end}")]
+    return line | {"accuracy": [round(metrics[name], 4) for name in depths]}
 
 
 def peak_memory() -> int:

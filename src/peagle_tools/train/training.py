@@ -1,5 +1,6 @@
 """``peagle-vllm train run``: peagle.yaml to speculators' options, the head, its data, and the trainer around them."""
 
+import gc
 import os
 import warnings
 from argparse import Namespace
@@ -15,7 +16,6 @@ from speculators.train.config import TrainConfig
 from speculators.train.logger import setup_metric_logger
 from transformers.utils.logging import disable_progress_bar
 
-from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.checked_yaml import nearest
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train import cpu, warm_start
@@ -24,24 +24,24 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
-from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
+from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
 
-SET_ELSEWHERE = "another key of peagle.yaml sets it"
-REFUSED = {
-    "fsdp_shard": "remove it: processes run mask rows different numbers of times, and would wait for each other",
-    "gradient_checkpointing": "remove it: the head does that itself",
-    "hidden_states_backend": "remove it: hidden states are files",
-    **dict.fromkeys(("checkpoint_freq", "max_steps", "save_best", "train_data_ratio"), SET_ELSEWHERE),
-    **dict.fromkeys(("draft_config", "from_pretrained"), "remove it: head.init says what a head begins as"),
-}
+# Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
+# the head recomputes by itself; hidden states are files; other keys of peagle.yaml say the rest.
+REFUSED = ["fsdp_shard", "gradient_checkpointing", "hidden_states_backend", "checkpoint_freq", "max_steps", "save_best"]
+REFUSED += ["train_data_ratio", "draft_config", "from_pretrained"]
 
 
 def run(config: Config) -> str:
     """Train a head with acceptance by replay; what it was, in the first process."""
     trainer = train(config)
-    if trainer.rank:
+    rank, last, best = trainer.rank, trainer.checkpointer.steps()[-1], trainer.checkpointer.path / "best"
+    del trainer
+    gc.collect()  # hooks of the model refer to its trainer
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()  # the next step's engine needs the memory
+    if rank:
         return ""
-    best, last = trainer.checkpointer.path / "best", trainer.checkpointer.steps()[-1]
     return f"trained for {last} steps. The best head: {best}, {best.readlink()}; `peagle-vllm inspect {best}`"
 
 
@@ -50,7 +50,7 @@ def train(config: Config) -> Trainer:
 
     Raises:
         ToolError, HeadError: one line.
-        TryAgain: a signal, or a server that gives no hidden states; the same command continues.
+        TryAgain: a signal; the same command continues.
     """
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens
@@ -58,8 +58,6 @@ def train(config: Config) -> Trainer:
     warnings.filterwarnings("ignore", "Grad strides do not match")  # those of mask_hidden, which is one row
     options = to_options(config)
     trainer = make_trainer(config, options)
-    if trainer.rank == 0:
-        write_whole(config.run / "run.yaml", options.dump_yaml())
     for name in filter(None, (options.logging.logger or "").split(",")):
         if not find_spec(name):
             raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
@@ -82,8 +80,6 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     total = config.optimizer.steps or sum(_num_batches(batches[0], epoch) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
-    if config.selector:
-        call["selector_alpha"] = config.selector.alpha
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
@@ -110,16 +106,14 @@ def to_options(config: Config) -> TrainConfig:
         "num_layers": head.layers,
         "target_layer_ids": config.aux_layers,
         "draft_vocab_size": head.draft_vocab,
-        "mask_token_id": mask_token(config),
         "draft_attn_impl": "sdpa",  # the head has its own
         "data_path": str(config.data_folder),
         "total_seq_len": step.tokens,
         "hidden_states_dtype": step.dtype,
-        "vllm_endpoint": config.data.endpoint,
-        "on_missing": "generate" if config.data.online else "raise",
+        "on_missing": "raise",
         "optimizer": config.optimizer.name,
         "lr": config.optimizer.lr,
-        "epochs": config.optimizer.steps or config.optimizer.epochs or 10,
+        "epochs": config.optimizer.steps or config.optimizer.epochs,
         "save_path": str(config.run / "checkpoints"),
         "log_dir": str(config.run / "logs"),
         "num_depths": head.depths,
@@ -133,16 +127,15 @@ def to_options(config: Config) -> TrainConfig:
         "loss_implementation": "fused" if torch.accelerator.is_available() else "eager",  # the fused one is Triton's
         "scheduler_type": "cosine",
         "log_freq": 10,
-        "num_workers": min(
-            4, (os.cpu_count() or 1) // 2
-        ),  # each holds four batches, of up to 268 MB at a width of 4,096
+        # Each holds four batches, of up to 268 MB at a width of 4,096.
+        "num_workers": min(4, (os.cpu_count() or 1) // 2),
     }
+    if "mask_token_id" not in config.speculators:
+        defaults["mask_token_id"] = unused_token(config.target)
     known = list(TrainConfig().flatten())
     for name in config.speculators:
-        if name in ours:
-            raise ToolError(f"speculators.{name}: {SET_ELSEWHERE}")
-        if name in REFUSED:
-            raise ToolError(f"speculators.{name}: {REFUSED[name]}")
+        if name in ours or name in REFUSED:
+            raise ToolError(f"speculators.{name}: cannot be set here; remove it, or set another key of peagle.yaml")
         if name not in known:
             raise ToolError(f"speculators.{name}: is no option of speculators{nearest(name, known)}")
     try:
@@ -152,27 +145,14 @@ def to_options(config: Config) -> TrainConfig:
         raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
 
 
-def mask_token(config: Config) -> int:
-    """The id of the mask token, which no text of the target has.
-
-    Raises:
-        ToolError: the tokenizer uses it, or has no id to spare.
-    """
-    mask_id, size = config.head.mask_token, read_target(config.target).vocab_size
-    tokens = read_tokens(config.target)
-    free = [token.id for token in special_tokens(tokens)] + [i for i in range(size) if tokens and i not in tokens]
-    if mask_id is None:
-        if free:
-            return free[0]
+def unused_token(target: str) -> int:
+    """The id of a token that no text of ``target`` has, for the mask token. ToolError where there is none."""
+    tokens = read_tokens(target)
+    unused = [i for i in range(read_target(target).vocab_size) if tokens and i not in tokens]
+    if not (free := [token.id for token in special_tokens(tokens)] + unused):
         what = "has no token to spare" if tokens else "has no tokenizer.json that can be read"
-        raise ToolError(f"head.mask_token: {config.target} {what}; name the id of a token that is in no text")
-    advice = f"set head.mask_token to one that it does not use{f', {free[0]} say' if free else ''}"
-    if mask_id >= size:
-        raise ToolError(f"head.mask_token: the target has {size} tokens, and {mask_id} is none of them; {advice}")
-    token = find_token(tokens, mask_id)
-    if token and token.kind in ("ordinary", "in use"):
-        raise ToolError(f"head.mask_token: the target's tokenizer uses {mask_id} for {token.text!r}; {advice}")
-    return mask_id
+        raise ToolError(f"{target} {what}; name one that is in no text, as mask_token_id in speculators")
+    return free[0]
 
 
 def make_head(config: Config, args: Namespace) -> PEagleDraftModel:

@@ -30,28 +30,23 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
         ToolError: that head cannot become the one of peagle.yaml.
         HeadError: it cannot be read.
     """
-    init, wanted = str(config.head.init), config.head
+    init, layers = str(config.head.init), config.head.layers
     folder = download(init)
     head = read_head(folder)
     if head.kind == "target" or not head.is_speculators:
-        remedy = "" if head.kind == "target" else "; `peagle-vllm convert --to speculators` writes one so"
-        raise ToolError(f"head.init: {init} is no head as speculators writes it{remedy}")
-    same: dict[str, tuple[Any, Any]] = {"aux_layers": (config.aux_layers, list(head.aux_layer_ids or ()))}
-    if head.kind != "eagle3" and wanted.mask_token is not None:
-        same["mask_token"] = (wanted.mask_token, head.mask_token_id)
-    if wanted.draft_vocab:
-        same["draft_vocab"] = (wanted.draft_vocab, head.draft_vocab_size)
-    for key, (ours, theirs) in same.items():
+        remedy = "`peagle-vllm convert --to speculators` writes one so"
+        raise ToolError(f"head.init: {init} is no head as speculators writes it; {remedy}")
+    for key, ours, theirs in (
+        ("layers", min(layers, head.num_layers), head.num_layers),
+        ("aux_layers", config.aux_layers, list(head.aux_layer_ids or ())),
+        ("draft_vocab", config.head.draft_vocab or head.draft_vocab_size, head.draft_vocab_size),
+    ):
         if ours != theirs:
             raise ToolError(f"head.{key}: is {ours}, but the head of head.init ({init}) has {theirs}; write {theirs}")
-    further = wanted.layers - head.num_layers
-    if further < 0:
-        least = f"the head of head.init ({init}) has {head.num_layers}; write {head.num_layers} or more"
-        raise ToolError(f"head.layers: is {wanted.layers}, but {least}")
     layer = cli.load_draft_transformer_layer_config(init, config.target)
     kinds = getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers
-    layer.num_hidden_layers = wanted.layers
-    layer.layer_types = kinds[: head.num_layers] + ["full_attention"] * further
+    layer.num_hidden_layers = layers
+    layer.layer_types = kinds + ["full_attention"] * (layers - head.num_layers)
     weights = load_file(folder / "model.safetensors")
     options = vars(args) | {name: head.config.get(name, False) for name in NORMS}
     options["draft_vocab_size"] = head.draft_vocab_size
@@ -59,7 +54,7 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
         options["mask_token_id"] = head.mask_token_id
     model = PEagleDraftModel.from_training_args(layer, weights.get("t2d"), weights.get("d2t"), **options)
     missing, unknown = model.load_state_dict(weights, strict=False)
-    new_layers = range(head.num_layers, wanted.layers)
+    new_layers = range(head.num_layers, layers)
     new = (*(f"layers.{number}." for number in new_layers), *NOT_IN_A_HEAD)
     if wrong := [*unknown, *(name for name in missing if not name.startswith(new))]:
         raise ToolError(f"head.init: {init}: {wrong[0]} is in one of the two heads only")
@@ -101,15 +96,13 @@ def begin_as_target(head: PEagleDraftModel, target: str) -> None:
     modules = {"model.norm": head.norm} | {f"layers.{first + i}": layer for i, layer in enumerate(head.layers[1:])}
     names = [f"{name}.{weight}" for name, module in modules.items() for weight in module.state_dict()]
     weights = load_model_layers(names, target)
-    if missing := [name for name in names if name not in weights]:
-        what = f"{missing[0]} is not in {target}"
-        raise ToolError(f"head.init: target: its layers are not of the head's kind ({what}); leave init out")
     for name, module in modules.items():
         try:
             module.load_state_dict({weight: weights[f"{name}.{weight}"] for weight in module.state_dict()})
-        except RuntimeError as error:
+        except (KeyError, RuntimeError) as error:
             reason = str(error).splitlines()[-1].strip()
-            raise ToolError(f"head.init: target: its layers have other sizes ({reason}); leave init out") from None
+            what = f"its layers are not like the head's ({reason})"
+            raise ToolError(f"head.init: target: {what}; leave init out") from None
 
 
 @torch.no_grad()
