@@ -38,13 +38,6 @@ ROUNDS = {"first": (3264, 500), "second": (8576, 1487)}  # answers, 128 of them 
 HEADS: dict[str, dict[str, Any]] = {"peagle": {}, "eagle3": EAGLE3}  # the first with its selector
 
 
-def train_peagle(config: Config) -> Path:
-    """The folder of the best checkpoint."""
-    do("run", config)
-    do("check", config)
-    return config.run / "checkpoints/best"
-
-
 def publish(head: Path, folder: Path) -> None:
     """Put what vLLM reads of ``head`` in ``folder``, without the embeddings, which are the target's own."""
     weights, target = load_file(head / "model.safetensors"), load_file(TARGET / "model.safetensors")
@@ -78,7 +71,12 @@ def train_round(config: Config, answers: bytes, begin: Path | None, out: Path) -
         head_config.run.mkdir(parents=True, exist_ok=True)
         if not head_config.data_folder.exists():
             head_config.data_folder.symlink_to(config.data_folder)
-        best = train_eagle3(head_config) if head == "eagle3" else train_peagle(head_config)
+        if head == "eagle3":
+            best = train_eagle3(head_config)
+        else:
+            do("run", head_config)
+            do("check", head_config)
+            best = head_config.run / "checkpoints/best"
         publish(best, out / head)
         record(best, head_config, round(time.monotonic() - began), begin and begin / head, out / head)
 

@@ -100,4 +100,4 @@ def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
         assert ("candidate_selector" in config) == (head == "peagle")
         record = json.loads((tmp_path / "heads" / head / "training.json").read_text())
         assert record["drafts"]["output_tokens"] == 256
-        assert record["settings"][0]["init"] != record["first"]["settings"][0]["init"] == "target"
+        assert record["settings"]["head"]["init"] != record["first"]["settings"]["head"]["init"] == "target"

@@ -121,8 +121,6 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     data = Data(prompts=[str(tmp_path / "none.jsonl")])
     with pytest.raises(ToolError, match=r"none.jsonl cannot be read"):
         collect_prompts.prompts(Config(target=str(TARGET), folder=str(tmp_path), data=data))
-    with pytest.raises(ToolError, match="no prompt is left"):
-        written(tmp_path, [{"answer": "x"}])
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:

@@ -24,21 +24,21 @@ SEQUENCES = {
 RATIOS = {"all": (1.0, 1.0), "cod": (0.7, 0.2)}
 LOSS = {"ce": (cross_entropy, 1.0)}
 NORMS = ("", "fc_norm", "norm_before_fc")
-GRID = product(CONFIGS, SLIDING, SEQUENCES, (2, 4, 8), (1, 7, 999), RATIOS, LIMITS)
+GRID = product(SLIDING, SEQUENCES, (2, 4, 8), (1, 7, 999), RATIOS, LIMITS)
 CASES = [
     (number, *case)
     for number, case in enumerate(GRID)
-    if (case[4] == 7 or not case[2].endswith("-anchor")) and (case[3] == 8 or case[6] == "fp64")
+    if (case[3] == 7 or not case[1].endswith("-anchor")) and (case[2] == 8 or case[5] == "fp64")
 ]
 
 
-@pytest.mark.parametrize(
-    ("seed", "family", "sliding", "sequence", "num_depths", "chunk_rows", "sampling", "dtype"), CASES
-)
+@pytest.mark.parametrize(("seed", "sliding", "sequence", "num_depths", "chunk_rows", "sampling", "dtype"), CASES)
 def test_a_step_in_parts_is_the_flat_step(
-    seed: int, family: str, sliding: str, sequence: str, num_depths: int, chunk_rows: int, sampling: str, dtype: str
+    seed: int, sliding: str, sequence: str, num_depths: int, chunk_rows: int, sampling: str, dtype: str
 ) -> None:
+    """Kinds of layers and norms take turns."""
     torch_dtype, limit = LIMITS[dtype]
+    family = [*CONFIGS][seed // 4 % 2]
     documents, *positions = SEQUENCES[sequence]
     flat, parts = pair(Shape(family, sliding, NORMS[seed % len(NORMS)], torch_dtype))
     torch.manual_seed(seed)

@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import weakref
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
-from peagle_tools.train import cpu
+from peagle_tools.train import cpu, training
 from peagle_tools.train import trainer as trainer_module
 from peagle_tools.train.peagle_yaml import STAMP, read_config
 from tests.train.runs import at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
@@ -88,6 +89,21 @@ def test_a_head_that_another_begins_as_hands_on_its_selector(undisturbed: Any, t
     selector = new_trainer(file).head.candidate_selector.state_dict()
     first = load_file(folder / "edge/model.safetensors")
     assert all(torch.equal(tensor.bfloat16(), first[f"candidate_selector.{name}"]) for name, tensor in selector.items())
+
+
+def test_a_run_leaves_its_memory_to_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That starts an engine on the same GPU."""
+    heads: list[weakref.ref] = []
+    original = training.make_trainer
+
+    def noted(*args: Any) -> Any:
+        trainer = original(*args)
+        heads.append(weakref.ref(trainer.head))
+        return trainer
+
+    monkeypatch.setattr(training, "make_trainer", noted)
+    assert training.run(read_config(toy_run(tmp_path, optimizer={"steps": 1}))).startswith("trained for 1 steps")
+    assert heads[0]() is None
 
 
 def test_embeddings_are_trained_unless_told_otherwise(undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def replay(
             while at < len(lengths) - (1 if is_whole else k):  # after its last token nothing is drafted
                 accepted.append(lengths[at])
                 at += lengths[at] + 1
-    return {k: _counts(lengths, k) for k, lengths in rounds.items()}
+    return {
+        k: Acceptance(len(accepted), tuple(sum(length > i for length in accepted) for i in range(k)))
+        for k, accepted in rounds.items()
+    }
 
 
 def _drafts(
@@ -83,12 +86,6 @@ def _drafts(
     one_document = Documents(torch.zeros_like(tokens))
     head.sum_over(note, tokens[None], hidden_states[None], one_document, anchors, mask_rows, chunk_rows)
     return (selected.drafts(tokens) if selected else drafts)[first:]
-
-
-def _counts(accepted: list[int], num_k: int) -> Acceptance:
-    """The counts of rounds that accepted so many tokens each."""
-    positions = tuple(sum(length > i for length in accepted) for i in range(num_k))
-    return Acceptance(len(accepted), positions)
 
 
 def note_al(file: Path, step: int, how: str, acceptances: Mapping[int, Acceptance]) -> None:
