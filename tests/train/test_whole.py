@@ -18,7 +18,7 @@ from tests.support.models import TARGET, heldout
 from tests.support.serving import environment
 from tests.train.runs import ENGINE
 
-PROMPTS, KILLS = 40, 10
+PROMPTS, KILLS = 40, 6
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"held_out": 8, "max_tokens": 32},
     "head": {"layers": 2, "depths": 4, "aux_layers": [2, 5, 7]},

@@ -42,11 +42,10 @@ class Trainer(library.Trainer):
     ):
         self.settings, self.total = settings, total
         self.log_file = settings.run / "log.jsonl"
-        self.stopping, self.loss = False, torch.zeros(())
+        self.stopping = False
         library.build_optimizers = build_optimizers
         super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
         self.model.register_forward_pre_hook(self._seed)
-        self.model.register_forward_hook(self._keep_loss)
 
     @property
     def head(self) -> PEagleDraftModel:
@@ -96,18 +95,15 @@ class Trainer(library.Trainer):
         step = self.global_step * self.world + self.rank if model.training else 0
         torch.manual_seed(self.settings.optimizer.seed + step)
 
-    def _keep_loss(self, _: Any, __: Any, output: tuple) -> None:
-        self.loss = output[1].detach()
-
     def _optimizers_step(self) -> None:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        if not (norm + self.loss).isfinite():
-            numbers = f"the loss is {float(self.loss)}, the norm of its gradient {float(norm)}"
+        if not norm.isfinite():
             rows = listed(sorted(self.batches[self.local_step]))  # those that are trained on are the first ones
             saved = self.checkpointer.steps()
             kept = f"step-{saved[-1]} is kept" if saved else "nothing was saved"
             remedy = "Look at their hidden states, or lower optimizer.lr"
-            raise ToolError(f"step {self.global_step + 1}: {numbers}, with {rows} of the data; {kept}. {remedy}")
+            what = f"the loss or its gradient is no number, with {rows} of the data"
+            raise ToolError(f"step {self.global_step + 1}: {what}; {kept}. {remedy}")
         super()._optimizers_step()
 
     def _after_step(self) -> None:
@@ -124,7 +120,7 @@ class Trainer(library.Trainer):
         """Whether a signal came to one of the processes: they reach the same step before they save it."""
         if not self.is_distributed:
             return self.stopping
-        flag = torch.tensor(float(self.stopping), device=self.loss.device)
+        flag = torch.tensor(float(self.stopping), device=self.head.fc.weight.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
 
