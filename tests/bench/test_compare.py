@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from peagle_tools.bench.cells import Cell, Condition, read_results
+from peagle_tools.bench.cells import Cell, read_results
 from peagle_tools.bench.compare import compare
 from peagle_tools.bench.metrics import AL
 from peagle_tools.bench.suite import Suite
@@ -34,7 +34,7 @@ def test_only_disjoint_spreads_count(suite: Suite, after: tuple[float, float], i
     assert bool(change.worse) == is_worse
 
 
-HERE = Condition("P-EAGLE", 7, "prompts", 4)
+HERE = "P-EAGLE K=7, prompts, c=4"
 
 
 def accepted(share: float):
@@ -70,13 +70,13 @@ def test_a_planted_regression_fails_the_gate(tmp_path: Path, suite: Suite, plant
     change, text = PLANTED[planted]
 
     def edit(cell: Cell, data) -> None:
-        if cell.condition == HERE and (cell.repeat == 2 or planted != ONE_REPEAT):
+        if cell.label == HERE and (cell.repeat == 2 or planted != ONE_REPEAT):
             change(data)
 
     results(tmp_path / "a", suite, spread=0), results(tmp_path / "b", suite, spread=0, edit=edit)
     done = gate(tmp_path)
     assert done.exit_code == 1
-    named = [line for line in done.output.splitlines() if line.startswith(f"{HERE.label}: ")]
+    named = [line for line in done.output.splitlines() if line.startswith(f"{HERE}: ")]
     assert any(text in line for line in named), done.output
     assert "1 of 10 cells are worse, failed or missing" in done.output
 
@@ -97,9 +97,9 @@ def test_a_failed_cell_is_a_regression(tmp_path: Path, suite: Suite) -> None:
     failed = {f"p-eagle-k7-prompts-c4-r{repeat}": "the server ended" for repeat in (1, 2)}
     before, failed["eagle-3-k3-prompts-c1-r1"] = results(tmp_path / "a", suite), "one repeat"
     changes = compare(before, results(tmp_path / "b", suite, failed=failed))
-    assert {change.condition: change.worse for change in changes if change.worse} == {
+    assert {change.label: change.worse for change in changes if change.worse} == {
         HERE: ["failed: the server ended"],
-        Condition("EAGLE-3", 3, "prompts", 1): ["0 repeats failed before, 1 now"],
+        "EAGLE-3 K=3, prompts, c=1": ["0 repeats failed before, 1 now"],
     }
 
 

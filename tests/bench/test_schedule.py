@@ -53,7 +53,7 @@ def test_from_where_not_to_speculate(tmp_path: Path, suite: Suite) -> None:
     wider = suite.model_copy(update={"concurrency": [1, 4, 8, 16]})
     slower = {("P-EAGLE", k, c): 5.0 for k in (3, 7) for c in (8, 16)}
     text = lines(tmp_path / "r", wider, slower=slower | {("EAGLE-3", k, c): 5.0 for k in (3, 7) for c in (1, 4, 8, 16)})
-    assert "From c=8 on, do not speculate." in text
+    assert "Above c=4, do not speculate." in text
     assert config(text)["num_speculative_tokens_per_batch_size"] == [[1, 4, 7], [5, 16, 0]]
     never = {(arm, k, c): 5.0 for arm in ("P-EAGLE", "EAGLE-3") for k in (3, 7) for c in (1, 4)}
     assert lines(tmp_path / "never", suite, slower=never)[-1].endswith("leave --speculative-config out.")

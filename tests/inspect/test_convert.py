@@ -20,7 +20,7 @@ from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import fc_norm, meaning, norm_before_fc, top_fc_norm, windowed
 from tests.heads.test_vllm_agrees import vllms_config
-from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, MASK_TOKEN, SERVED, TARGET, VOCAB
+from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, SERVED, TARGET, VOCAB
 from tests.inspect.running import only_line, run
 
 
@@ -98,17 +98,6 @@ def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path:
         assert config.num_aux_hidden_states == wanted["num_aux_hidden_states"]
     assert meaning(tmp_path / "windowed") == meaning(tmp_path / "plain") | window
     assert same(tensors(tmp_path / "plain"), tensors(tmp_path / "windowed"))
-
-
-def test_specforge_is_given_its_mask_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    head = writers.specforge().save(tmp_path / "head")
-    ran = run(monkeypatch, "convert", head, tmp_path / "out")
-    assert ran.code == 1
-    assert ran.err.startswith("error: no mask token id: ") and "--mask-token-id" in ran.err
-    assert run(monkeypatch, "convert", head, tmp_path / "out", "--mask-token-id", VOCAB).code == 1
-    assert not (tmp_path / "out").exists()
-    assert run(monkeypatch, "convert", head, tmp_path / "out", "--mask-token-id", MASK_TOKEN).code == 0
-    assert read_head(tmp_path / "out").mask_token_id == MASK_TOKEN
 
 
 @pytest.mark.parametrize("marked", [True, False])

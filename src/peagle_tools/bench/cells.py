@@ -30,16 +30,12 @@ class Condition:
     concurrency: int
 
     @property
-    def condition(self) -> "Condition":
-        """The plain ``Condition``, which repeats share."""
-        return Condition(self.arm, self.k, self.dataset, self.concurrency)
-
-    @property
     def drafter(self) -> str:
         return f"{self.arm} K={self.k}" if self.k else self.arm
 
     @property
     def label(self) -> str:
+        """Names the condition; repeats share it."""
         return f"{self.drafter}, {self.dataset}, c={self.concurrency}"
 
 
@@ -48,10 +44,6 @@ class Cell(Condition):
     """One measurement: one call of ``vllm bench serve``."""
 
     repeat: int
-
-    @property
-    def label(self) -> str:
-        return f"{super().label}, repeat {self.repeat}"
 
     @property
     def id(self) -> str:

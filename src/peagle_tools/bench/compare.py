@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Column, Table
 
-from peagle_tools.bench.cells import Condition, Results
+from peagle_tools.bench.cells import Results
 from peagle_tools.bench.metrics import AL, Point, Ratio, number, points, same_texts
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.provenance import device
@@ -25,7 +25,7 @@ METRICS = {
 class Change(NamedTuple):
     """One condition that was measured before."""
 
-    condition: Condition
+    label: str
     ratios: list[Ratio]  # each of METRICS after / before; empty where it is missing now
     worse: list[str]  # one text for each regression
 
@@ -39,27 +39,27 @@ def compare(before: Results, after: Results, tolerance: float = 0.05) -> list[Ch
     here, there = (device(results.sweep["hardware"]) for results in (before, after))
     if here != there:
         raise ToolError(f"measured on {here}, then on {there}: not comparable")
-    old, new = ({p.condition: p for p in points(results)} for results in (before, after))
+    old, new = ({p.label: p for p in points(results)} for results in (before, after))
     if not old.keys() & new.keys():
         raise ToolError("no cell is in both results")
     texts = same_texts(old.values()), same_texts(new.values())
-    failures = {result.cell.condition: f"failed: {result.reason}" for result in after.cells if not result.ok}
+    failures = {result.cell.label: f"failed: {result.reason}" for result in after.cells if not result.ok}
     changes = []
-    for c, a in old.items():
-        if c not in new:
-            changes.append(Change(c, [], [failures.get(c, "is missing")]))
+    for label, a in old.items():
+        if label not in new:
+            changes.append(Change(label, [], [failures.get(label, "is missing")]))
             continue
-        b = new[c]
-        if _work(before.sweep, c.dataset) != _work(after.sweep, c.dataset):
-            raise ToolError(f"{c.label}: other prompts or lengths in the two results: not comparable")
+        b = new[label]
+        if _work(before.sweep, a.dataset) != _work(after.sweep, a.dataset):
+            raise ToolError(f"{label}: other prompts or lengths in the two results: not comparable")
         worse = list(_losses(a, b, tolerance))
         if b.failed > a.failed:
             worse.append(f"{a.failed} repeats failed before, {b.failed} now")
-        same_before, same_now = (shares[c] for shares in texts)
+        same_before, same_now = (shares[label] for shares in texts)
         if (a.exact or b.exact) and same_before > 0 and not same_now >= same_before:
             shares = f"{same_before:.2%} -> {number(same_now, '.2%') or 'unknown'}"
             worse.append(f"same text as without speculation {shares}, in float32")
-        changes.append(Change(c, [b.spread(metric).over(a.spread(metric)) for metric in METRICS], worse))
+        changes.append(Change(label, [b.spread(metric).over(a.spread(metric)) for metric in METRICS], worse))
     return changes
 
 
@@ -80,13 +80,11 @@ def show(console: Console, changes: Sequence[Change]) -> None:
     """Print the ratios, then a line for each regression."""
     columns = [Column(name.replace(" ", "\n"), justify="right") for name, _ in METRICS.values()]
     table = Table("cell", *columns, "", box=None, padding=(0, 1, 0, 0), title="after / before", title_justify="left")
-    for condition, ratios, worse in changes:
+    for label, ratios, worse in changes:
         shown = [number(ratio.median, ".2f") for ratio in ratios] or [""] * len(columns)
-        table.add_row(condition.label, *shown, "[bold red]worse" if worse else "")
+        table.add_row(label, *shown, "[bold red]worse" if worse else "")
     console.print(table)
-    for condition, _, worse in changes:
+    for label, _, worse in changes:
         for text in worse:
-            print(f"{condition.label}: {text}")
-    if any(ratios and ratios[0].repeats < 2 for _, ratios, _ in changes):
-        print("Some cells have one repeat: their noise is unknown, a loss above the tolerance counts.")
+            print(f"{label}: {text}")
     print(f"{sum(bool(worse) for _, _, worse in changes)} of {len(changes)} cells are worse, failed or missing")

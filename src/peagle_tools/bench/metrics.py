@@ -105,12 +105,13 @@ class Point(Condition):
 def points(results: Results) -> list[Point]:
     """Cells gathered over repeats, in their order. Conditions without a whole cell are left out."""
     suite, gathered = results.sweep["suite"], []
-    for condition, members in groupby(results.cells, key=lambda result: result.cell.condition):
+    for _, members in groupby(results.cells, key=lambda result: result.cell.label):
         cells = list(members)
-        flags = f"{suite['serve']['flags']} {suite['arms'][condition.arm]['flags']} ".replace("=", " ")
+        here = cells[0].cell
+        flags = f"{suite['serve']['flags']} {suite['arms'][here.arm]['flags']} ".replace("=", " ")
         exact = "--dtype float32 " in flags and suite["temperature"] == 0
         if whole := [cell for cell in cells if cell.ok]:
-            gathered.append(Point(**vars(condition), cells=whole, repeats=len(cells), exact=exact))
+            gathered.append(Point(here.arm, here.k, here.dataset, here.concurrency, whole, len(cells), exact))
     return gathered
 
 
@@ -119,8 +120,8 @@ def without_speculation(points: Iterable[Point]) -> dict[tuple[str, int], Point]
     return {(p.dataset, p.concurrency): p for p in points if not p.k}
 
 
-def same_texts(points: Collection[Point]) -> dict[Condition, float]:
-    """Share of requests answered with the same text as without speculation, in the worst repeat; NaN when unknown."""
+def same_texts(points: Collection[Point]) -> dict[str, float]:
+    """By label the share of requests answered as without speculation, in the worst repeat; NaN when unknown."""
     bases = without_speculation(points)
     worst = {}
     for point in points:
@@ -128,7 +129,7 @@ def same_texts(points: Collection[Point]) -> dict[Condition, float]:
         wanted = base.cells[0].raw["texts_sha256"] if base else ()
         answers = [cell.raw["texts_sha256"] for cell in point.cells]
         shares = [sum(map(operator.eq, texts, wanted)) / len(wanted) for texts in answers if wanted and texts]
-        worst[point.condition] = min(shares, default=math.nan)
+        worst[point.label] = min(shares, default=math.nan)
     return worst
 
 

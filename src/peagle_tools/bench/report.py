@@ -31,8 +31,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
     texts = same_texts(points)
 
     def latency(point: Point, name: str) -> str:
-        shown = (number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
-        return " / ".join(filter(None, shown))
+        return " / ".join(number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
 
     rows = [
         (
@@ -44,7 +43,7 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
             latency(p, "tpot"),
             p.spread(AL).text(".2f"),
             " ".join(f"{100 * share:.0f}" for share in p.acceptance),
-            number(100 * texts[p.condition]),
+            number(100 * texts[p.label]),
             f"{len(p.cells)} of {p.repeats}" if p.failed else p.repeats,
         )
         for p in points
@@ -95,7 +94,7 @@ def warnings(dataset: str, points: Sequence[Point]) -> Iterator[str]:
         yield f"{dataset}: one repeat, so its noise is unknown and every ratio in doubt; `--repeats 3` adds two."
     texts = same_texts(points)
     for p in points:
-        share = texts[p.condition]
+        share = texts[p.label]
         if p.exact and share < 1:
             yield f"{p.label}: {100 * share:.4g}% of the answers are those without speculation; float32 promises all."
         fewest = min((q for q in points if q.drafter == p.drafter), key=lambda q: q.concurrency)
@@ -118,7 +117,7 @@ def write_report(folder: Path) -> tuple[str, list[str]]:
         ToolError: no cell is whole; OSError: ``folder`` cannot be written.
     """
     sweep, cells = results = read_results(folder)
-    failures = [f"{r.cell.label}: {r.reason}" for r in cells if not r.ok]
+    failures = [f"{r.cell.label}, repeat {r.cell.repeat}: {r.reason}" for r in cells if not r.ok]
     points = metrics.points(results)
     groups = {name: [p for p in points if p.dataset == name] for name in dict.fromkeys(p.dataset for p in points)}
     if not groups:

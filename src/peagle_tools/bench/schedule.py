@@ -28,14 +28,10 @@ class Choice(NamedTuple):
     gain: Ratio
 
     @property
-    def concurrency(self) -> int:
-        return self.point.concurrency
-
-    @property
     def text(self) -> str:
         rate = f"{number(self.point.tokens_per_second.median)} tokens/s, {self.gain.text()} x no speculation"
         fastest = "" if self.k else "no speculation; the fastest depth is "
-        return f"c={self.concurrency}: {fastest}K={self.point.k}, {rate}"
+        return f"c={self.point.concurrency}: {fastest}K={self.point.k}, {rate}"
 
 
 def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
@@ -55,7 +51,7 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
     """vLLM's ``num_speculative_tokens_per_batch_size``: [first batch size, last, K], ends included."""
     schedule, first = [], 1
     for k, same in itertools.groupby(chosen, key=lambda choice: choice.k):
-        last = list(same)[-1].concurrency
+        last = list(same)[-1].point.concurrency
         schedule.append([first, last, k])
         first = last + 1
     return schedule
@@ -69,7 +65,8 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any]) -> I
         suite: as sweep.json has it.
     """
     arms = {p.arm: choices(p.arm, points) for p in points if p.k}
-    shared = set.intersection(*({choice.concurrency for choice in chosen} for chosen in arms.values())) if arms else ()
+    measured = [{choice.point.concurrency for choice in chosen} for chosen in arms.values()]
+    shared = set.intersection(*measured) if measured else set()
     if not shared:
         yield f"{dataset}: no K, for no concurrency was measured both with every arm and without speculation."
         return
@@ -79,7 +76,7 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any]) -> I
 
     def gain(arm: str) -> tuple[float, float]:
         """By its schedule, then by its fastest depths."""
-        gains = [(choice.k, choice.gain.median) for choice in arms[arm] if choice.concurrency in shared]
+        gains = [(choice.k, choice.gain.median) for choice in arms[arm] if choice.point.concurrency in shared]
         return math.prod(gain for k, gain in gains if k), math.prod(gain for _, gain in gains)
 
     arm = max(arms, key=gain)
@@ -99,7 +96,7 @@ def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any) -> Iterator[str]:
     if k:
         yield f"Speculation gains up to c={last}, the largest measured concurrency; vLLM keeps K={k} beyond it."
     else:
-        yield f"From c={next(c.concurrency for c in chosen if c.concurrency >= first)} on, do not speculate."
+        yield f"Above c={first - 1}, do not speculate."
     config = arm["speculative_config"] | {"num_speculative_tokens": deepest}
     if len(schedule) > 1:  # one K throughout needs no schedule, which on V1 would cost the full CUDA graphs
         config["num_speculative_tokens_per_batch_size"] = schedule

@@ -128,7 +128,7 @@ class Sweep:
         self._failed += not result.ok
         # A mean cell of this run, its share of server starts included, gives the time left.
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
-        number = f"[{len(self.cells) - self._left}/{len(self.cells)}]"
+        which = f"[{len(self.cells) - self._left}/{len(self.cells)}] {result.cell.label}, repeat {result.cell.repeat}"
         text = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {reason}"
         text += f", AL {result.raw[AL]:.2f}" if AL in result.raw else ""
-        print(f"{number} {result.cell.label}: {text}; about {minutes:.0f} min left", flush=True)
+        print(f"{which}: {text}; about {minutes:.0f} min left", flush=True)

