@@ -6,21 +6,17 @@ ACCEPTANCE = {"EAGLE-3": 0.62, "P-EAGLE": 0.75}
 OUTPUT_TOKENS, PROMPTS = 64, 12
 
 
-def round_ms(kind: str, k: int, concurrency: int) -> float:
-    """The costs behind the numbers: a target step of 4 ms and 0.2 ms a request; 2 ms more for a round that speculates,
-    1 ms a draft forward, 0.05 ms a drafted token."""
-    target = 4 + 0.2 * concurrency
-    if kind == "none":
-        return target
-    forwards = 1 if kind == "P-EAGLE" else k
-    return target + 2.0 + forwards * 1.0 + 0.05 * k * concurrency
-
-
 def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int = PROMPTS) -> dict[str, Any]:
-    """What the client writes; ``noise`` multiplies the time that everything takes."""
+    """What the client writes; ``noise`` multiplies the time that everything takes.
+
+    A target step costs 4 ms and 0.2 ms a request; a round that speculates 2 ms more, 1 ms a draft forward, 0.05 ms a
+    drafted token.
+    """
+    forwards = k if kind == "EAGLE-3" else 1
+    round_ms = 4 + 0.2 * concurrency + (2 + forwards + 0.05 * k * concurrency if k else 0)
     drafts = 1000
     accepted = [round(drafts * ACCEPTANCE[kind] ** (i + 1)) for i in range(k)] if k else []
-    tpot = round_ms(kind, k, concurrency) * noise / (1 + sum(accepted) / drafts) / 1000  # seconds a token of a request
+    tpot = round_ms * noise / (1 + sum(accepted) / drafts) / 1000  # seconds a token of a request
     times = {"ttft": 0.02 * noise, "tpot": tpot}
     counts = {
         "spec_decode_acceptance_length": 1 + sum(accepted) / drafts,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peagle_tools.bench.cells import Cell
+from peagle_tools.bench.cells import Cell, CellResult
 from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import repeated_table, write_report
 from peagle_tools.bench.suite import Suite
@@ -28,10 +28,9 @@ def best_table(text: str) -> list[str]:
 
 
 def test_acceptance_by_repeated_tokens_is_a_table_over_all_concurrencies(suite: Suite) -> None:
-    results = [synthetic.result(Cell(arm, 3, "prompts", c, 1)) for arm in ("EAGLE-3", "P-EAGLE") for c in (1, 4)]
-    counts = [{0: Acceptance(4, (3, 1))}, {0: Acceptance(4, (2, 0)), 3: Acceptance(1, (0, 0))}]
-    cells = results[:2]
-    cells += [r.model_copy(update={"repeated": seen}) for r, seen in zip(results[2:], counts, strict=True)]
+    counts = {1: {0: Acceptance(4, (3, 1))}, 4: {0: Acceptance(4, (2, 0)), 3: Acceptance(1, (0, 0))}}
+    cells = [synthetic.result(Cell("EAGLE-3", 3, "prompts", 1, 1))]
+    cells += [CellResult(cell=Cell("P-EAGLE", 3, "prompts", c, 1), repeated=seen) for c, seen in counts.items()]
     (table,) = repeated_table("prompts", points(synthetic.results(suite, cells)))
     assert table.splitlines()[2:5] == [
         "| drafter | 0 | 3 |",

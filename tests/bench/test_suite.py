@@ -27,12 +27,7 @@ MISTAKES = {
     "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
     "our flag": ("none: {}", 'none: {flags: "--port 80"}', 4, "arms.none.flags: --port does not belong here"),
     "no YAML": ("none: {}", "none: {", 6, "no YAML"),
-    "same files": (
-        "none: {}",
-        "none: {}\n  None: {}",
-        1,
-        "suite: two of none, None, EAGLE-3",
-    ),
+    "same files": ("none: {}", "none: {}\n  None: {}", 1, "suite: two of none, None, EAGLE-3"),
     "bad name": ("name: trial", "name: A trial", 1, "name: String should match pattern"),
 }
 

@@ -24,7 +24,7 @@ def _model(name: str, info: ValidationInfo) -> str:
 
 
 def _head(config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    _model(config.get("model", ""), info)
+    _model(str(config.get("model", "")), info)
     return config
 
 
