@@ -42,8 +42,8 @@ class Data(Strict):
     max_tokens: Positive = 1024  # of an answer at most
     # Documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
     held_out: Positive = 48
-    # Of a vLLM server that writes prompts and answers; null starts one where a step needs it.
-    endpoint: Annotated[str, AfterValidator(lambda url: str(HttpUrl(url)))] | None = None
+    # Of a vLLM server that writes prompts and answers, with its /v1; null starts one where a step needs it.
+    endpoint: Annotated[str, AfterValidator(lambda url: str(HttpUrl(url)).rstrip("/"))] | None = None
     concurrency: Positive = 64  # requests in flight to the server; a large GPU can take more
 
     @field_validator("prompts", "apart_from")
