@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import importlib.util
-import zipfile
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,17 +11,10 @@ from peagle_vllm.patches.version import NotVllmError, read
 from tests.patches.trees import fake, installed
 
 
-def wheel_of(folder: Path, wheel: Path) -> Path:
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.write(file, file.relative_to(folder))
-    return wheel
-
-
 @pytest.mark.parametrize("form", ["folder", "wheel"])
 def test_a_vllm_is_read_in_every_form(tmp_path: Path, form: str) -> None:
     folder = fake(tmp_path / "unpacked", {}, version="0.33.1+cu130", distribution="vllm-gpu")
-    install = read(folder if form == "folder" else wheel_of(folder, tmp_path / "x.whl"))
+    install = read(folder if form == "folder" else shutil.make_archive(str(tmp_path / "wheel"), "zip", folder))
     assert (install.version, install.distribution, install.minor) == ("0.33.1+cu130", "vllm-gpu", "0.33")
     assert install.label == "vllm-gpu 0.33.1"
     assert install.root.joinpath("vllm/__init__.py").is_file()

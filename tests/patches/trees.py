@@ -26,8 +26,7 @@ def fake(folder: Path, files: dict[str, str], version: str = "0.32.0", distribut
 def installed() -> VllmInstall:
     """The installed vLLM."""
     install = find_vllm()
-    if install is None:
-        pytest.fail("vLLM is not installed: run the suite with `make test`")
+    assert install, "vLLM is not installed: run the suite with `make test`"
     return install
 
 
