@@ -65,10 +65,8 @@ def larger_target(folder: Path, ordinary: int, mask: str = "") -> Target:
 def test_a_larger_target_is_served_where_its_first_tokens_are_the_heads(tmp_path: Path):
     head, target = writers.speculators(), tmp_path / "target"
     assert problems(head, tmp_path / "head", larger_target(target, VOCAB)) == []
-    foreign, reserved = (
-        larger_target(tmp_path / "other", VOCAB + 1),
-        larger_target(tmp_path / "masked", VOCAB, "<mask>"),
-    )
+    foreign = larger_target(tmp_path / "other", VOCAB + 1)
+    reserved = larger_target(tmp_path / "masked", VOCAB, "<mask>")
     what = f"vocab_size is 64, {foreign.name} has 70, and token 64 of {foreign.name}, 'word 64', was not added to the"
     assert what in only(problems(head, tmp_path / "head", foreign))
     line = only(problems(head, tmp_path / "head", reserved))

@@ -72,11 +72,8 @@ def test_more_drafts_than_the_runner_verifies(
     config.speculative_config.num_speculative_tokens = most
     validation._check_whole(config)
     config.speculative_config.num_speculative_tokens = most + 1
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RefusedError, match=f"num_speculative_tokens is {most + 1}, and {limit} at most; lower it"):
         validation._check_whole(config)
-    assert str(refused.value) == (
-        f"P-EAGLE refused: num_speculative_tokens is {most + 1}, and {limit} at most; lower it"
-    )
 
 
 @pytest.mark.parametrize(
