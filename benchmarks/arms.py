@@ -4,7 +4,6 @@
 """
 
 import importlib
-import inspect
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from peagle_tools.shared.atomic_files import write_whole
+from peagle_tools.train.lines import add_line
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_GPU = torch.cuda.is_available()
@@ -40,6 +39,7 @@ ON_CPU = {
     # so every start would compile again; Inductor's own cache works.
     "VLLM_USE_AOT_COMPILE": "0",
 }
+FILE = "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})
@@ -53,32 +53,18 @@ def environment(env: dict[str, str]) -> dict[str, str]:
     return inherited | ENVIRONMENT | ({} if HAS_GPU else ON_CPU) | env
 
 
-def call(function: Callable[..., Any], out: str, **arguments: Any) -> tuple[str, ...]:
-    """What follows ``python -m`` to call ``function`` in another process: ``out`` lists, as JSON, the cells it yielded.
+def call(function: Callable[..., Any], **arguments: Any) -> tuple[str, ...]:
+    """What follows ``python -m`` to call ``function`` in another process.
 
-    Each is on the disk when it is measured.
+    The file ``OUT.jsonl`` gets a line of JSON for each cell that it yields, when it is measured.
     """
-    module = inspect.getmodule(function)
-    assert module is not None
-    assert module.__spec__ is not None
-    return ("benchmarks.arms", module.__spec__.name, function.__name__, json.dumps(arguments), out)
+    return ("benchmarks.arms", function.__module__, function.__name__, json.dumps(arguments), FILE)
 
 
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
-    """Median and spread (10th and 90th percentile), and every sample, in the unit given."""
-    rounded = [round(sample, digits) for sample in samples]
-    p10, median, p90 = (round(float(p), digits) for p in np.percentile(rounded, (10, 50, 90)))
-    return {"median": median, "p10": p10, "p90": p90, "samples": rounded}
-
-
-def compared(cells: list[dict[str, Any]], ours: str, where: Sequence[str], figure: str) -> list[dict[str, Any]]:
-    """``cells``, each with what the median ``figure`` of the arm ``ours`` is over its own, at equal keys ``where``."""
-    median = {(cell["arm"], *map(cell.get, where)): cell[figure]["median"] for cell in cells}
-    rows = []
-    for cell in cells:
-        mine = median.get((ours, *map(cell.get, where)))
-        rows.append(cell | ({f"{ours} / it": round(mine / cell[figure]["median"], 3)} if mine else {}))
-    return rows
+    """Median and spread (10th and 90th percentile), in the unit given."""
+    p10, median, p90 = (round(float(p), digits) for p in np.percentile([*samples], (10, 50, 90)))
+    return {"median": median, "p10": p10, "p90": p90}
 
 
 def table(cells: Sequence[dict[str, Any]]) -> str:
@@ -91,18 +77,13 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        if "samples" in value:
+        if "median" in value:
             return "{median:g} ({p10:g}-{p90:g})".format(**value)
         return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":
-    from benchmarks.compiled import note_kernels
-
-    note_kernels()
     module, name, arguments, out = sys.argv[1:]
-    cells = []
     for cell in getattr(importlib.import_module(module), name)(**json.loads(arguments)):
-        cells.append(cell)
-        write_whole(Path(out), json.dumps(cells))
+        add_line(Path(out), cell)

@@ -3,9 +3,9 @@
 Dummy weights of gpt-oss-20b's shapes, and synthetic rejection at the published acceptance lengths (SPEED-Bench code):
 the engine's speed is real, the acceptance is the published one. One start an arm, every concurrency c inside: c
 requests at once, greedy, to the same number of tokens; then at every c ``propose()`` of full decode batches. Columns of
-a draft step: GPU time behind a busy device, host time on an idle one, launches as the profiler saw them, and the time
-over the roofline, which is the bytes that the step must move at the measured copy bandwidth. Without a GPU: tiny
-models, few tokens, the wall clock, and whatever acceptance random weights give.
+a draft step: GPU time behind a busy device, host time on an idle one, and the time over the roofline, which is the
+bytes that the step must move at the measured copy bandwidth. Without a GPU: tiny models, few tokens, the wall clock,
+and whatever acceptance random weights give.
 """
 
 import gc
@@ -15,20 +15,20 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import arms, compiled, turns
+from benchmarks import arms, turns
 from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
-from benchmarks.draft_step import draft_step_roofline, num_steps, watched
-from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY_HEAD, write_config
+from benchmarks.draft_step import num_steps, watched
+from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY, TINY_HEAD, write_config
 from benchmarks.timing import copy_bandwidth
 from peagle_tools.shared.acceptance import read_engine
 
 # What engines are measured with: a head, and its target's config.json.
-HEAD, TARGET = (GPT_OSS_HEAD, GPT_OSS_20B) if HAS_GPU else (TINY_HEAD, TINY_HEAD.target.config())
+HEAD, TARGET = (GPT_OSS_HEAD, GPT_OSS_20B) if HAS_GPU else (TINY_HEAD, TINY)
 MOST_K = 7  # of an arm
 PROMPT, TOKENS = (128, 512) if HAS_GPU else (8, 8)
 REPEATS = 2
@@ -52,15 +52,17 @@ class EngineArm:
 
     def head_config(self) -> dict[str, Any]:
         """The head's config.json."""
-        windowed = {"layer_types": ["sliding_attention"] * HEAD.layers(self.parallel), "sliding_window": self.window}
-        return HEAD.config(self.parallel) | (windowed if self.window else {})
+        config = HEAD.config(self.parallel)
+        layers = ["sliding_attention"] * config["num_hidden_layers"]
+        return config | ({"layer_types": layers, "sliding_window": self.window} if self.window else {})
 
 
 OURS, NONE = "P-EAGLE K=7, V2", "none"
 STOCK_PEAGLE, EAGLE3 = "stock P-EAGLE K=7, V1", "EAGLE-3 K=3, V2"
+P_EAGLE = EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True)
 # With the published acceptance length at each K. The first ones make the ratios.
 ARMS = {
-    OURS: EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True),
+    OURS: P_EAGLE,
     STOCK_PEAGLE: EngineArm(V1 | STOCK, "EagleProposer", 7, length=3.38, parallel=True),
     EAGLE3: EngineArm(V2 | STOCK, "EagleSpeculator", 3, length=2.24),
     NONE: EngineArm(V2 | STOCK, "NoneType"),
@@ -68,10 +70,8 @@ ARMS = {
     "EAGLE-3 K=7, V2": EngineArm(V2 | STOCK, "EagleSpeculator", 7, length=2.59),
 }
 # For long prompts.
-LONG_ARMS = {
-    f"{OURS}, {how}": EngineArm(V2, "ParallelEagleSpeculator", 7, length=3.38, parallel=True, **more)
-    for how, more in (("window 1024", {"window": 1024}), ("look-up", {"lookup": 2}))
-}
+WINDOW, LOOKUP = f"{OURS}, window 1024", f"{OURS}, look-up"
+LONG_ARMS = {**ARMS, WINDOW: replace(P_EAGLE, window=1024), LOOKUP: replace(P_EAGLE, lookup=2)}
 
 
 def run_arm(arm: str, batches: list[int], prompts: tuple[int, ...] = (PROMPT,)) -> Iterator[dict]:
@@ -79,19 +79,18 @@ def run_arm(arm: str, batches: list[int], prompts: tuple[int, ...] = (PROMPT,)) 
 
     Prompts other than ``PROMPT`` are in the prefix cache when their answers are timed.
     """
-    drafting = (ARMS | LONG_ARMS)[arm]
+    drafting = LONG_ARMS[arm]
     turns.share(START_SECONDS)
     engine, drafter = dummy_llm(drafting, batches, max(prompts))
     turns.have_to_itself(TIMED_SECONDS)
     copied = copy_bandwidth()
     for prompt, c in product(prompts, batches):
         generate(engine, c, prompt, max(TOKENS // 8, 2))  # whatever compiles or warms up late
-        before, kernels = read_engine(engine), len(compiled.names)
+        before = read_engine(engine)
         speeds = [c * TOKENS / generate(engine, c, prompt, TOKENS) for _ in range(REPEATS)]
         counts = read_engine(engine).since(before)
         length, speed = counts.length if counts.num_drafts else None, arms.summary(speeds, 1)
-        cell = {"arm": arm, "prompt": prompt, "c": c, "tokens_per_second": speed, "acceptance_length": length}
-        yield cell | {"compiled_late": sorted(set(compiled.names[kernels:]))}
+        yield {"arm": arm, "prompt": prompt, "c": c, "tokens_per_second": speed, "acceptance_length": length}
     if drafter is not None:  # last: a step that cannot be watched must not cost an engine's
         for prompt, c in product(prompts, batches):
             step = draft_step(engine, drafter, drafting, prompt, c, copied)
@@ -107,20 +106,19 @@ def draft_step(
     room = engine.llm_engine.vllm_config.model_config.max_model_len - prompt - 1
     with watched(drafter, batch, drafting.k, STEPS, WARM) as steps:
         generate(engine, batch, prompt, min(num_tokens, room))
-    num_bytes = sum(draft_step_roofline(HEAD, drafting.k, batch, parallel=drafting.parallel).values())
-    device = arms.summary(steps.device)
-    return {
-        **{"device_us": device, "host_us": arms.summary(steps.host), "launches": steps.traced or {}},
-        "/ roofline": round(device["median"] * 1e-6 * copied / num_bytes, 2),
-    }
+    num_bytes = HEAD.step_bytes(drafting.k, batch, parallel=drafting.parallel)
+    device, host = arms.summary(steps.device), arms.summary(steps.host)
+    return {"device_us": device, "host_us": host, "/ roofline": round(device["median"] * 1e-6 * copied / num_bytes, 2)}
 
 
 def prepare_process() -> None:
     """What an arm's process needs before vLLM is imported: the interpreter where asked for, and the plugin."""
     if os.environ.get("TRITON_INTERPRET"):
+        from peagle_kernels import dispatch
         from tools.interpreter import enable
 
         enable()
+        dispatch.INTERPRETED = False  # the plain torch versions: interpreted kernels take longer than all the rest
     if not os.environ.get("PEAGLE_VLLM_DISABLE"):
         from peagle_vllm import plugin
 

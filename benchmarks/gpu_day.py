@@ -1,13 +1,13 @@
 """A rung of measurements on a GPU, most valuable part first: ``python -m benchmarks.gpu_day RUNG --seconds N``.
 
-A rung is a list of parts, each a process with a limit. Every finished test and cell is written at once and kept, even
-if its process or this one is killed. The command ends within N seconds; called again, it continues with the parts that
-are not done. In the end one folder holds a page of text, the results in one file, and an archive of all results and
-logs. Without a GPU the same parts are rehearsed at tiny shapes. The exit status is 0 once every part is done.
+A rung is groups of parts, each a process with a limit; those of a group run side by side. Every finished test and cell
+is written at once and kept, even if its process or this one is killed. The command ends within N seconds; called again,
+it continues with the parts that are not done. In the end one folder holds a page of text, the results in one file, and
+an archive of all results and logs. Without a GPU the same parts are rehearsed at tiny shapes. The exit status is 0 once
+every part is done.
 """
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -16,23 +16,11 @@ from pathlib import Path
 
 from benchmarks import arms, rung1, rung2, rung3, rung4
 from benchmarks.page import page, result
-from benchmarks.parts import Part, run_parts
+from benchmarks.parts import run_parts
 from peagle_tools.shared.atomic_files import write_whole
 
 RUNGS = {1: rung1, 2: rung2, 3: rung3, 4: rung4}
 RESERVE = 30  # of the seconds: to end what still runs (15 at most), and for page and archive
-
-
-def selected(parts: list[Part], names: list[str]) -> list[Part]:
-    """The parts of these names, or all.
-
-    Raises:
-        SystemExit: there is no such part.
-    """
-    known = [part.name for part in parts]
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"no such part: {', '.join(unknown)}; there are: {', '.join(known)}")
-    return [part for part in parts if not names or part.name in names]
 
 
 def main() -> int:
@@ -45,17 +33,24 @@ def main() -> int:
     for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
     rung, folder = RUNGS[args.rung], args.out or arms.ROOT / f"bench-results/rung-{args.rung}"
-    parts = selected(rung.parts(), args.parts)
-    state = run_parts(parts, folder, args.seconds - RESERVE)
-    text = page(rung, rung.parts(), folder, state)
+    groups = rung.parts()
+    every = [part for group in groups for part in group]
+    if unknown := [name for name in args.parts if name not in (part.name for part in every)]:
+        known = ", ".join(part.name for part in every)
+        raise SystemExit(f"no such part: {', '.join(unknown)}; there are: {known}")
+    chosen = args.parts or [part.name for part in every]
+    state = run_parts(
+        [[part for part in group if part.name in chosen] for group in groups], folder, args.seconds - RESERVE
+    )
+    text = page(rung, every, folder, state)
     write_whole(folder / f"page-{args.rung}.txt", text)
-    write_whole(folder / f"rung-{args.rung}.json", json.dumps(result(rung, rung.parts(), folder), indent=1) + "\n")
+    write_whole(folder / f"rung-{args.rung}.json", result(rung, every, folder))
     with tarfile.open(folder / f"rung-{args.rung}.tar.gz", "w:gz") as archive:
         for file in sorted(folder.iterdir()):
             if file.is_file() and not file.name.endswith(".tar.gz"):
                 archive.add(file, f"rung-{args.rung}/{file.name}")
     print(f"\n{text}\nin {folder}: page-{args.rung}.txt, rung-{args.rung}.tar.gz")
-    return 0 if all(state.get(part.name, {}).get("state") == "done" for part in parts) else 1
+    return 0 if all(state.get(name, {}).get("state") == "done" for name in chosen) else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The kernels of a prefill, against a copy of the bytes that they must move: ``make gpu-day GPU_DAY='1 kernels'``.
+"""Kernels beside copies of the bytes that they must move: a part of ``benchmarks.gpu_day``.
 
-``fc``, which stands between ``prepare_inputs`` and ``gather_hidden``, belongs to neither. benchmarks.engine times
-decode steps, whole. Without a GPU: a tiny shape, the CPU twins, the wall clock.
+Of a prefill ``prepare_inputs`` and ``gather_hidden``; ``fc``, which stands between them, belongs to neither. Of sampled
+rows ``argmax``, which greedy drafts take, ``topk`` and ``select_candidates``, which those of a selector take, against
+one read of the logits. benchmarks.engine times decode steps, whole. Without a GPU: tiny shapes, the CPU twins, the wall
+clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,56 +16,56 @@ from benchmarks import arms
 from benchmarks.arms import HAS_GPU
 from benchmarks.shapes import NUM_AUX
 from benchmarks.timing import copy_bandwidth, device_us
-from peagle_kernels.batch import KVGroups, TargetBatch, allocate_buffers
 from peagle_kernels.gather_hidden import gather_hidden
 from peagle_kernels.layout import DraftBatch
 from peagle_kernels.prepare_inputs import prepare_inputs
+from peagle_kernels.select_candidates import Candidates, CandidateSelector, select_candidates
+from tests.support.batches import Request, build, moved
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
-WIDTHS = (2880, 2048, 4096) if HAS_GPU else (64,)  # of hidden states
-REQUESTS, CHUNK = (4, 2048) if HAS_GPU else (2, 32)  # and the rows of each request's prompt
 K = 7 if HAS_GPU else 3
-MAX_MODEL_LEN, BLOCK_SIZE = 16384, 16
+# Of a prefill: the widths of hidden states, requests, and the rows of each request's prompt.
+WIDTHS, REQUESTS, CHUNK = ((2880, 2048, 4096), 4, 2048) if HAS_GPU else ((64,), 2, 32)
+# Of sampled rows: batches, the vocabulary, the candidates of a row, and the rank of the committed heads' selectors.
+BATCHES, VOCAB, CANDIDATES, RANK = ((1, 64), 201_088, (16, 64), 64) if HAS_GPU else ((1,), 512, (4,), 64)
 
 
-def prefill(width: int) -> dict[str, Any]:
-    """Arguments of ``prepare_inputs`` on this device: a chunk of every request's prompt."""
-    rows, draft_rows = REQUESTS * CHUNK, CHUNK + K - 1
-    ints, longs = ({"device": DEVICE, "dtype": dtype} for dtype in (torch.int32, torch.int64))
-    ones, reqs = torch.ones(REQUESTS, **ints), torch.arange(REQUESTS, **ints)
-    target = TargetBatch(
-        input_ids=torch.ones(rows, **ints),
-        positions=torch.arange(CHUNK, **longs).repeat(REQUESTS),
-        query_start_loc=torch.arange(0, rows + 1, CHUNK, **ints),
-        num_rejected=ones - 1,
-        num_sampled=ones,
-        idx_mapping=reqs,
-        last_sampled=ones.long(),
-        next_prefill_tokens=ones,
-        temperature=ones.float(),
-        seeds=ones.long(),
-        top_k=ones,
-        top_p=ones.float(),
-    )
-    batch = DraftBatch(REQUESTS, rows, K, REQUESTS * draft_rows, REQUESTS)
-    staging = torch.empty(rows, NUM_AUX * width, device=DEVICE, dtype=DTYPE)
-    sizes = {"max_rows": batch.num_rows, "max_num_reqs": REQUESTS, "max_speculative_tokens": K}
-    out = allocate_buffers(**sizes, staging=staging)
-    out.query_start_loc.copy_(torch.arange(0, batch.num_rows + 1, draft_rows))
-    blocks = torch.arange(MAX_MODEL_LEN // BLOCK_SIZE, **ints)
-    return {
-        "target": target,
-        "aux": tuple(torch.randn(rows, width, device=DEVICE, dtype=DTYPE) for _ in range(NUM_AUX)),
-        "groups": KVGroups(((1 + blocks).repeat(REQUESTS, 1),), (BLOCK_SIZE,)),
-        "batch": batch,
-        "out": out,
-        "max_model_len": MAX_MODEL_LEN,
-        "parallel_drafting_token_id": 511,
-    }
+@torch.inference_mode()
+def run_all() -> Iterator[dict[str, Any]]:
+    """A cell for each kernel and shape, in this process."""
+    bandwidth = copy_bandwidth()
+    for width in WIDTHS:
+        for name, (call, num_bytes) in prefill(width).items():
+            us = arms.summary(device_us(call))
+            share = float(f"{num_bytes / (us['median'] * 1e-6) / bandwidth:.3g}")
+            shape = {"kernel": name, "requests": REQUESTS, "rows": REQUESTS * CHUNK, "k": K, "width": width}
+            yield {**shape, "device_us": us, "bytes": num_bytes, "of_copy_bandwidth": share}
+    for num_reqs in BATCHES:
+        one_read = num_reqs * K * VOCAB * DTYPE.itemsize / bandwidth * 1e6
+        for num_candidates in CANDIDATES:
+            for name, call in sampled_rows(num_reqs, num_candidates).items():
+                us = arms.summary(device_us(call))
+                shape = {"kernel": name, "rows": num_reqs * K, "width": VOCAB, "candidates": num_candidates}
+                yield {**shape, "device_us": us, "reads of the logits": float(f"{us['median'] / one_read:.3g}")}
 
 
-def moved_bytes(batch: DraftBatch, row: int) -> dict[str, int]:
+def prefill(width: int) -> dict[str, tuple[Callable[[], Any], int]]:
+    """By kernel, its call for a chunk of every request's prompt, on this device, and the bytes that this must move."""
+    chunk = Request(0, CHUNK, rejected=0, samples=False)
+    shape: dict[str, Any] = {"k": K, "max_k": K, "static": False, "max_model_len": 16384, "block_sizes": [16]}
+    case = build([chunk] * REQUESTS, **shape, widths=[width] * NUM_AUX, dtype=DTYPE)
+    target, aux, groups, out = moved((case.target, case.aux, case.groups, case.buffers()), DEVICE)
+    prepare = partial(prepare_inputs, target, aux, groups, case.batch, out, **case.constants)
+    rows = case.batch.num_rows
+    after_fc, hidden = (torch.randn(num, width, device=DEVICE, dtype=DTYPE) for num in (REQUESTS * CHUNK, rows))
+    gather = partial(gather_hidden, hidden, after_fc, hidden[0].clone(), out.row_map[:rows])
+    num_bytes = moved_bytes(case.batch, width * DTYPE.itemsize)
+    # In this order: gather_hidden needs the row map of prepare_inputs.
+    return {"prepare_inputs": (prepare, num_bytes[0]), "gather_hidden": (gather, num_bytes[1])}
+
+
+def moved_bytes(batch: DraftBatch, row: int) -> tuple[int, int]:
     """What each kernel must read and write, once, where nothing was rejected; ``row``: bytes of a hidden state.
 
     prepare_inputs reads the target rows' captured states, ids and positions and a block-table entry a draft row; it
@@ -72,29 +74,23 @@ def moved_bytes(batch: DraftBatch, row: int) -> dict[str, int]:
     """
     samples = batch.num_reqs * batch.num_speculative_tokens
     indices = batch.num_target_rows * (4 + 8) + batch.num_rows * (4 + 4 + 8 + 4 + 8) + samples * 3 * 8
+    prepare = (batch.num_target_rows + batch.num_staging_rows) * NUM_AUX * row + indices
+    return prepare, (batch.num_target_rows + 1 + batch.num_rows) * row + batch.num_rows * 4
+
+
+def sampled_rows(num_reqs: int, num_candidates: int) -> dict[str, Callable[[], Any]]:
+    """A call of each step on this device, with buffers that exist already."""
+    ints: dict[str, Any] = {"device": DEVICE, "dtype": torch.int64}
+    samples = torch.arange(num_reqs * K, **ints)
+    logits = torch.randn(len(samples), VOCAB, device=DEVICE, dtype=DTYPE)
+    best, ids = logits.topk(num_candidates)
+    candidates = Candidates(ids, best.float(), None, torch.zeros_like(samples).int(), samples)
+    first, second = torch.randn(2, VOCAB, RANK, device=DEVICE, dtype=DTYPE)
+    scale = torch.ones(1, device=DEVICE)
+    selector = CandidateSelector(first, second, None, scale, scale, num_candidates)
+    out, scores = torch.empty(num_reqs, K, **ints), torch.empty_like(candidates.logits)
     return {
-        "prepare_inputs": (batch.num_target_rows + batch.num_staging_rows) * NUM_AUX * row + indices,
-        "gather_hidden": (batch.num_target_rows + 1 + batch.num_rows) * row + batch.num_rows * 4,
+        "argmax": lambda: logits.argmax(-1),
+        "topk": lambda: logits.topk(num_candidates),
+        "select_candidates": lambda: select_candidates(out, candidates, selector, None, scores, None),
     }
-
-
-@torch.inference_mode()
-def run_all() -> Iterator[dict[str, Any]]:
-    """A cell for each width and kernel, in this process."""
-    bandwidth = copy_bandwidth()
-    for width in WIDTHS:
-        arguments = prefill(width)
-        batch, row_map = arguments["batch"], arguments["out"].row_map
-        sizes = batch.num_staging_rows, batch.num_rows, 1  # the values matter to no kernel
-        hidden = (torch.randn(rows, width, device=DEVICE, dtype=DTYPE) for rows in sizes)
-        after_fc, draft_hidden, (mask_hidden,) = hidden
-        calls = {
-            "prepare_inputs": partial(prepare_inputs, **arguments),  # timed first: gather_hidden needs its row map
-            "gather_hidden": partial(gather_hidden, draft_hidden, after_fc, mask_hidden, row_map[: batch.num_rows]),
-        }
-        num_bytes = moved_bytes(batch, width * DTYPE.itemsize)
-        for name, call in calls.items():
-            us = arms.summary(device_us(call))
-            share = float(f"{num_bytes[name] / (us['median'] * 1e-6) / bandwidth:.3g}")
-            shape = {"kernel": name, "requests": REQUESTS, "rows": batch.num_target_rows, "k": K, "width": width}
-            yield {**shape, "device_us": us, "bytes": num_bytes[name], "of_copy_bandwidth": share}

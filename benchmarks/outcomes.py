@@ -1,13 +1,12 @@
 """A pytest plugin: each test's outcome is on the disk when it ends; pytest writes its JUnit file after the last one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import turns
-from benchmarks.compiled import note_kernels
+from peagle_tools.train.lines import add_line
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,7 +14,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    note_kernels()
     turns.share()
     config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
 
@@ -31,5 +29,4 @@ class Outcomes:
             message = getattr(getattr(report.longrepr, "reprcrash", report.longrepr), "message", str(report.longrepr))
             self.test |= {"outcome": "skipped" if report.skipped else "failed", "message": message[:2000]}
         if report.when == "teardown":
-            with self.file.open("a") as out:
-                out.write(json.dumps(self.test | {name: str(value) for name, value in report.user_properties}) + "\n")
+            add_line(self.file, self.test | {name: str(value) for name, value in report.user_properties})

@@ -2,16 +2,16 @@
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import arms
-from benchmarks.parts import TESTS, Part, best, finished
+from benchmarks.parts import Part, best
 from peagle_tools.shared.provenance import output_of, provenance
 
 Table = tuple[str, list[dict[str, Any]]]  # a heading, and cells
+REHEARSAL = "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."
 CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 # What vLLM logs of the kernels that it chose, of waits for the GPU, and of kernels compiled after its warm-up.
 BACKEND = re.compile(r"\b[Uu]sing [^\n]*?\bbackend\b")
@@ -33,10 +33,14 @@ class Goal(NamedTuple):
         return f"{'met' if is_met else 'MISSED'}: {self.name} is {self.value:.3g}, goal {self.relation} {self.bound:g}"
 
 
-def measured(cells: Iterable[dict[str, Any]], column: str, **where: Any) -> Any:
+def having(cells: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    return [cell for cell in cells if column in cell]
+
+
+def measured(cells: list[dict[str, Any]], column: str, **where: Any) -> Any:
     """``column`` of the first cell with these values, the median of a ``summary``; None where there is none."""
-    matching = (cell[column] for cell in cells if column in cell and all(cell.get(key) == where[key] for key in where))
-    value = next(matching, None)
+    rows = (cell for cell in having(cells, column) if all(cell.get(key) == where[key] for key in where))
+    value = next(rows, {column: None})[column]
     return value["median"] if isinstance(value, dict) else value
 
 
@@ -46,22 +50,27 @@ def ratio(mine: float | None, other: float | None) -> float | None:
 
 
 def cells_of(parts: Sequence[Part], folder: Path) -> list[dict[str, Any]]:
-    return [cell for part in parts if TESTS not in part.command for cell in best(part, folder)]
+    return [cell for part in parts if not part.runs_tests for cell in best(part, folder)]
 
 
-def result(rung: Any, parts: Sequence[Part], folder: Path) -> dict[str, Any]:
-    """What is kept of a rung: every cell without its samples, and every test's outcome.
+def result(rung: Any, parts: Sequence[Part], folder: Path) -> str:
+    """What is kept of a rung, as JSON with a cell, or a test, in each line.
 
     Args:
         rung: its module, with ``NOTES``.
     """
-    tests = {part.name: best(part, folder) for part in parts if TESTS in part.command}
-    plain = [{key: without_samples(value) for key, value in cell.items()} for cell in cells_of(parts, folder)]
-    return {"what": rung.NOTES, **provenance(), "cells": plain, "tests": tests}
+    tests = {part.name: best(part, folder) for part in parts if part.runs_tests}
+    texts = {key: json.dumps(value) for key, value in {"what": rung.NOTES, **provenance()}.items()}
+    texts |= {"cells": _lines(cells_of(parts, folder)), "tests": _keys({name: _lines(tests[name]) for name in tests})}
+    return _keys(texts) + "\n"
 
 
-def without_samples(value: Any) -> Any:
-    return {key: value[key] for key in value if key != "samples"} if isinstance(value, dict) else value
+def _lines(rows: Iterable[Any]) -> str:
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]"
+
+
+def _keys(texts: dict[str, str]) -> str:
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {text}" for key, text in texts.items()) + "\n}"
 
 
 def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
@@ -74,7 +83,7 @@ def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[s
     clocks = output_of("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader")
     lines = [rung.NOTES, json.dumps(provenance()), f"clocks as they are ({CLOCKS}): {clocks or 'no GPU'}"]
     lines += map(str, rung.goals(cells))
-    for part in (part for part in parts if TESTS in part.command):
+    for part in (part for part in parts if part.runs_tests):
         tests = best(part, folder)
         passed = sum(test["outcome"] == "passed" for test in tests)
         rows = sum(int(test.get("rows", 0)) for test in tests)
@@ -82,7 +91,6 @@ def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[s
         lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
     for heading, table in rung.tables(cells):
         lines += [f"{heading}:", arms.table(table) if table else "nothing yet"]
-    lines += kernels(folder)
     for part in parts:
         lines += from_log(part, folder)
     unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}
@@ -90,25 +98,12 @@ def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[s
     return "\n".join(lines) + "\n"
 
 
-def kernels(folder: Path) -> Iterator[str]:
-    """A line for each kernel: its variants, and the seconds that compiling them took."""
-    entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for file in folder.glob("*.compiled"):
-        for entry in finished(file):
-            entries[entry["kernel"]].append(entry)
-    seconds = {name: [entry["seconds"] for entry in entries[name] if not entry["cached"]] for name in sorted(entries)}
-    yield "Triton kernels, over all processes:"
-    for name in sorted(seconds, key=lambda name: -sum(seconds[name])):
-        num_compiled, num_cached = len(seconds[name]), len(entries[name]) - len(seconds[name])
-        yield f"  {name}: {num_compiled} compiled, {sum(seconds[name]):.1f} s; {num_cached} from the cache"
-
-
 def from_log(part: Part, folder: Path) -> Iterator[str]:
     """Backends that vLLM chose, waits for the GPU and late compilations, of the part's last try."""
     logs = sorted(folder.glob(f"{part.label}.[0-9].log"))
     text = logs[-1].read_text(errors="replace") if logs else ""
     # Tests start several engines in one process, and vLLM keeps watching while the later ones warm up.
-    notes = sorted({*BACKEND.findall(text), *(LATE.findall(text) if TESTS not in part.command else ())})
+    notes = sorted({*BACKEND.findall(text), *(LATE.findall(text) if not part.runs_tests else ())})
     if waits := text.count(WAIT):
         notes.append(f"{waits} x {WAIT}")
     if notes:

@@ -1,6 +1,5 @@
 """Parts of a day on a GPU: processes with limits, whose finished tests and cells are kept if one is killed."""
 
-import itertools
 import json
 import math
 import os
@@ -15,14 +14,14 @@ from typing import Any
 
 import psutil
 
-from benchmarks import arms, compiled, turns
-from benchmarks.arms import HAS_GPU
+from benchmarks import arms, turns
+from benchmarks.arms import FILE, HAS_GPU
 from peagle_tools.shared import processes
 from peagle_tools.shared.atomic_files import write_whole
+from peagle_tools.train.lines import read_lines
 
-CELLS, TESTS = "OUT.json", "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
 PYTEST = (
-    *("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--outcomes", TESTS),
+    *("pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--outcomes", FILE),
     "--hypothesis-seed=0",  # so that the examples are those whose kernels a rehearsal has compiled
 )
 STATE = "state.json"
@@ -38,8 +37,10 @@ class Part:
     command: tuple[str, ...]
     limit: float = 240
     env: dict[str, str] = field(default_factory=dict)
-    alone: bool = True  # False: others like it run at the same time, and take turns at what they time
-    wave: int = 0  # those begin at the same time that have the same one
+
+    @property
+    def runs_tests(self) -> bool:
+        return self.command[:1] == PYTEST[:1]
 
     @property
     def label(self) -> str:
@@ -64,8 +65,8 @@ class State:
             print(f"{part.name}: " + ", ".join(map(str, entry.values())), flush=True)
 
 
-def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
-    """Run what is not done, in this order; neighbours of a wave that are not ``alone`` run side by side.
+def run_parts(groups: Sequence[Sequence[Part]], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
+    """Run what is not done, in this order; those of a group side by side, taking turns at what they time.
 
     A part begins where at least half of its limit is left of ``seconds``.
 
@@ -73,8 +74,8 @@ def run_parts(parts: Sequence[Part], folder: Path, seconds: float = math.inf) ->
         ``State.entries``.
     """
     state, deadline = State(folder), time.monotonic() + seconds
-    for (alone, _), group in itertools.groupby(parts, key=lambda part: (part.alone, part.wave)):
-        with ThreadPoolExecutor(1 if alone else SIDE_BY_SIDE) as pool:
+    for group in groups:
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             for _ in pool.map(lambda part: attempt(part, folder, state, deadline), group):
                 pass
     return state.entries
@@ -84,11 +85,7 @@ def attempt(part: Part, folder: Path, state: State, deadline: float) -> None:
     """Run the part, unless it is done, was tried ``TRIES`` times, or has too little time left."""
     past = state.entries.get(part.name, {"state": "", "tries": 0})
     left = deadline - time.monotonic()
-    if past["state"] == "done" or left < part.limit / 2:
-        return
-    if past["tries"] == TRIES:
-        if past["state"] != "failed":
-            state.keep(part, state="failed", tries=TRIES, error=f"cut off {TRIES} times")
+    if past["state"] == "done" or past["tries"] == TRIES or left < part.limit / 2:
         return
     tries = past["tries"] + 1
     state.keep(part, state="running", tries=tries)
@@ -101,8 +98,7 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
     """One try of a part in a process of its own, for at most ``left`` seconds."""
     out, log = folder / f"{part.label}.{tries}", folder / f"{part.label}.{tries}.log"
     command = [sys.executable, "-m", *(word.replace("OUT.", f"{out.resolve()}.") for word in part.command)]
-    env = {"VLLM_LOGGING_LEVEL": "INFO", compiled.FILE: f"{out.resolve()}.compiled", turns.FILE: f"{folder / 'turns'}"}
-    env = arms.environment(part.env) | env
+    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO", turns.FILE: f"{folder / 'turns'}"}
     process = processes.start(command, cwd=arms.ROOT, env=env, log=log)
     try:
         code = process.wait(min(part.limit, left))
@@ -117,16 +113,6 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
     return {"state": "failed", "error": processes.failure_reason(log)}
 
 
-def finished(file: Path) -> list[Any]:
-    """The cells or tests in a file; one that was cut off within a line, or holds none, has those before it."""
-    try:
-        if file.suffix == ".json":
-            return json.loads(file.read_text())
-        return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-    except (OSError, ValueError):
-        return []
-
-
-def best(part: Part, folder: Path) -> list[Any]:
-    """What the try that got furthest has finished."""
-    return max(map(finished, folder.glob(f"{part.label}.*.json*")), key=len, default=[])
+def best(part: Part, folder: Path) -> list[dict[str, Any]]:
+    """The cells or tests that the try that got furthest has finished."""
+    return max(([*read_lines(file)] for file in folder.glob(f"{part.label}.*.jsonl")), key=len, default=[])

@@ -7,15 +7,11 @@ device have changed (remove it after a change of the drafting): a row names its 
 
 import argparse
 import hashlib
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,9 +22,8 @@ from benchmarks import arms
 from benchmarks.arms import ROOT
 from benchmarks.engine import drafter_of, prepare_process
 from peagle_tools.shared.acceptance import read_engine
-from peagle_tools.shared.atomic_files import new_folder, write_whole
-from peagle_tools.shared.engines import quick_dtype
-from peagle_tools.shared.processes import end_with_parent
+from peagle_tools.shared.atomic_files import new_folder
+from peagle_tools.shared.engines import in_process, quick_dtype
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.lines import read_lines, write_lines
@@ -39,13 +34,12 @@ from peagle_vllm.heads.head import read_head
 
 TARGET, HEADS = ROOT / ".cache/real-target", ROOT / "models/real"
 PROMPTS = ROOT / ".cache/real-prompts"
-WORK, RESULT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/real.json"
-KEPT = RESULT.with_name("acceptance.jsonl")
+WORK, KEPT = ROOT / ".cache/real-bench", ROOT / "benchmarks/results/acceptance.jsonl"
 SETS = ("humaneval", "mt-bench")
 MAX_TOKENS = {"humaneval": 128, "mt-bench": 256}  # of an answer
-MOST = 16  # requests in flight where acceptance is measured
 RESAMPLES = 2000
-ENGINE = {"dtype": quick_dtype(), "max_num_seqs": MOST, "kv_cache_memory_bytes": 384 << 20}
+# Up to so many requests are in flight where acceptance is measured.
+ENGINE = {"dtype": quick_dtype(), "max_num_seqs": 16, "kv_cache_memory_bytes": 384 << 20}
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class RealArm:
     """A drafter."""
 
     name: str
-    head: str | None = None  # a folder, of models/real if it is a name ("eagle3": what speculators trained), or "ngram"
+    head: str | None = None  # a folder, of models/real if it is a name, or "ngram"
     k: int = 0
     selector: bool = False
     stock: bool = False
@@ -69,8 +63,9 @@ class RealArm:
         return TARGET
 
     @property
-    def log(self) -> Path:
-        return WORK / f"{self.label}.log"
+    def folder(self) -> Path | None:
+        """Of the head."""
+        return HEADS / self.head if self.head not in (None, "ngram") else None
 
     @property
     def env(self) -> dict[str, str]:
@@ -79,26 +74,32 @@ class RealArm:
         env = {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | arms.V1
         return env | (arms.STOCK if self.stock else {})
 
-    def digest(self) -> str | None:
-        """SHA-256 of the weights of head and selector, shortened; None without a head."""
-        if self.head in (None, "ngram"):
-            return None
-        files = sorted((HEADS / self.head).rglob("*.safetensors"))
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
     @property
     def engine(self) -> dict[str, Any]:
         """What ``LLM`` is given, besides the two models."""
         return {"max_model_len": 2048, "enable_prefix_caching": False, **ENGINE}
 
+    def digest(self) -> str | None:
+        """SHA-256 of the weights of head and selector, shortened; None without a head."""
+        if self.folder is None:
+            return None
+        files = sorted(self.folder.rglob("*.safetensors"))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+    def check(self) -> None:
+        """Raises SystemExit, with one line, where a model or the prompts are missing."""
+        for folder in filter(None, (self.target, PROMPTS, self.folder)):
+            if not folder.is_dir():
+                name = os.path.relpath(folder, ROOT)
+                raise SystemExit(f"{name} is not here: `make real-target`, or carry it along")
+
     def speculative_config(self) -> dict[str, Any] | None:
         """What ``LLM`` is given. A head whose selector is off is written into ``WORK``, which exists."""
-        if self.head is None:
-            return None
         if self.head == "ngram":
             lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
             return {"method": "ngram", "num_speculative_tokens": self.k, **lookup}
-        folder = HEADS / self.head
+        if (folder := self.folder) is None:
+            return None
         source = read_head(folder)
         if SELECTOR in source.config and not self.selector:
             folder = WORK / str(self.digest())
@@ -107,9 +108,8 @@ class RealArm:
                 with new_folder(folder) as out:
                     converting.convert(replace(source, config=config), out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
-        parallel = not Path(self.head).name.endswith("eagle3")
-        config |= {"parallel_drafting": True} if parallel else {}
-        config |= {"prompt_lookup_min": self.lookup} if parallel and not self.stock else {}
+        if source.kind == "peagle":
+            config |= {"parallel_drafting": True} | ({} if self.stock else {"prompt_lookup_min": self.lookup})
         return config | ({"draft_sample_method": "probabilistic"} if self.probabilistic else {})
 
 
@@ -134,61 +134,30 @@ def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
     return [[message["content"] for message in messages] for messages in chats]
 
 
-@dataclass(frozen=True)
-class RecordedArm(RealArm):
-    """What training.json of a head records is measured with."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        return super().env | {"OMP_NUM_THREADS": "1"}
-
-    @property
-    def engine(self) -> dict[str, Any]:
-        eager = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4}
-        return super().engine | eager
-
-
-def greedy_drafts(head: Path) -> dict[str, Any]:
-    """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
-    with live(RecordedArm("recorded", str(head), 7, selector=True)) as call:
-        return call(_recorded)
-
-
-def _recorded(engine: "Engine") -> dict[str, Any]:
-    outputs = engine.answer([turns[:1] for turns in read_set("humaneval")[:4]], 64)
-    tokens, counts = sum(len(output.token_ids) for output in outputs), read_engine(engine.llm)
-    return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}
-
-
-# ------------------------------------------------------------------------------------- in an arm's own process
-
-
 class Engine:
-    """A live engine of an arm, in this process."""
+    """A live engine of an arm, in this process, with more arguments of ``LLM``."""
 
-    def __init__(self, arm: RealArm):
+    def __init__(self, arm: RealArm, **more: Any):
+        arm.check()
         prepare_process()
         from vllm import LLM
 
         config = arm.speculative_config()
         counted = {"per_request_spec_decode_metrics": "summary", "disable_log_stats": False} if config else {}
-        self.arm, self.llm = arm, LLM(str(arm.target), speculative_config=config, **arm.engine, **counted)
-        drafter = drafter_of(self.llm)
-        self.drafter = type(drafter).__name__ if drafter else "none"
+        self.arm, self.llm = arm, LLM(str(arm.target), speculative_config=config, **arm.engine | counted | more)
+        self.drafter = type(drafter_of(self.llm)).__name__
 
     def answer(self, chats: list[list[str]], max_tokens: int, **sampling: Any) -> list[Any]:
         """An answer to each chat, up to ``max_num_seqs`` of them in flight; greedy, unless ``sampling`` says more."""
         from vllm import SamplingParams
 
         how = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling})
-        outputs = self.llm.generate([self.prompt(chat) for chat in chats], how, use_tqdm=False)
-        return [output.outputs[0] for output in outputs]
-
-    def prompt(self, chat: list[str]) -> dict[str, Any]:
-        """The turns of a chat in the target's template; the user's comes first."""
-        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(chat)]
+        roles = ("user", "assistant", "user")
+        turns = [[{"role": role, "content": text} for role, text in zip(roles, chat, strict=False)] for chat in chats]
         template = self.llm.get_tokenizer().apply_chat_template
-        return {"prompt_token_ids": template(turns, add_generation_prompt=True, return_dict=False)}
+        prompts = template(turns, add_generation_prompt=True, return_dict=False)
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
+        return [output.outputs[0] for output in outputs]
 
     def counts(self, output: Any) -> list[int]:
         """In how many steps after the prefill 0, 1 .. K drafts of an answer were accepted, [K + 1]."""
@@ -212,55 +181,51 @@ class Engine:
         """
         sets = {}
         for name in SETS:
-            turns = read_set(name, prompts)
-            answers, sums = first.get(name, []), np.zeros((len(turns), self.arm.k + 1), dtype=int)
-            tokens, loops = np.zeros(len(turns), dtype=int), np.zeros(len(turns), dtype=bool)
-            for number in range(len(turns[0])):
-                chats = [words[:1] for words in turns]
-                if number:
-                    chats = [[words[0], answer, words[1]] for words, answer in zip(turns, answers, strict=True)]
-                outputs = self.answer(chats, **{"max_tokens": MAX_TOKENS[name], **sampling})
-                answers = answers or [output.text for output in outputs]
-                sums += [self.counts(output) for output in outputs]
-                tokens += [len(output.token_ids) for output in outputs]
-                loops |= [ends_in_loop(list(output.token_ids)) for output in outputs]
-            sets[name] = {"counts": sums.tolist(), "tokens": tokens.tolist(), "loops": loops.tolist()}
-            sets[name]["first"] = [] if first.get(name) or len(turns[0]) == 1 else answers
+            turns, how = read_set(name, prompts), {"max_tokens": MAX_TOKENS[name], **sampling}
+            answers, rounds = first.get(name, []), [self.answer([words[:1] for words in turns], **how)]
+            own = [] if answers or len(turns[0]) == 1 else [output.text for output in rounds[0]]
+            if len(turns[0]) == 2:
+                pairs = zip(turns, answers or own, strict=True)
+                rounds.append(self.answer([[begin, answer, end] for (begin, end), answer in pairs], **how))
+            of_prompts = [*zip(*rounds, strict=True)]
+            sets[name] = {
+                "counts": [np.sum([self.counts(o) for o in outputs], 0).tolist() for outputs in of_prompts],
+                "tokens": [sum(len(o.token_ids) for o in outputs) for outputs in of_prompts],
+                "loops": [any(ends_in_loop(list(o.token_ids)) for o in outputs) for outputs in of_prompts],
+                "first": own,
+            }
         return sets
 
 
-_engine: Engine
+def in_own_process(task: Callable[..., Any], arm: RealArm, *args: Any, **more: Any) -> Any:
+    """``task(engine, *args)`` with an arm's engine, in a process of its own, whose log is in ``WORK``.
 
-
-def _start(arm: RealArm, parent: int) -> None:
-    """Start the engine of this process, which ends with ``parent``. What the process logs goes to ``arm.log``."""
-    global _engine
-    end_with_parent(parent)
-    with arm.log.open("w") as log:
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    _engine = Engine(arm)
-
-
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    return function(_engine, *args)
-
-
-@contextmanager
-def live(arm: RealArm) -> Iterator[Callable[..., Any]]:
-    """A process with an arm's engine; ``call(function, *args)`` is ``function(engine, *args)`` in it."""
+    Args:
+        more: arguments of ``LLM``.
+    """
     WORK.mkdir(parents=True, exist_ok=True)
-    starting = {"initializer": _start, "initargs": (arm, os.getpid())}
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **starting) as pool:
-        with patch.dict(os.environ, arms.environment(arm.env), clear=True):
-            pool.submit(int)  # the process starts here, with this environment
+    with patch.dict(os.environ, arms.environment(arm.env), clear=True):
+        return in_process(_with_engine, task, arm, args, more)
 
-        def call(function: Callable[..., Any], *args: Any) -> Any:
-            try:
-                return pool.submit(_call, function, *args).result()
-            except BrokenProcessPool:
-                raise SystemExit(f"{arm.label}: its process ended; see {arm.log}") from None
 
-        yield call
+def _with_engine(task: Callable[..., Any], arm: RealArm, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+    with (WORK / f"{arm.label}.log").open("w") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    return task(Engine(arm, **more), *args)
+
+
+def greedy_drafts(head: Path) -> dict[str, Any]:
+    """What a head's training.json records: four answers of 64 tokens, K = 7, in float32."""
+    arm = RealArm("recorded", str(head), 7, selector=True)
+    eager = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4}
+    with patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        return in_own_process(_recorded, arm, **eager)
+
+
+def _recorded(engine: Engine) -> dict[str, Any]:
+    outputs = engine.answer([turns[:1] for turns in read_set("humaneval")[:4]], 64)
+    tokens, counts = sum(len(output.token_ids) for output in outputs), read_engine(engine.llm)
+    return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}
 
 
 # --------------------------------------------------------------------------------------------------- figures
@@ -293,84 +258,56 @@ def gain_of(counts: np.ndarray, other: np.ndarray) -> dict[str, Any]:
     return {"gain": round(float(lengths(counts.sum(0)) / lengths(other.sum(0)) - 1), 4), "gain_95": interval(ratio - 1)}
 
 
-def summarize(cell: dict[str, Any]) -> dict[str, Any]:
-    """Acceptance of a set with 95% intervals; ``KEPT`` has the counts by prompt and position."""
-    counts = np.asarray(cell["counts"])
-    looping = np.asarray(cell["loops"])
-    return {
-        **al_of(counts),
-        "al_of_prompts_that_do_not_loop": round(float(lengths(counts[~looping].sum(0))), 4),
-        "prompts": len(counts),
-        "prompts_that_loop": int(looping.sum()),
-    }
+def summarize(cell: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any]:
+    """Acceptance of a set, and its gain over that of another arm, with 95% intervals."""
+    counts, looping = np.asarray(cell["counts"]), np.asarray(cell["loops"])
+    unlooped = {"al_of_prompts_that_do_not_loop": round(float(lengths(counts[~looping].sum(0))), 4)}
+    return {**al_of(counts), **unlooped, **(gain_of(counts, np.asarray(base["counts"])) if base else {})}
 
 
-def compared_with(arm: RealArm) -> list[RealArm]:
-    """At the same K: look-up with the head's own drafts, a selector with the head without it, both with EAGLE-3."""
-    joint = RealArm("P-EAGLE", "peagle", arm.k, selector=True)
-    plain, eagle3 = RealArm(PLAIN, "peagle", arm.k), RealArm("EAGLE-3", "eagle3", arm.k)
-    if arm.lookup:
-        return [joint]
-    return {joint: [plain, eagle3], plain: [eagle3]}.get(arm, [])
+def base_of(arm: RealArm) -> RealArm:
+    """At the same K: the head's own drafts for look-up, the head without its selector for that."""
+    return replace(arm, name="P-EAGLE", lookup=0) if arm.lookup else replace(arm, name=PLAIN, selector=False)
+
+
+@cache
+def committed() -> dict[str, dict[str, Any]]:
+    """Acceptance by set of what is kept, by the arm's label."""
+    kept = {RealArm(**row["settings"]["arm"]): row["sets"] for row in read_lines(KEPT)}
+    figures = {}
+    for arm, sets in kept.items():
+        base = kept.get(base_of(arm), {}) if arm.head == "peagle" and arm.selector else {}
+        figures[arm.label] = {name: summarize(sets[name], base.get(name)) for name in SETS}
+    return figures
+
+
+# ----------------------------------------------------------------------------------------------- measurement
 
 
 def acceptance(arm: RealArm, first: dict[str, list[str]]) -> dict[str, Any]:
-    """``sets``, ``drafter`` and ``commit``, measured now or in an earlier run; ``first``: see ``Engine.acceptance``."""
+    """Acceptance by set, measured now or in an earlier run; ``first``: see ``Engine.acceptance``."""
     facts = provenance()
     settings = {"arm": asdict(arm), "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
     settings["device"] = facts["device"]
     rows = list(read_lines(KEPT, must_exist=False))
     if row := next((row for row in rows if row["settings"] == settings), None):
-        return row
-    with live(arm) as call:
-        row = {"settings": settings, "commit": facts["commit"], **call(_measured, first)}
+        return row["sets"]
+    row = {"settings": settings, "commit": facts["commit"], **in_own_process(_measured, arm, first)}
     write_lines(KEPT, [*(other for other in rows if other["settings"]["arm"] != settings["arm"]), row])
-    return row
+    return row["sets"]
 
 
 def _measured(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
     return {"drafter": engine.drafter, "sets": engine.acceptance(first)}
 
 
-def measure_all() -> dict[str, Any]:
-    """The report: ``arms``, each with acceptance by set."""
-    measured: dict[RealArm, dict[str, Any]] = {}
-    first: dict[str, list[str]] = {}
-    for arm in ARMS:
-        measured[arm] = acceptance(arm, first)
-        first = first or {name: measured[arm]["sets"][name]["first"] for name in SETS}
-        print(arm.label, *(summarize(measured[arm]["sets"][name])["al"] for name in SETS), flush=True)
-    settings = {"engine": ENGINE, "max_tokens": MAX_TOKENS, "in_flight": MOST, "temperature": 0}
-    return {"settings": settings, "arms": [row_of(arm, measured) for arm in ARMS]}
-
-
-def row_of(arm: RealArm, measured: dict[RealArm, dict[str, Any]]) -> dict[str, Any]:
-    """What the result has of an arm."""
-    bases = [base for base in compared_with(arm) if base in measured]
-    sets = {}
-    for name in SETS:
-        counts = {a: np.asarray(measured[a]["sets"][name]["counts"]) for a in (arm, *bases)}
-        sets[name] = summarize(measured[arm]["sets"][name])
-        sets[name]["over"] = {base.name: gain_of(counts[arm], counts[base]) for base in bases}
-    return {"arm": asdict(arm), "sets": sets, "drafter": measured[arm]["drafter"], "commit": measured[arm]["commit"]}
-
-
-def as_text(report: dict[str, Any]) -> str:
-    """JSON with a line for each key, and for each arm."""
-    arms_of = ",\n  ".join(map(json.dumps, report["arms"]))
-    texts = {key: json.dumps(value) for key, value in report.items()} | {"arms": f"[\n  {arms_of}\n ]"}
-    return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in texts.items()) + "\n}\n"
-
-
-def committed() -> dict[str, dict[str, Any]]:
-    """Acceptance by set in the committed result, by the arm's label."""
-    return {RealArm(**row["arm"]).label: row["sets"] for row in json.loads(RESULT.read_text())["arms"]}
-
-
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    report = {"what": str(__doc__).splitlines()[0], **measure_all(), **provenance()}
-    write_whole(RESULT, as_text(report))
+    first: dict[str, list[str]] = {}
+    for arm in ARMS:
+        sets = acceptance(arm, first)
+        first = first or {name: sets[name]["first"] for name in SETS}
+        print(arm.label, *(al_of(np.asarray(sets[name]["counts"]))["al"] for name in SETS), flush=True)
 
 
 if __name__ == "__main__":

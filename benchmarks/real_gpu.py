@@ -5,7 +5,6 @@ prompts, while other arms start; then, alone, tokens/s at every concurrency. A s
 latencies at one request rate. Without a GPU: tiny models, eager, some prompts.
 """
 
-import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -17,22 +16,11 @@ import numpy as np
 
 from benchmarks import arms, turns
 from benchmarks.arms import HAS_GPU, SLOWER
-from benchmarks.real import (
-    HEADS,
-    KEPT,
-    NONE,
-    PROMPTS,
-    SETS,
-    TARGET,
-    Engine,
-    RealArm,
-    al_of,
-    committed,
-    read_set,
-)
+from benchmarks.real import KEPT, NONE, PROMPTS, SETS, TARGET, Engine, RealArm, al_of, committed, read_set
 from peagle_tools.train.lines import read_lines
 
-TINY = {"peagle": "tiny-llama-peagle-sharp", "eagle3": "tiny-llama-eagle3"}  # in place of heads, without a GPU
+MODELS = arms.ROOT / "models"
+HEADS = ("peagle", "eagle3") if HAS_GPU else (f"{MODELS}/tiny-llama-peagle-sharp", f"{MODELS}/tiny-llama-eagle3")
 BATCHES = (1, 64, 8, 32, 128) if HAS_GPU else (1, 2)
 MOST = max(BATCHES)  # requests that an engine runs
 # Small enough for ten engines on a GPU; no size that profiling finds, which forbids others to allocate meanwhile.
@@ -49,8 +37,9 @@ RATE, REQUESTS = (32, 160) if HAS_GPU else (4, 4)  # of the server: requests a s
 ANSWER = 128 if HAS_GPU else 8  # tokens
 PERCENTILES = ("p50_ttft", "p99_ttft", "p50_tpot")  # of what ``vllm bench serve`` reports
 TEMPERATURES = (0.7, 1.0)
+ADAPTIVE = ("enable_adaptive_verification", True)  # vLLM verifies only the drafts that pay
 # More draft tokens for few requests than for many: [first batch size, last, K].
-SCHEDULE = [[1, 8, 5], [9, 32, 3], [33, 128, 1]]
+BY_BATCH_SIZE = ("num_speculative_tokens_per_batch_size", [[1, 8, 5], [9, 32, 3], [33, 128, 1]])
 
 
 @dataclass(frozen=True)
@@ -58,14 +47,13 @@ class GpuArm(RealArm):
     """A drafter of ``benchmarks.real`` on this machine's device."""
 
     v1: bool = False  # its runner
-    adaptive: bool = False  # vLLM verifies only the drafts that pay
-    scheduled: bool = False  # K by ``SCHEDULE``
+    speculative: tuple[str, Any] | None = None  # one more entry of its speculative config
     largest_graph: int | None = None  # rows; None: vLLM's choice
     batches: tuple[int, ...] = BATCHES  # at which it is timed
 
     @property
     def target(self) -> Path:
-        return TARGET if HAS_GPU else arms.ROOT / "models/tiny-llama"
+        return TARGET if HAS_GPU else MODELS / "tiny-llama"
 
     @property
     def env(self) -> dict[str, str]:
@@ -74,40 +62,20 @@ class GpuArm(RealArm):
 
     @property
     def engine(self) -> dict[str, Any]:
-        graphs = {"max_cudagraph_capture_size": self.largest_graph} if HAS_GPU and self.largest_graph else {}
+        graphs = {"max_cudagraph_capture_size": self.largest_graph} if self.largest_graph else {}
         return super().engine | ENGINE | {"max_num_seqs": MOST} | graphs
 
     def speculative_config(self) -> dict[str, Any] | None:
         config = super().speculative_config()
-        if config is None:
-            return None
-        config |= {"enable_adaptive_verification": True} if self.adaptive else {}
-        return config | ({"num_speculative_tokens_per_batch_size": SCHEDULE} if self.scheduled else {})
-
-    @property
-    def sampling(self) -> list[dict[str, float]]:
-        """Of the requests that it answers."""
-        return [{"temperature": temperature} for temperature in TEMPERATURES] if self.probabilistic else [{}]
-
-    def check(self) -> None:
-        """Raises SystemExit, with one line, where a model or the prompts are missing."""
-        needed = [self.target, PROMPTS, *([HEADS / self.head] if self.head not in (None, "ngram") else [])]
-        for folder in needed:
-            if not folder.is_dir():
-                name = os.path.relpath(folder, arms.ROOT)
-                raise SystemExit(f"{name} is not here: `make real-target`, or carry it along")
+        return config | dict([self.speculative]) if config and self.speculative else config
 
 
 def p_eagle(name: str, k: int, **more: Any) -> GpuArm:
-    return GpuArm(name, _head("peagle"), k, selector=True, **more)
+    return GpuArm(name, HEADS[0], k, selector=True, **more)
 
 
 def eagle3(name: str, k: int, **more: Any) -> GpuArm:
-    return GpuArm(name, _head("eagle3"), k, stock=True, **more)
-
-
-def _head(name: str) -> str:
-    return name if HAS_GPU else str(arms.ROOT / "models" / TINY[name])
+    return GpuArm(name, HEADS[1], k, stock=True, **more)
 
 
 # The most valuable first. Stock vLLM does not read the selector of the same head.
@@ -121,34 +89,30 @@ ARMS = {
         p_eagle("P-EAGLE, stock V1", 3, stock=True, v1=True),
         GpuArm("n-gram", "ngram", 5, stock=True),
         eagle3("EAGLE-3", 2),
-        p_eagle("P-EAGLE, adaptive verification", 5, adaptive=True, batches=(64,)),
-        p_eagle("P-EAGLE by batch size", 5, scheduled=True, batches=(64, 1)),
+        p_eagle("P-EAGLE, adaptive verification", 5, speculative=ADAPTIVE, batches=(64,)),
+        p_eagle("P-EAGLE by batch size", 5, speculative=BY_BATCH_SIZE, batches=(64, 1)),
         p_eagle("P-EAGLE, sampled", 3, probabilistic=True, batches=(1, 64)),
         eagle3("EAGLE-3, sampled", 3, probabilistic=True, batches=(1, 64)),
-    )
-}
-# With graphs for as many requests as there are: vLLM's own end at 85 of them with K = 5.
-ARMS_WITH_GRAPHS = {
-    arm.label: arm
-    for arm in (
+        # With graphs for as many requests as there are: vLLM's own end at 85 of them with K = 5.
         p_eagle("P-EAGLE with look-up, all graphs", 5, lookup=2, largest_graph=6 * MOST, batches=(MOST, 64)),
         GpuArm("n-gram, all graphs", "ngram", 5, stock=True, largest_graph=6 * MOST, batches=(MOST,)),
     )
 }
+WITH_GRAPHS = [name for name, arm in ARMS.items() if arm.largest_graph]
 
 
 def run_arm(arm: str) -> Iterator[dict[str, Any]]:
     """A cell of acceptance by request and set, then one of tokens/s by concurrency, request and set."""
-    drafting = (ARMS | ARMS_WITH_GRAPHS)[arm]
-    drafting.check()
+    drafting = ARMS[arm]
     turns.share(START_SECONDS)
     engine, on_cpu = Engine(drafting), committed().get(arm)
-    for sampling in drafting.sampling if drafting.k else ():
+    requests = [{"temperature": temperature} for temperature in TEMPERATURES] if drafting.probabilistic else [{}]
+    for sampling in requests if drafting.k else ():
         for cell in acceptance(engine, **sampling):
             yield cell | {"on a CPU": on_cpu and on_cpu[cell["set"]]["al_95"]}
     turns.have_to_itself(TIMED_SECONDS)
     for c in drafting.batches:
-        for sampling in drafting.sampling:
+        for sampling in requests:
             for name in SETS:
                 speeds = [speed(engine, name, c, **sampling) for _ in range(REPEATS)]
                 yield {"arm": arm, "set": name, "c": c, **sampling, "tokens_per_second": arms.summary(speeds, 1)}

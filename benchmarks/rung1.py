@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from benchmarks import arms, engine, kernels, sampled_rows
+from benchmarks import engine, kernels
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import Goal, Table, measured, ratio
-from benchmarks.parts import CELLS, PYTEST, Part
+from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
+from benchmarks.parts import PYTEST, Part
 
 # A rehearsal has one kernel and one case of drafts: the suite has all of them.
 KERNELS = ("prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts") if HAS_GPU else ("gather_hidden",)
@@ -32,57 +32,49 @@ NOTES = (
     "accepted at random at the published acceptance lengths (3.38 P-EAGLE K=7, 2.24 EAGLE-3 K=3, 2.59 K=7); experts "
     "are drawn uniformly at random."
     if HAS_GPU
-    else "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."
+    else REHEARSAL
 )
 
 
-def parts() -> list[Part]:
+def parts() -> list[list[Part]]:
     """The most valuable first; of engines, which need up to 28 GB, two start at the same time."""
     drafts = [f"{backend} {mode}" for mode, backend in product(SHARED_MODES, BACKENDS)]
-    names = [engine.OURS, engine.STOCK_PEAGLE, engine.EAGLE3, engine.NONE] if HAS_GPU else [engine.OURS, engine.EAGLE3]
+    # A rehearsal has EAGLE-3's engine, that of rung 4 P-EAGLE's.
+    names = [engine.OURS, engine.STOCK_PEAGLE, engine.EAGLE3, engine.NONE] if HAS_GPU else [engine.EAGLE3]
     others = [arm for arm in engine.ARMS if HAS_GPU and arm not in names]
     return [
-        *map(drafts_part, drafts),
-        *map(kernel_part, KERNELS),
-        *map(engine_part, names[:2]),
-        Part("kernels", call(kernels.run_all, CELLS), 60 * SLOWER),
-        Part("sampled rows", call(sampled_rows.run_all, CELLS), 60 * SLOWER),
-        *map(engine_part, names[2:]),
-        *map(drafts_part, COMPILED[:1]),
-        *map(engine_part, others),
-        *map(drafts_part, COMPILED[1:]),
+        [*map(drafts_part, drafts), *map(kernel_part, KERNELS), *map(engine_part, names[:2])],
+        [Part("kernels", call(kernels.run_all), 90 * SLOWER)],
+        [*map(engine_part, names[2:])],
+        [*map(drafts_part, COMPILED[:1])],
+        [*map(engine_part, others)],
+        [*map(drafts_part, COMPILED[1:])],
     ]
 
 
 def kernel_part(name: str) -> Part:
     command = (*PYTEST, f"tests/kernels/test_{name}.py")
-    return Part(f"exact {name}", command, SHARED_LIMIT, ONE_THREAD | ON_KERNELS, False)
+    return Part(f"exact {name}", command, SHARED_LIMIT, ONE_THREAD | ON_KERNELS)
 
 
 def drafts_part(mode: str) -> Part:
     """tests/gpu on an attention backend, in one way to run the engine."""
-    alone = mode.endswith("compiled")
+    compiles = mode.endswith("compiled")
     env = {"PEAGLE_TEST_ARM": "plugin-v2"} | ONE_THREAD
-    env |= {} if alone else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")}
+    env |= {} if compiles else {SYNC_CHECK: os.environ.get(SYNC_CHECK, "warn")}
     command = (*PYTEST, "tests/gpu", "-k", mode.replace(" ", " and "))
-    return Part(f"drafts {mode}", command, 300 * SLOWER if alone or not HAS_GPU else SHARED_LIMIT, env, alone)
+    return Part(f"drafts {mode}", command, 300 * SLOWER if compiles or not HAS_GPU else SHARED_LIMIT, env)
 
 
 def engine_part(arm: str) -> Part:
     env = engine.ARMS[arm].env | engine.ROUTING
-    return Part(f"engine {arm}", call(engine.run_arm, CELLS, arm=arm, batches=BATCHES), ENGINE_LIMIT, env, False)
+    return Part(f"engine {arm}", call(engine.run_arm, arm=arm, batches=BATCHES), ENGINE_LIMIT, env)
 
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
-    speeds, steps = (select(cells, column) for column in ("tokens_per_second", "device_us"))
-    yield "engines", arms.compared(speeds, engine.OURS, ("c",), "tokens_per_second")
-    yield "draft steps", arms.compared([cell for cell in steps if "arm" in cell], engine.OURS, ("c",), "device_us")
-    yield "kernels", select(cells, "of_copy_bandwidth")
-    yield "choosing among the logits of sampled rows", select(cells, "reads of the logits")
-
-
-def select(cells: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
-    return [cell for cell in cells if column in cell]
+    yield "engines", having(cells, "tokens_per_second")
+    yield "draft steps", having(cells, "/ roofline")
+    yield "kernels", having(cells, "kernel")
 
 
 def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
@@ -93,5 +85,5 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
             yield Goal(f"tokens/s over {other} at {c}", ">=", goal, ratio(*speeds))
     step = measured(cells, "/ roofline", arm=engine.OURS, c=1)
     yield Goal("draft step over its roofline at 1", "<=", 1.3, step)
-    for cell in select(cells, "of_copy_bandwidth"):
+    for cell in having(cells, "of_copy_bandwidth"):
         yield Goal(f"{cell['kernel']} at {cell['rows']} rows of {cell['width']}", ">=", 0.8, cell["of_copy_bandwidth"])

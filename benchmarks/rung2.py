@@ -5,10 +5,10 @@ from typing import Any
 
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import Goal, Table, measured, ratio
-from benchmarks.parts import CELLS, Part
+from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
+from benchmarks.parts import Part
 from benchmarks.real import SETS, committed
-from benchmarks.real_gpu import ARMS
+from benchmarks.real_gpu import ARMS, WITH_GRAPHS
 
 OURS, NONE = "P-EAGLE K=3", "none"
 LOOKUP, EAGLE3 = "P-EAGLE with look-up K=5", ("EAGLE-3 K=2", "EAGLE-3 K=3")
@@ -22,38 +22,34 @@ NOTES = (
     "in the process of its arm. Acceptance length: all prompts, answers as long as on the CPU, second turns after the "
     "CPU's first answers. Look-up is off but where an arm names it; stock vLLM serves the head without its selector. "
     "tokens/s: first turns, up to 64 tokens an answer, c at once. P-EAGLE by batch size drafts "
-    f"[first batch size, last, K] {real_gpu.SCHEDULE}."
+    f"[first batch size, last, K] {real_gpu.BY_BATCH_SIZE[1]}."
     if HAS_GPU
-    else "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."
+    else REHEARSAL
 )
 
 
-def parts() -> list[Part]:
+def parts() -> list[list[Part]]:
     """The most valuable first: all engines but one start at the same time, then the servers and that one."""
-    engines, servers = ([*ARMS], (OURS, NONE, EAGLE3[1])) if HAS_GPU else ([OURS], [OURS])
-    first, late = ([arm for arm in engines if (arm == LATE) == is_late] for is_late in (False, True))
-    return [*map(engine_part, first), *map(server_part, servers), *map(engine_part, late)]
+    if not HAS_GPU:
+        return [[engine_part(OURS), server_part(OURS)]]
+    first = [arm for arm in ARMS if arm not in (LATE, *WITH_GRAPHS)]
+    return [[*map(engine_part, first)], [*map(server_part, (OURS, NONE, EAGLE3[1])), engine_part(LATE, SERVER_LIMIT)]]
 
 
-def engine_part(arm: str) -> Part:
-    command, late = call(real_gpu.run_arm, CELLS, arm=arm), arm == LATE
-    return Part(f"engine {arm}", command, SERVER_LIMIT if late else ENGINE_LIMIT, ARMS[arm].env, False, int(late))
+def engine_part(arm: str, limit: float = ENGINE_LIMIT) -> Part:
+    return Part(f"engine {arm}", call(real_gpu.run_arm, arm=arm), limit, ARMS[arm].env)
 
 
 def server_part(arm: str) -> Part:
     """A server has no Model Runner V2 without a GPU."""
     env = ARMS[arm].env | ({} if HAS_GPU else arms.V1 | {"TRITON_INTERPRET": ""})
-    return Part(f"server {arm}", call(real_gpu.serve, CELLS, arm=arm, log="OUT.server"), SERVER_LIMIT, env, False, 1)
+    return Part(f"server {arm}", call(real_gpu.serve, arm=arm, log="OUT.server"), SERVER_LIMIT, env)
 
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
-    yield "acceptance length, and its 95% interval here and on a CPU", [cell for cell in cells if "al" in cell]
-    speeds = []
-    for cell in (cell for cell in cells if "tokens_per_second" in cell):
-        value = ratio(cell["tokens_per_second"]["median"], fastest(cells, (NONE,), cell["set"], cell["c"]))
-        speeds.append(cell | ({"/ none": round(value, 3)} if value and "temperature" not in cell else {}))
-    yield "tokens/s", arms.compared(speeds, OURS, ("set", "c", "temperature"), "tokens_per_second")
-    yield "a server, milliseconds", [cell for cell in cells if "start_seconds" in cell]
+    yield "acceptance length, and its 95% interval here and on a CPU", having(cells, "al")
+    yield "tokens/s", having(cells, "tokens_per_second")
+    yield "a server, milliseconds", having(cells, "start_seconds")
 
 
 def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:

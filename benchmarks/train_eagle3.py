@@ -59,6 +59,7 @@ def train_eagle3(config: Config) -> Path:
     weights = {} if init in (None, "target") else load_file(f"{init}/model.safetensors")
     data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
     rows, steps = len(data), config.optimizer.steps
+    assert steps
     flat = to_options(config).flatten() | {
         "speculator_type": "eagle3",
         "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,

@@ -7,7 +7,6 @@ again, it continues. Without a GPU: tiny models.
 
 import io
 import itertools
-import json
 import lzma
 import os
 import shutil
@@ -16,7 +15,6 @@ import statistics
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,9 +23,8 @@ from typing import Any
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER
 from benchmarks.real import PROMPTS, SETS, TARGET, Engine
-from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.train import serve
-from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.pipeline import STEPS, do
 
@@ -35,8 +32,8 @@ from peagle_tools.train.pipeline import STEPS, do
 SECONDS, PROMPTS_SECONDS, ANSWERS_SECONDS, CHECK_SECONDS = (
     (420 * SLOWER, 45, 140, 70 * SLOWER) if HAS_GPU else (600, 300, 300, 600)
 )
-FIRST_STEPS = 30 if HAS_GPU else 4  # whose speed says how many there are
-FEWEST_STEPS, MEASURED = 12, 6  # steps; how often acceptance is measured
+FIRST_STEPS = 30 if HAS_GPU else 2  # whose speed says how many there are
+FEWEST_STEPS, MEASURED = (12, 6) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
 ANSWERS = arms.ROOT / ".cache/answers.jsonl.xz"
@@ -63,7 +60,7 @@ SETTINGS: dict[str, Any] = (
     if HAS_GPU
     else {
         "target": str(arms.ROOT / "models/tiny-llama"),
-        "data": {"from_target": 40, "max_tokens": 32, "held_out": 2},
+        "data": {"from_target": 16, "max_tokens": 32, "held_out": 2},
         "head": {"layers": 1, "depths": 4},
         "step": {"tokens": 256, "dtype": "float32"},
         "engine": {
@@ -90,12 +87,12 @@ class Stages(dict[str, dict[str, Any]]):
 
     def __init__(self, file: Path):
         self.file = file
-        super().__init__(json.loads(file.read_text()) if file.exists() else {})
+        super().__init__((cell["step"], cell) for cell in read_lines(file, must_exist=False))
 
     def keep(self, step: str, since: float, **facts: Any) -> dict[str, Any]:
         """The cell of a step that began ``since`` and has ended."""
         self[step] = {"step": step, "seconds": round(time.monotonic() - since), **facts}
-        write_whole(self.file, json.dumps(self))
+        add_line(self.file, self[step])
         return self[step]
 
 
@@ -132,8 +129,6 @@ def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     Args:
         place: as in ``train``.
     """
-    from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
-
     began, run, kept = time.monotonic(), run_folder(place), Path(place).parent
     config, stages = begin(run)
     if "answers" not in stages:
@@ -142,6 +137,8 @@ def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
         (run / "answers.jsonl").write_bytes(lzma.decompress(ANSWERS.read_bytes()))
         yield stages.keep("answers", began, **num_tokens(run))
     yield from prepare(config, stages)
+    from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
+
     config = changed(config, folder=str(run / EAGLE3), **library.EAGLE3)
     config.run.mkdir(exist_ok=True)
     if not config.data_folder.exists():
@@ -155,7 +152,7 @@ def begin(run: Path) -> tuple[Config, Stages]:
     """Settings and finished steps of a run."""
     run.mkdir(parents=True, exist_ok=True)
     config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
-    return config, Stages(run / "stages.json")
+    return config, Stages(run / "stages.jsonl")
 
 
 def write_answers(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
@@ -172,8 +169,8 @@ def write_answers(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
         if not within(ANSWERS_SECONDS, "answers", asked):
             keep_answered(config.run)
             do("answers", asked)
-    facts = num_tokens(config.run)
-    yield stages.keep("answers", since, rate=round(facts["tokens"] / (time.monotonic() - since)), **facts)
+        facts = num_tokens(config.run)
+        yield stages.keep("answers", since, rate=round(facts["tokens"] / (time.monotonic() - since)), **facts)
 
 
 def prepare(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
@@ -226,29 +223,20 @@ def changed(config: Config, **keys: Any) -> Config:
 
 
 def within(seconds: float, step: str, config: Config) -> bool:
-    """Do a step for so long; whether it came to its end."""
-    try:
-        with alarm(seconds):
-            do(step, config)
-    except TimeOverError:
-        return False
-    return True
-
-
-@contextmanager
-def alarm(seconds: float) -> Iterator[None]:
-    """Raises TimeOverError in the block, in the main thread, after so long."""
+    """Do a step for so long, in the main thread; whether it came to its end."""
 
     def ring(*_: Any) -> None:
         raise TimeOverError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        do(step, config)
+    except TimeOverError:
+        return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return True
 
 
 def num_sampled(run: Path) -> int:
@@ -292,10 +280,12 @@ def acceptance(place: str, drafter: str, lookup: int = 0) -> Iterator[dict[str, 
     Args:
         drafter: of a label, without K.
     """
-    run = run_folder(place)
+    yield from real_gpu.acceptance(Engine(trained(run_folder(place), drafter, lookup)))
+
+
+def trained(run: Path, drafter: str, lookup: int = 0) -> real_gpu.GpuArm:
+    """The arm of a head of a run."""
     if is_eagle3 := drafter == "EAGLE-3":
         from benchmarks.train_eagle3 import newest
     head = (newest(run / EAGLE3) if is_eagle3 else run / "checkpoints/best").resolve()
-    arm = real_gpu.GpuArm(drafter, str(head), K, stock=is_eagle3, selector=not is_eagle3, lookup=lookup)
-    arm.check()
-    yield from real_gpu.acceptance(Engine(arm))
+    return real_gpu.GpuArm(drafter, str(head), K, stock=is_eagle3, selector=not is_eagle3, lookup=lookup)

@@ -6,19 +6,25 @@ docs/acceptance.md has. The tokens/s are of fewer and shorter answers, one after
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import ARMS, PLAIN, SETS, Engine, al_of, committed, live, read_set
+from benchmarks.real import ARMS, PLAIN, SETS, Engine, al_of, committed, in_own_process, read_set
 
 SHOWN = ("none", "n-gram K=5", "EAGLE-3 K=2", f"{PLAIN} K=3", "P-EAGLE K=3")
 TIMED_PROMPTS, TIMED_TOKENS = 4, 64  # of each set, and of an answer
 
 
+def measured(engine: Engine, first: dict[str, list[str]], prompts: int) -> tuple[dict[str, Any], dict[str, float]]:
+    """Acceptance and tokens/s by set, in the process of the engine."""
+    return engine.acceptance(first, prompts), {name: tokens_per_second(engine, name) for name in SETS}
+
+
 def tokens_per_second(engine: Engine, name: str) -> float:
-    """Of answers to some of a set's first turns, one after the other; in the process of their engine."""
+    """Of answers to some of a set's first turns, one after the other."""
     chats, began = [turns[:1] for turns in read_set(name, TIMED_PROMPTS)], time.perf_counter()
     tokens = sum(len(engine.answer([chat], TIMED_TOKENS)[0].token_ids) for chat in chats)
     return tokens / (time.perf_counter() - began)
@@ -34,9 +40,8 @@ def main() -> None:
     first: dict[str, list[str]] = {}
     of_all = committed()
     for arm in (arm for arm in ARMS if arm.label in SHOWN):
-        with live(arm) as call, console.status(arm.label):
-            cells = call(Engine.acceptance, first, args.prompts)
-            speeds = {name: call(tokens_per_second, name) for name in SETS}
+        with console.status(arm.label):
+            cells, speeds = in_own_process(measured, arm, first, args.prompts)
         first = first or {name: cells[name]["first"] for name in SETS}
         for name in SETS:
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))

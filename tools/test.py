@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,16 +55,13 @@ TORCHVISION = os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.env
 # it, `make test` runs the two that are a slice.
 NEXT = f"{ROOT}/.cache/next/bin/python"
 ENGINES = ("drafts", "v2", "sampling", "features", "patches")
-NEXT_GROUPS = {
+GROUPS = {
     "next v2": arm("plugin-v2", *ENGINES, without=(PROCESSES,), python=NEXT),
     "next v1": arm("plugin-v1", *ENGINES, without=(PROCESSES,), python=NEXT),
     "next processes": Group((PROCESSES,), python=NEXT),
     "next server": Group(("server",), python=NEXT),
     "next plain": Group(ENGINES, without=(PROCESSES,), marks="not arm", python=NEXT),
-}
-
-# The long ones first: they decide when the last one ends.
-GROUPS = {
+    # The long ones first: they decide when the last one ends.
     "plain": Group(without=OWN_PROCESS, marks="not arm"),
     "v2": arm("plugin-v2", without=OWN_PROCESS),
     "v1": arm("plugin-v1", without=OWN_PROCESS),
@@ -97,7 +94,7 @@ def run(name: str, full: bool) -> tuple[bool, str]:
         Whether it passed (a group whose tests were all skipped did not), and a line about it.
     """
     print(f"start {name}\n", end="", flush=True)  # in one piece: two threads print
-    group, began = (GROUPS | NEXT_GROUPS)[name], time.monotonic()
+    group, began = GROUPS[name], time.monotonic()
     env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **group.env}
     done = subprocess.run(
@@ -117,14 +114,11 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="with the large grids")
     parser.add_argument("--next", action="store_true", help="the groups of vLLM's next release, by default all of them")
     args = parser.parse_args()
-    groups = NEXT_GROUPS if args.next else GROUPS
-    if unknown := set(args.groups) - set(groups):
+    if unknown := set(args.groups) - set(GROUPS):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
-    began = time.monotonic()
+    began, groups = time.monotonic(), [name for name in GROUPS if name.startswith("next ") == args.next]
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(run, name, args.full) for name in groups if name in (args.groups or groups)]
-        outcomes = [future.result() for future in as_completed(futures)]
-
+        outcomes = [*pool.map(lambda name: run(name, args.full), args.groups or groups)]
     print(f"\n===== all groups in {time.monotonic() - began:.0f} s =====")
     print(*(line for _, line in outcomes), sep="\n")
     return 0 if all(passed for passed, _ in outcomes) else 1

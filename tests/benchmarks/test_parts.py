@@ -14,7 +14,7 @@ import benchmarks.parts
 from benchmarks import turns
 from benchmarks.arms import ROOT, call
 from benchmarks.page import page
-from benchmarks.parts import CELLS, PYTEST, STATE, Part, best, run_parts
+from benchmarks.parts import PYTEST, STATE, Part, best, run_parts
 
 TESTS = """
 import time
@@ -32,7 +32,7 @@ from pathlib import Path
 import benchmarks.parts
 from tests.benchmarks.test_parts import parts
 folder = Path(sys.argv[1])
-benchmarks.parts.run_parts(parts(folder), folder / "results")
+benchmarks.parts.run_parts([[part] for part in parts(folder)], folder / "results")
 """
 
 
@@ -60,7 +60,7 @@ def cells(go: str):
 def parts(folder: Path) -> list[Part]:
     (folder / "test_it.py").write_text(TESTS.format(go=str(folder / "go-tests")))
     return [
-        Part("engine", call(cells, CELLS, go=str(folder / "go-cells")), 60),
+        Part("engine", call(cells, go=str(folder / "go-cells")), 60),
         Part("drafts", (*PYTEST, str(folder / "test_it.py")), 60),
     ]
 
@@ -72,7 +72,7 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
         state = killed_once_finished(tmp_path, part)
         assert (state[part.name]["state"], len(best(part, results))) == ("running", 1)
         (tmp_path / go).touch()
-    state = run_parts([engine, drafts], results)
+    state = run_parts([[engine], [drafts]], results)
     assert (state["engine"]["state"], state["engine"]["tries"]) == ("done", 2)
     assert [cell["cell"] for cell in best(engine, results)] == [1, 2]
     assert (state["drafts"]["state"], len(best(drafts, results))) == ("failed", 2)
@@ -81,25 +81,26 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
 
 
 def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
-    """Two cuts give it up."""
-    hangs = call(cells, CELLS, go=str(tmp_path / "never"))
-    for expected in ("cut", "cut", "failed"):
-        assert run_parts([Part("hangs", hangs, 3)], tmp_path / "results", 2)["hangs"]["state"] == expected
-    assert not run_parts([Part("long", (), 100)], tmp_path / "results", 2).get("long")
-    state = run_parts([Part("limited", hangs, 1)], tmp_path / "results")
+    """After two cuts it is not tried again."""
+    hangs = call(cells, go=str(tmp_path / "never"))
+    for tries in (1, 2, 2):
+        state = run_parts([[Part("hangs", hangs, 3)]], tmp_path / "results", 2)["hangs"]
+        assert (state["state"], state["tries"]) == ("cut", tries)
+    assert not run_parts([[Part("long", (), 100)]], tmp_path / "results", 2).get("long")
+    state = run_parts([[Part("limited", hangs, 1)]], tmp_path / "results")
     assert state["limited"]["error"] == "took longer than its limit of 1 s"
 
 
 def test_what_failed_is_tried_again_once(tmp_path: Path):
-    broken, fine = Part("broken", ("no_such_module",)), Part("fine", call(cells, CELLS, go=str(tmp_path)))
+    broken, fine = Part("broken", ("no_such_module",)), Part("fine", call(cells, go=str(tmp_path)))
     for tries in (1, 2, 2):
-        state = run_parts([broken, fine], tmp_path / "results")
+        state = run_parts([[broken], [fine]], tmp_path / "results")
         assert (state["broken"]["state"], state["broken"]["tries"]) == ("failed", tries)
         assert "no_such_module" in state["broken"]["error"]
         assert (state["fine"]["state"], state["fine"]["tries"]) == ("done", 1)
 
 
-def test_a_wave_begins_when_the_one_before_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_group_begins_when_the_one_before_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(benchmarks.parts, "SIDE_BY_SIDE", 3)
     events = []
 
@@ -109,7 +110,7 @@ def test_a_wave_begins_when_the_one_before_has_ended(tmp_path: Path, monkeypatch
         events.append(f"end of {part.name}")
 
     monkeypatch.setattr(benchmarks.parts, "attempt", attempt)
-    run_parts([Part(name, (), alone=False, wave=wave) for name, wave in (("a", 0), ("b", 0), ("c", 1))], tmp_path)
+    run_parts([[Part("a", ()), Part("b", ())], [Part("c", ())]], tmp_path)
     assert {*events[:2]} == {"a", "b"} and events[4:] == ["c", "end of c"]
 
 
@@ -128,11 +129,11 @@ def test_what_is_timed_waits_for_what_starts(tmp_path: Path, monkeypatch: pytest
     """They run side by side; "ready" is timed once "starting", too, is ready, or was ended."""
     monkeypatch.setattr(benchmarks.parts, "SIDE_BY_SIDE", 3)
     a, b, go, folder = (str(tmp_path / name) for name in ("a", "b", "go", "results"))
-    starting = call(starts_and_times, CELLS, mine=a, go=go, seconds=2 if hangs else 0)
-    ready = call(starts_and_times, CELLS, mine=b, go=a, seconds=0)
-    pair = [Part("starting", starting, 60, alone=False), Part("ready", ready, 60, alone=False)]
+    starting = call(starts_and_times, mine=a, go=go, seconds=2 if hangs else 0)
+    ready = call(starts_and_times, mine=b, go=a, seconds=0)
+    pair = [Part("starting", starting, 60), Part("ready", ready, 60)]
     with ThreadPoolExecutor() as pool:
-        state = pool.submit(run_parts, pair, Path(folder))
+        state = pool.submit(run_parts, [pair], Path(folder))
         while not (tmp_path / "b").exists() or not (tmp_path / "a").exists():
             time.sleep(0.05)
         if not hangs:

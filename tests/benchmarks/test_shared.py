@@ -1,4 +1,4 @@
-"""What the scripts share: environments, tables, the profiler's names, and draft steps."""
+"""What the scripts share: environments, tables, and draft steps."""
 
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -16,12 +16,6 @@ def test_nothing_of_another_arms_environment_is_inherited(monkeypatch):
     assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0" and not {"PEAGLE_VLLM_DISABLE", "TRITON_INTERPRET"} & env.keys()
 
 
-def test_launches_are_told_apart_by_their_names():
-    names = ["cuLaunchKernelEx", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"]
-    names += ["cudaMemsetAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::copy_", "cudaEventRecord"]
-    assert draft_step.count(names) == {"kernel_launches": 3, "graph_launches": 1, "copies": 2, "waits": 1}
-
-
 def test_a_table_shows_every_cell():
     """A summary by its median and spread; a key that only some cells have is empty in the others."""
     cells = [{"arm": "a", "us": arms.summary([1.0, 2.0, 3.0])}, {"arm": "other", "bytes": 12345}]
@@ -37,15 +31,14 @@ def test_on_a_gpu_a_step_is_queued_behind_other_work(monkeypatch):
     cuda.Event.return_value.elapsed_time.return_value = 0.5  # milliseconds
     monkeypatch.setattr(draft_step.torch, "cuda", cuda)
     monkeypatch.setattr(draft_step, "HAS_GPU", True)
-    monkeypatch.setattr(draft_step, "profiled", lambda call: (call(), {"kernel_launches": 1}))
     drafter = SimpleNamespace(propose=cuda.propose)
     with draft_step.watched(drafter, batch=2, k=3, repeats=1, warm=1) as steps:
         for _ in range(draft_step.num_steps(1, 1)):
             drafter.propose(decode(2, 4))
-    assert steps.device == [500.0] and len(steps.host) == 1 and steps.traced == {"kernel_launches": 1}
+    assert steps.device == [500.0] and len(steps.host) == 1
     order = [name for name, _, _ in cuda.mock_calls if name not in ("Event", "Event().elapsed_time")]
     behind = ["_sleep", "Event().record", "propose", "Event().record"]
-    assert order == ["propose", *behind, "synchronize", "propose", "propose", "synchronize"]
+    assert order == ["propose", *behind, "synchronize", "propose", "synchronize"]
 
 
 def decode(batch: int, rows: int):
@@ -57,6 +50,6 @@ def test_too_few_steps_are_an_error():
     """The rehearsals see both kinds of step on both runners."""
     drafter = SimpleNamespace(propose=lambda input_batch: None)
     few = draft_step.watched(drafter, batch=2, k=3, repeats=2, warm=1)
-    with pytest.raises(RuntimeError, match="only 1 decode steps with all 2 requests"), few:
+    with pytest.raises(RuntimeError, match="with all 2 requests: 4 more are needed"), few:
         drafter.propose(decode(1, 4))  # not full
         drafter.propose(decode(2, 4))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.mutants.mutation import MUTATIONS, ROOT, Mutation
+from tests.mutants.run import MUTATIONS, ROOT, Mutation
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-def test_without_the_index_one_line_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_index_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left. A hash that is not the file's is refused by pip itself."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     for name, value in {"PIP_RETRIES": "0", "PIP_TIMEOUT": "1", "PIP_CONFIG_FILE": "/dev/null"}.items():
@@ -16,5 +16,5 @@ def test_without_the_index_one_line_names_it(tmp_path: Path, monkeypatch: pytest
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("http://127.0.0.1:9/simple does not give the wheels of real.txt (ERROR: No matching")
+    assert line.startswith("pip's index does not give the wheels of real.txt (ERROR: No matching")
     assert list((tmp_path / "cache").iterdir()) == []
