@@ -1,13 +1,13 @@
 """Every drafter on a real target, SmolLM2-135M-Instruct: acceptance on HumanEval and MT-Bench.
 
 ``make real-target`` first. All prompts, 16 in flight, greedy; differences are paired by prompt. What is measured is
-kept, prompt by prompt, in benchmarks/results/acceptance.jsonl, and not measured again unless arm, head, settings or
-device have changed (remove it after a change of the drafting): a row names its commit.
+kept, prompt by prompt, in benchmarks/results/acceptance.jsonl, and not measured again unless its row is removed; a row
+names its commit.
 """
 
 import argparse
-import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +26,7 @@ from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.engines import in_process, quick_dtype
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance
-from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.lines import add_line, read_lines
 from peagle_tools.train.peagle_yaml import ends_in_loop
 from peagle_vllm.heads import convert as converting
 from peagle_vllm.heads.files import SELECTOR
@@ -79,13 +79,6 @@ class RealArm:
         """What ``LLM`` is given, besides the two models."""
         return {"max_model_len": 2048, "enable_prefix_caching": False, **ENGINE}
 
-    def digest(self) -> str | None:
-        """SHA-256 of the weights of head and selector, shortened; None without a head."""
-        if self.folder is None:
-            return None
-        files = sorted(self.folder.rglob("*.safetensors"))
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
     def check(self) -> None:
         """Raises SystemExit, with one line, where a model or the prompts are missing."""
         for folder in filter(None, (self.target, PROMPTS, self.folder)):
@@ -102,11 +95,11 @@ class RealArm:
             return None
         source = read_head(folder)
         if SELECTOR in source.config and not self.selector:
-            folder = WORK / str(self.digest())
-            if not folder.is_dir():
-                config = {key: value for key, value in source.config.items() if key != SELECTOR}
-                with new_folder(folder) as out:
-                    converting.convert(replace(source, config=config), out, "speculators", None)
+            folder = WORK / "without selector"
+            shutil.rmtree(folder, ignore_errors=True)
+            config = {key: value for key, value in source.config.items() if key != SELECTOR}
+            with new_folder(folder) as out:
+                converting.convert(replace(source, config=config), out, "speculators", None)
         config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": self.k}
         if source.kind == "peagle":
             config |= {"parallel_drafting": True} | ({} if self.stock else {"prompt_lookup_min": self.lookup})
@@ -286,14 +279,12 @@ def committed() -> dict[str, dict[str, Any]]:
 
 def acceptance(arm: RealArm, first: dict[str, list[str]]) -> dict[str, Any]:
     """Acceptance by set, measured now or in an earlier run; ``first``: see ``Engine.acceptance``."""
-    facts = provenance()
-    settings = {"arm": asdict(arm), "digest": arm.digest(), "max_tokens": MAX_TOKENS, "engine": ENGINE}
-    settings["device"] = facts["device"]
-    rows = list(read_lines(KEPT, must_exist=False))
-    if row := next((row for row in rows if row["settings"] == settings), None):
-        return row["sets"]
-    row = {"settings": settings, "commit": facts["commit"], **in_own_process(_measured, arm, first)}
-    write_lines(KEPT, [*(other for other in rows if other["settings"]["arm"] != settings["arm"]), row])
+    for row in read_lines(KEPT, must_exist=False):
+        if row["settings"]["arm"] == asdict(arm):
+            return row["sets"]
+    settings = {"arm": asdict(arm), "max_tokens": MAX_TOKENS, "engine": ENGINE}
+    row = {"settings": settings, **provenance(), **in_own_process(_measured, arm, first)}
+    add_line(KEPT, row)
     return row["sets"]
 
 
