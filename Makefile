@@ -116,10 +116,6 @@ format: env ## rewrite in the format
 	@$(py) -m ruff check --fix .
 	@$(py) -m ruff format .
 
-.PHONY: typecheck
-typecheck: env ## mypy
-	@$(py) -m mypy
-
 .PHONY: docs
 docs: env ## write the generated parts of README and docs again
 	@$(py) -m tools.docs
