@@ -89,7 +89,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, target: Path, head: Path, *option
 def named_in(ran: Ran) -> list[str]:
     """What it names, a line each, causes first."""
     data = json.loads(ran.out)
-    causes = [f"cause: {cause['change']} ({cause['gain']:+.0%})" for cause in data["causes"]]
+    causes = [f"cause: {data['cause']['change']}"] if data["cause"] else []
     return [*causes, *data["unusual"][-1:]]
 
 

@@ -144,9 +144,9 @@ REFUSED = {
     "image files": ({"prompt": "what is this?", "image_files": ["a.png"]}, 'has "image_files";'),
     "tool call": (
         chat(HI, {"role": "assistant", "content": None, "tool_calls": [{}]}),
-        'has "tool_calls"; prompts with tools',
+        'has "tool_calls"; only text',
     ),
-    "tool": (chat(HI, {"role": "tool", "content": "1"}), "the role 'tool'; prompts with tools are not taken"),
+    "tool": (chat(HI, {"role": "tool", "content": "1"}), "the role 'tool'; write system"),
     "tools": (chat(HI, tools=[{"type": "function"}]), 'has "tools";'),
     "no user": (chat(SYSTEM), "has no turn of a user; leave it out"),
     "half a character": ({"prompt": "\ud83d"}, "holds half a character"),

@@ -62,7 +62,7 @@ HELD, FRESH = traced(2_000, seed=2), traced(2_000, seed=3)  # what chooses, and 
 
 
 def fitted(form: str, learned: CandidateTrace, held: CandidateTrace = HELD) -> CandidateSelector:
-    return fit.fit(form, learned, held, VOCAB, ALL, 8).selector
+    return fit.fit(form, learned, held, VOCAB, ALL, 8)[0]
 
 
 def length(trace: CandidateTrace, selector: CandidateSelector | None, target_ids: torch.Tensor = ALL) -> float:
@@ -96,5 +96,5 @@ def test_a_reduced_vocabulary_and_tokens_it_lacks():
         return trace._replace(tokens=tokens)
 
     target_ids, held = 2 * ALL, mapped(HELD)
-    selector = fit.fit("table", mapped(traced(20_000, seed=1)), held, 2 * VOCAB, target_ids, 8).selector
+    selector = fit.fit("table", mapped(traced(20_000, seed=1)), held, 2 * VOCAB, target_ids, 8)[0]
     assert length(held, selector, target_ids) > length(held, None, target_ids) + 0.5

@@ -248,7 +248,7 @@ REFUSED = {
     ),
     "all held out": ({"data": {"held_out": 24}}, "has 24 documents, and data.held_out keeps 24 of them"),
     "a document longer than a step": ({"step": {"tokens": 32}}, "documents have more than step.tokens"),
-    "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: .*; did you mean draft_arch"),
+    "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: is no option of speculators"),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
     "one that is set elsewhere": ({"speculators": {"num_layers": 3}}, "num_layers: cannot be set here; remove it"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),

@@ -1,7 +1,7 @@
 """``peagle-vllm diagnose``."""
 
 import json
-import sys
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -45,16 +45,16 @@ def diagnose(
     if url is not None:
         from peagle_tools.diagnose.live import counts_of
 
-        with one_line_errors("cuda"):
+        with one_line_errors():
             curve = counts_of(url)
         if as_json:
             print(json.dumps(report.curve_of(curve) | {"unusual": irregularities(curve)}, indent=2))
         else:
-            report.show_curve(report.console(), curve, irregularities(curve))
+            report.show_curve(report.console(), curve)
         raise typer.Exit(1 if irregularities(curve) else 0)
     if target is None or head is None:
         fail("--target and --head are needed, or --url of a running server")
-    from peagle_tools.diagnose.engine import measuring
+    from peagle_tools.diagnose import engine as measuring
     from peagle_tools.diagnose.interventions import interventions, setup_of
     from peagle_tools.shared.engines import Pair, cannot_run
     from peagle_tools.shared.prompt_files import read_prompts
@@ -63,7 +63,6 @@ def diagnose(
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
-    from peagle_vllm.serving import RefusedError
 
     terminal.exit_on_sigterm()
     arguments = terminal.json_object(engine)
@@ -76,19 +75,17 @@ def diagnose(
         ids = [token_ids(tokenizer, messages) for messages in asked[:num_prompts]]
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k)
-    specials = special_tokens(read_tokens(target))
-    changes = partial(interventions, head=source, target=model, special_tokens=specials)
+    changes = list(interventions(setup, source, model, special_tokens(read_tokens(target))))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
+    pair = Pair(target, source.name, measuring.ARGUMENTS | arguments)
     try:
-        pair = Pair(target, source.name, arguments)
-        with terminal.logs_on_stderr(), measuring(pair, k, ids, max_tokens) as measure:
-            diagnosis = search(setup, measure, changes)
-    except RefusedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        with terminal.logs_on_stderr(), pair.engine(k, max(map(len, ids)) + max_tokens) as llm:
+            diagnosis = search(partial(measuring.measure, llm, ids, max_tokens), setup, changes)
     except Exception as error:
         fail(str(cannot_run(error)))
     if as_json:
         print(json.dumps(report.as_dict(setup, diagnosis), indent=2))
     else:
         report.show(report.console(), setup, diagnosis)
-    raise typer.Exit(1 if diagnosis.unusual or diagnosis.causes else 0)
+    raise typer.Exit(1 if irregularities(diagnosis.base.curve) or diagnosis.cause else 0)

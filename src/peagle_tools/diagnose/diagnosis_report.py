@@ -22,9 +22,9 @@ def as_dict(setup: Setup, diagnosis: Diagnosis) -> dict[str, Any]:
         **curve_of(diagnosis.base.curve),
         # By how many last tokens had occurred before.
         "by_repeated": {last: curve_of(curve) for last, curve in diagnosis.base.repeated.items()},
-        "unusual": diagnosis.unusual,  # what looks wrong in that curve, and what it means, a line each
+        "unusual": irregularities(diagnosis.base.curve),  # what looks wrong there, and what it means, a line each
         "trials": [_trial(trial) for trial in diagnosis.trials],
-        "causes": [_trial(trial) | {"fix": trial.intervention.fix} for trial in diagnosis.causes],
+        "cause": _trial(diagnosis.cause) | {"fix": diagnosis.cause.intervention.fix} if diagnosis.cause else None,
     }
 
 
@@ -54,26 +54,25 @@ def console() -> Console:
 def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
     """Print a diagnosis."""
     console.print(f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, greedy")
-    show_curve(console, diagnosis.base.curve, diagnosis.unusual)
+    show_curve(console, diagnosis.base.curve)
     _show_repeated(console, diagnosis.base.repeated)
     _show_trials(console, diagnosis.trials)
-    for trial in diagnosis.causes:
-        before, after = trial.lengths
-        raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({trial.gain:+.0%})"
-        console.print(f"cause    {trial.intervention.kind}: {trial.intervention.change} {raised}", style="bold red")
-        console.print(f"fix      {trial.intervention.fix}", style="green", soft_wrap=True)
-    if not diagnosis.causes:
+    if not (cause := diagnosis.cause):
         console.print("no cause: no change raised the acceptance length beyond noise", style="green")
-    elif irregularities(diagnosis.causes[-1].after.curve):
-        line = "acceptance is still unusual with that: it is a part of the cause, or there is another one"
-        console.print(line, style="yellow")
+        return
+    before, after = cause.lengths
+    raised = f"raises the acceptance length from {before:.2f} to {after:.2f} ({cause.gain:+.0%})"
+    console.print(f"cause    {cause.intervention.kind}: {cause.intervention.change} {raised}", style="bold red")
+    console.print(f"fix      {cause.intervention.fix}", style="green", soft_wrap=True)
+    if irregularities(cause.after.curve):
+        console.print("acceptance is still unusual with that: fix it, and diagnose again", style="yellow")
 
 
 def _table(*columns: str) -> Table:
     return Table(*columns, box=None, padding=(0, 2, 0, 0))
 
 
-def show_curve(console: Console, curve: Acceptance, unusual: list[str]) -> None:
+def show_curve(console: Console, curve: Acceptance) -> None:
     """Acceptance by position, and what is unusual in it, a line each."""
     console.print(f"acceptance length {curve.length:.2f} in {curve.num_drafts} drafts\n", style="bold")
     table = _table("position", "accepted", "usual")
@@ -84,7 +83,7 @@ def show_curve(console: Console, curve: Acceptance, unusual: list[str]) -> None:
         low, high = (rate**position for rate in USUAL)
         table.add_row(str(position), f"{share:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * share))
     console.print(table, "")
-    for line in unusual:
+    for line in irregularities(curve):
         console.print(f"unusual  {line}", style="yellow")
 
 

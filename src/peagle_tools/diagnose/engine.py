@@ -4,44 +4,30 @@ Prompts run greedily, so the target's text stays the same. Acceptance comes from
 each answer took show how sure a difference is.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import BY_REQUEST, Answer, by_repeated, read_engine
-from peagle_tools.shared.engines import KV_CACHE_BYTES, Pair
+from peagle_tools.shared.engines import KV_CACHE_BYTES
 from peagle_vllm.observer import drafter_of
 
+# Of ``vllm.LLM``: room for these prompts, whatever else runs on the machine. By default vLLM takes nearly all of it.
+ARGUMENTS = {
+    "kv_cache_memory_bytes": KV_CACHE_BYTES,
+    "gpu_memory_utilization": 0.05,
+    "per_request_spec_decode_metrics": BY_REQUEST[1],
+}
 
-@contextmanager
-def measuring(
-    pair: Pair, num_k: int, prompts: list[list[int]], max_tokens: int
-) -> Iterator[Callable[[Setup], Measured]]:
-    """An engine that measures setups, until the block ends.
+
+def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -> Measured:
+    """Run a setup of the pair that ``llm`` has loaded.
 
     Args:
         prompts: token ids of each.
         max_tokens: the longest answer to each prompt.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
-    from peagle_vllm import plugin
-
-    plugin.register()  # idempotent; an installed package is registered through its entry point too
-    # Room for these prompts, whatever else runs on the machine: by default vLLM takes nearly all of it.
-    arguments = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05, **pair.arguments}
-    arguments["per_request_spec_decode_metrics"] = BY_REQUEST[1]
-    with replace(pair, arguments=arguments).engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
-        yield partial(measure, llm, prompts, max_tokens)
-
-
-def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -> Measured:
-    """Run a setup of the pair that ``llm`` has loaded."""
     from vllm import SamplingParams
 
     llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from peagle_vllm.heads.config import AUX_KEY, default_aux_layers, is_whole
+from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.rope import rope_parameters
@@ -14,7 +14,6 @@ from peagle_vllm.heads.target import Target, Token
 
 MOST_MASK_TOKENS = 4
 ROPE_THETAS = (10_000.0, 500_000.0, 1_000_000.0)  # that heads are trained with, whatever their config says
-MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id")
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,10 @@ def interventions(setup: Setup, head: Head, target: Target, special_tokens: list
     for layers in _aux_layers(setup, target.num_layers):
         text = f"aux layers {list(layers)} for {list(setup.aux_layers)}"
         yield change("aux layers", text, AUX_KEY, layers, place, aux_layers=layers)
-    for token_id, name in list(_mask_tokens(setup, head, special_tokens).items())[:MOST_MASK_TOKENS]:
-        text = f"mask token {token_id}{f' ({name})' if name else ''} for {setup.mask_token_id}"
-        yield change("mask token", text, "mask_token_id", token_id, place, mask_token_id=token_id)
+    others = [token for token in special_tokens if token.id != setup.mask_token_id and token.id < head.vocab_size]
+    for token in others[:MOST_MASK_TOKENS]:
+        text = f"mask token {token.id} ({token.text}) for {setup.mask_token_id}"
+        yield change("mask token", text, "mask_token_id", token.id, place, mask_token_id=token.id)
     norm, flipped = "norm_before_residual", not setup.norm_before_residual
     yield change(norm, f"{norm} {flipped}", norm, flipped, place, norm_before_residual=flipped)
     for kind, text, rope in _ropes(dict(setup.rope or rope_of(head.served)), rope_of(target.config)):
@@ -95,14 +95,5 @@ def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:
     """All of them shifted by one (some trainers count a layer's output, some its input), and vLLM's default."""
     now = setup.aux_layers
     others = [tuple(i - 1 for i in now), tuple(i + 1 for i in now)]
-    if len(now) == 3 and default_aux_layers(num_layers) not in (now, *others):
-        others.append(default_aux_layers(num_layers))
-    return [layers for layers in others if all(0 <= i <= num_layers for i in layers)]
-
-
-def _mask_tokens(setup: Setup, head: Head, special_tokens: list[Token]) -> Mapping[int, str | None]:
-    """Other ids to try: those that the config names elsewhere, then special tokens."""
-    named = (head.config.get(key) for key in MASK_KEYS)
-    ids: dict[int, str | None] = {i: None for i in named if isinstance(i, int) and is_whole(i)}
-    ids |= {token.id: token.text for token in special_tokens}
-    return {i: text for i, text in ids.items() if i != setup.mask_token_id and 0 <= i < head.vocab_size}
+    others += [default_aux_layers(num_layers)] * (len(now) == 3)
+    return [layers for layers in dict.fromkeys(others) if layers != now and all(0 <= i <= num_layers for i in layers)]

@@ -2,8 +2,8 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ LOW = 0.55  # below this it looks wrong
 FEW = 30  # drafts; fewer are not judged
 LEAST_GAIN = 0.05  # of the acceptance length
 LEAST_ERRORS = 3.5  # standard errors of the mean difference between answers to the same prompt
-MOST_CAUSES = 3
 MEANING = {  # of the first position that looks wrong
     1: "position 1 is rarely accepted: look at the prompts' chat template, the aux layers and the head's own config",
     2: "position 1 is fine, the rest decays: look at the mask inputs (mask_hidden and the mask token)",
@@ -67,14 +66,13 @@ class Trial:
         return self.gain >= LEAST_GAIN and self.standard_errors >= LEAST_ERRORS
 
 
-@dataclass
+@dataclass(frozen=True)
 class Diagnosis:
     """The outcome of ``diagnose``."""
 
     base: Measured  # the setup as it was given
-    unusual: list[str]  # what looks wrong in its curve
-    trials: list[Trial] = field(default_factory=list)  # every intervention tried, in order
-    causes: list[Trial] = field(default_factory=list)  # those that helped, each tried on top of the ones before
+    trials: list[Trial]  # every intervention, in order
+    cause: Trial | None  # the one that helped most
 
 
 def irregularities(curve: Acceptance) -> list[str]:
@@ -94,32 +92,14 @@ def irregularities(curve: Acceptance) -> list[str]:
     return lines + ([MEANING[min(low[0], 3)]] if low else [])
 
 
-def diagnose(
-    setup: Setup,
-    measure: Callable[[Setup], Measured],
-    propose: Callable[[Setup], Iterable[Intervention]],
-) -> Diagnosis:
-    """Measure a setup, try each change, keep the best; where the curve stays unusual, try the others on top of it.
-
-    A line on stderr tells of each measurement.
-    """
+def diagnose(measure: Callable[[Setup], Measured], setup: Setup, changes: Sequence[Intervention]) -> Diagnosis:
+    """Measure a setup and each change to it; a line on stderr tells of each measurement."""
     base = measure(setup)
     print(f"acceptance length {base.curve.length:.2f}", file=sys.stderr)
-    diagnosis = Diagnosis(base, irregularities(base.curve))
-    while len(diagnosis.causes) < MOST_CAUSES:
-        done = {cause.intervention.kind for cause in diagnosis.causes}
-        changes = [change for change in propose(setup) if change.kind not in done]
-        trials: list[Trial] = []
-        for left, change in zip(reversed(range(len(changes))), changes, strict=True):
-            trials.append(Trial(change, base, measure(change.setup)))
-            before, after = trials[-1].lengths
-            print(f"{change.change}: {before:.2f} -> {after:.2f}; {left} changes left", file=sys.stderr)
-        diagnosis.trials.extend(trials)
-        best = max((trial for trial in trials if trial.helps), key=lambda trial: trial.gain, default=None)
-        if best is None:
-            break
-        diagnosis.causes.append(best)
-        setup, base = best.intervention.setup, best.after
-        if not irregularities(base.curve):
-            break
-    return diagnosis
+    trials: list[Trial] = []
+    for left, change in zip(reversed(range(len(changes))), changes, strict=True):
+        trials.append(Trial(change, base, measure(change.setup)))
+        before, after = trials[-1].lengths
+        print(f"{change.change}: {before:.2f} -> {after:.2f}; {left} changes left", file=sys.stderr)
+    best = max((trial for trial in trials if trial.helps), key=lambda trial: trial.gain, default=None)
+    return Diagnosis(base, trials, best)

@@ -1,7 +1,6 @@
 """A YAML file read into a pydantic model: every key checked, each mistake a line with its place."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +41,7 @@ def read_yaml(file: Path, model: type[Model], what: str) -> Model:
     try:
         return model.model_validate(data, context=file.parent)
     except ValidationError as error:
-        mistakes = sorted(_mistake(root, model, what, item) for item in error.errors())
+        mistakes = sorted(_mistake(root, what, item) for item in error.errors())
         raise ToolError("\n".join(f"{file}:{line}: {text}" for line, text in mistakes)) from None
 
 
@@ -58,25 +57,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _mistake(root: yaml.Node, model: type[Strict], what: str, item: Any) -> tuple[int, str]:
+def _mistake(root: yaml.Node, what: str, item: Any) -> tuple[int, str]:
     """One of pydantic's errors as (line, ``KEY: what is wrong``)."""
     path = [part for part in item["loc"] if part != "[key]"]
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        schema = model.model_json_schema()
-        parts = schema, *schema.get("$defs", {}).values()
-        message = f"unknown key{nearest(path[-1], [key for part in parts for key in part.get('properties', ())])}"
+        message = "unknown key"
     elif item["type"] == "missing":
         message = "is missing"
     elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
         message = f"is {item['input']!r}; write it in quotes"
     return _line(root, path), f"{'.'.join(map(str, path)) or what}: {message}"
-
-
-def nearest(key: str, known: Sequence[str]) -> str:
-    """``; did you mean NAME?`` of the name that is most like ``key``, or nothing."""
-    close = get_close_matches(key, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _line(node: yaml.Node, path: Sequence[str | int]) -> int:

@@ -10,14 +10,13 @@ TURNS = ("messages", "conversations", "conversation", "turns", "prompt", "input"
 TEXTS = ("prompt", "instruction", "question", "problem", "input", "text")  # of a row: a user's text
 SYSTEM = ("system", "system_prompt")  # of a row, next to its turns
 ADDED = ("input", "context")  # what an ``instruction`` is about
-MEDIA = re.compile(r"(image|audio|video)(s|_files|_url)?|multi_modal_data")
-USED_TOOLS = ("tools", "functions", "tool_calls", "function_call", "tool_call_id")
-TOOLS = "prompts with tools are not taken, leave it out"
+NO_TEXT = re.compile(  # keys of a row or a turn: media and tools
+    r"(image|audio|video)(s|_files|_url)?|multi_modal_data|tools|functions|tool_calls|function_call|tool_call_id"
+)
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "bing", "bard"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("tool", "function", "observation", "function_call", "function_response", "ipython"), "tool"),
 }
 # What chat templates put around turns: ChatML, Llama 3 and 4, harmony, Phi, DeepSeek, Cohere; Gemma; Llama 2 and
 # Mistral; and transcripts in plain words.
@@ -55,9 +54,7 @@ def conversation(row: Any, control_tokens: re.Pattern[str] | None = None) -> Mes
     if not isinstance(row, dict):
         raise UnusableRow(f"is {_kind(row)}", 'write text, or {"prompt": "..."}')
     row = row["body"] if isinstance(row.get("body"), dict) else row  # a line for ``vllm run-batch``
-    if media := next((key for key in row if MEDIA.fullmatch(str(key)) and row[key]), None):
-        raise UnusableRow(f'has "{media}"', "only text is taken, leave it out")
-    _without_tools(row)
+    _check_keys(row)
     system = [{"role": "system", "content": row[key]} for key in SYSTEM if row.get(key)]
     messages = [turn for turn in map(_turn, [*system, *_turns(row)]) if turn["content"] or turn["role"] != "system"]
     for message in messages:
@@ -94,14 +91,12 @@ def _turns(row: dict[str, Any]) -> list[Any]:
 def _turn(turn: Any) -> dict[str, str]:
     if not isinstance(turn, dict):
         raise UnusableRow(f"has a turn that is {_kind(turn)}", 'write {"role": "user", "content": "..."}')
-    _without_tools(turn)
+    _check_keys(turn)
     name = turn["role"] if turn.get("role") is not None else turn.get("from")
     content = turn["content"] if turn.get("content") is not None else turn.get("value")
     role = ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
         raise UnusableRow(f"has a turn with the role {name!r}", "write system, user or assistant")
-    if role == "tool":
-        raise UnusableRow(f"has a turn with the role {name!r}", TOOLS)
     if isinstance(content, list) and content:
         content = "\n".join(map(_part, content))  # as vLLM joins them
     if not isinstance(content, str):
@@ -120,10 +115,10 @@ def _part(part: Any) -> str:
     return part
 
 
-def _without_tools(fields: dict[str, Any]) -> None:
-    for key in USED_TOOLS:
-        if fields.get(key) not in (None, "", "[]", "{}", [], {}):
-            raise UnusableRow(f'has "{key}"', TOOLS)
+def _check_keys(fields: dict[str, Any]) -> None:
+    for key, value in fields.items():
+        if NO_TEXT.fullmatch(str(key)) and value not in (None, "", "[]", "{}", [], {}):
+            raise UnusableRow(f'has "{key}"', "only text is taken, leave it out")
 
 
 def _check_text(text: str, control_tokens: re.Pattern[str] | None) -> None:

@@ -59,11 +59,10 @@ def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -
 
 def end(process: psutil.Popen, patience: float = 20) -> None:
     """End a process and its whole group: SIGTERM, after ``patience`` seconds SIGKILL. Returns when none is left."""
-    for terminate, seconds in ((psutil.Process.terminate, patience), (psutil.Process.kill, 10)):
-        members = _group(process)
-        for member in members:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                terminate(member)
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 10)):
+        if members := _group(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
         if not psutil.wait_procs(members, seconds)[1]:
             break
 

@@ -61,18 +61,15 @@ class Server:
         if (status := self.process.poll()) is not None:
             raise self._failed(f"the server ended ({processes.how_it_ended(status)})")
 
-    def check_well(self, patience: float = 1, more_patience: float = 15) -> None:
-        """After a cell failed: raises ServerFailed when the server has ended, or is about to.
+    def check_well(self) -> None:
+        """After a failure: raises ServerFailed when the server has ended, or is about to.
 
-        A server whose engine has ended answers requests with errors for a while before it ends, too. So one that
-        stays healthy for ``patience`` seconds is well, and one that does not gets ``more_patience`` to end and to log
-        the reason.
+        A server whose engine has ended answers requests with errors for a while before it ends, too, and logs why.
         """
-        began, healthy = time.monotonic(), True
-        while time.monotonic() - began < (patience if healthy else more_patience):
-            self.check()
-            healthy = healthy and self._is_healthy()
-            time.sleep(0.2)
+        time.sleep(1)
+        if not (healthy := self._is_healthy()):
+            with contextlib.suppress(psutil.TimeoutExpired):
+                self.process.wait(15)
         self.check()
         if not healthy:
             raise self._failed("the server is not healthy any more")

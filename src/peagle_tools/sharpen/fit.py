@@ -1,6 +1,5 @@
 """Fit a selector to a trace, and choose its form by drafts that were kept aside."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +15,6 @@ LEARNING_RATE = 3e-3
 EPOCHS, CHECKS_AN_EPOCH = 2, 3
 FORMS = ("gated", "table")  # with and without a projection of the drafter's hidden state
 POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / POSITION_DECAY)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A selector, and its acceptance length on the development share at the largest K."""
-
-    form: str  # of FORMS
-    selector: CandidateSelector
-    gain: Gain
 
 
 def new_selector(form: str, trace: CandidateTrace, sizes: tuple[int, int], rank: int) -> CandidateSelector:
@@ -65,9 +55,9 @@ def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) 
 
 def as_written(selector: CandidateSelector) -> CandidateSelector:
     """A copy with its tables rounded to bfloat16."""
-    tensors = tensors_of(selector).items()
-    dtypes = {name: torch.float32 if "scale" in name else torch.bfloat16 for name, _ in tensors}
-    return selector._replace(**{name: tensor.detach().to(dtypes[name], copy=True) for name, tensor in tensors})
+    dtypes = {name: torch.float32 if "scale" in name else torch.bfloat16 for name in selector._fields}
+    copies = {name: tensor.detach().to(dtypes[name], copy=True) for name, tensor in tensors_of(selector).items()}
+    return selector._replace(**copies)
 
 
 def unchosen(selector: CandidateSelector, num_positions: int) -> CandidateSelector:
@@ -84,8 +74,10 @@ def fit(
     vocab_size: int,
     target_ids: Tensor,
     rank: int,
-) -> Fitted:
+) -> tuple[CandidateSelector, Gain]:
     """One form's best selector on the development share: one that changes no draft, where nothing drafts longer.
+
+    The other result is its acceptance length there.
 
     Args:
         form: of FORMS.
@@ -94,8 +86,8 @@ def fit(
         target_ids: [draft vocabulary] target id of each draft id.
     """
 
-    def judged(selector: CandidateSelector) -> Fitted:
-        return Fitted(form, selector, Gain.of(held.accepted(selector, target_ids), held.prompt))
+    def judged(selector: CandidateSelector) -> tuple[CandidateSelector, Gain]:
+        return selector, Gain.of(held.accepted(selector, target_ids), held.prompt)
 
     torch.manual_seed(0)
     model = new_selector(form, learned, (vocab_size, len(target_ids)), rank)
@@ -114,5 +106,5 @@ def fit(
         optimizer.zero_grad()
         if step % every == 0 or step == len(orders):
             now = as_written(model)
-            best = max(best, judged(now), judged(unchosen(now, 1)), key=lambda fitted: fitted.gain.length)
+            best = max(best, judged(now), judged(unchosen(now, 1)), key=lambda fitted: fitted[1].length)
     return best

@@ -97,9 +97,9 @@ def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
         trace = recorded(head, job, folder / "trace")
         learned, held = trace.divided()
         sizes = job.target.vocab_size, torch.from_numpy(target_ids(head)), job.rank
-        fitted = [fit.fit(form, learned, held, *sizes) for form in fit.FORMS]
-        write_sharpened(folder, head, max(fitted, key=lambda candidate: candidate.gain.length).selector)
-        forms = {candidate.form: candidate.gain for candidate in fitted}
+        fitted = {form: fit.fit(form, learned, held, *sizes) for form in fit.FORMS}
+        forms = {form: gain for form, (_, gain) in fitted.items()}
+        write_sharpened(folder, head, fitted[max(forms, key=lambda form: forms[form])][0])
         report = Sharpened(job.num_speculative_tokens, len(trace.ids), forms, *served(head, folder, job))
         if not report.is_better:
             raise NoGain

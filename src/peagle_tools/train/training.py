@@ -16,7 +16,6 @@ from speculators.train.config import TrainConfig
 from speculators.train.logger import setup_metric_logger
 from transformers.utils.logging import disable_progress_bar
 
-from peagle_tools.shared.checked_yaml import nearest
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train import cpu, warm_start
 from peagle_tools.train.documents import loaders
@@ -132,12 +131,12 @@ def to_options(config: Config) -> TrainConfig:
     }
     if "mask_token_id" not in config.speculators:
         defaults["mask_token_id"] = unused_token(config.target)
-    known = list(TrainConfig().flatten())
+    known = TrainConfig().flatten()
     for name in config.speculators:
         if name in ours or name in REFUSED:
             raise ToolError(f"speculators.{name}: cannot be set here; remove it, or set another key of peagle.yaml")
         if name not in known:
-            raise ToolError(f"speculators.{name}: is no option of speculators{nearest(name, known)}")
+            raise ToolError(f"speculators.{name}: is no option of speculators")
     try:
         return TrainConfig.from_sources(cli={**defaults, **ours, **config.speculators}, argv=[])
     except ValidationError as error:
