@@ -61,27 +61,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 HELD, FRESH = traced(2_000, seed=2), traced(2_000, seed=3)  # what chooses, and what judges
 
 
-def fitted(form: str, learned: CandidateTrace, held: CandidateTrace = HELD) -> CandidateSelector:
-    return fit.fit(form, learned, held, VOCAB, ALL, 8)[0]
+def fitted(learned: CandidateTrace, held: CandidateTrace = HELD) -> CandidateSelector:
+    return fit.fit(learned, held, VOCAB, ALL, 8)
 
 
 def length(trace: CandidateTrace, selector: CandidateSelector | None, target_ids: torch.Tensor = ALL) -> float:
     return Gain.of(trace.accepted(selector, target_ids), trace.prompt).length
 
 
-@pytest.mark.parametrize("form", fit.FORMS)
-def test_fitting_learns_what_follows_what(form: str):
-    selector = fitted(form, traced(40_000, seed=1))
+def test_fitting_learns_what_follows_what():
+    selector = fitted(traced(40_000, seed=1))
     assert length(FRESH, None) < 1.6
     assert length(FRESH, selector) > 3.0  # 1 + .95 + .95**2 + .95**3 = 3.71 is all there is
     assert selector.predecessor_codebook.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("form", fit.FORMS)
 @pytest.mark.parametrize("num", [200, 20_000])
-def test_where_nothing_can_be_learned_nothing_is_lost(num: int, form: str):
+def test_where_nothing_can_be_learned_nothing_is_lost(num: int):
     held, fresh = (traced(size, chained=False, seed=size) for size in (2_000, 4_000))
-    selector = fitted(form, traced(num, chained=False, seed=1), held)
+    selector = fitted(traced(num, chained=False, seed=1), held)
     assert length(held, selector) >= length(held, None)
     before = Gain.of(fresh.accepted(None, ALL), fresh.prompt)
     assert length(fresh, selector) > before.length - 3 * before.error
@@ -96,5 +94,5 @@ def test_a_reduced_vocabulary_and_tokens_it_lacks():
         return trace._replace(tokens=tokens)
 
     target_ids, held = 2 * ALL, mapped(HELD)
-    selector = fit.fit("table", mapped(traced(20_000, seed=1)), held, 2 * VOCAB, target_ids, 8)[0]
+    selector = fit.fit(mapped(traced(20_000, seed=1)), held, 2 * VOCAB, target_ids, 8)
     assert length(held, selector, target_ids) > length(held, None, target_ids) + 0.5

@@ -4,6 +4,5 @@ time: a cause is named only when its change raised the acceptance length.
 interventions.py     the one thing that may be changed; what the head's files have otherwise than its target's
 search.py            which acceptance is usual, and which changes help
 engine.py            measuring setups in one engine
-live.py              a running server's counters
 diagnosis_report.py  for people and for machines
 """

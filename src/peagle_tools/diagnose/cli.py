@@ -43,10 +43,10 @@ def diagnose(
     from peagle_tools.diagnose.search import irregularities
 
     if url is not None:
-        from peagle_tools.diagnose.live import counts_of
+        from peagle_tools.shared.acceptance import read_server
 
         with one_line_errors():
-            curve = counts_of(url)
+            curve = read_server(url)
         if as_json:
             print(json.dumps(report.curve_of(curve) | {"unusual": irregularities(curve)}, indent=2))
         else:

@@ -6,14 +6,20 @@
 A draft is one round of one request. Imports no vLLM.
 """
 
-from collections import defaultdict
+import re
+import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, NamedTuple, Self
 
 from peagle_tools.shared.errors import ToolError
 
 PREFIX = "vllm:spec_decode_num_"
+COUNTERS = re.compile(
+    rf"^{PREFIX}(?:drafts|accepted_tokens_per_pos)_total" r'\{(?:.*position="(\d+)")?.*\} (\S+)$', re.M
+)
 BY_REQUEST = ("--per-request-spec-decode-metrics", "detailed")  # of vLLM's server: counts of each step of an answer
 
 
@@ -113,6 +119,22 @@ def read_engine(llm: Any) -> Acceptance:
     counts = {metric.name.removeprefix(PREFIX): metric for metric in llm.get_metrics()}
     accepted = counts.get("accepted_tokens_per_pos")  # none before the first draft
     return Acceptance(counts["drafts"].value, tuple(accepted.values)) if accepted else Acceptance(0, ())
+
+
+def read_server(url: str) -> Acceptance:
+    """Since the server started, over all its engines. ToolError where it has none."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/').removesuffix('/metrics')}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+    except (OSError, HTTPException, ValueError) as error:
+        raise ToolError(f"{url}/metrics cannot be read ({error}); is the server up, and is this its root?") from None
+    counts: Counter[str] = Counter()  # by position; drafts have none
+    for position, value in COUNTERS.findall(metrics):
+        counts[position] += int(float(value))
+    if len(counts) < 2:
+        why = "it does not speculate, or has --disable-log-stats"
+        raise ToolError(f"{url}/metrics has no vllm:spec_decode counters: {why}")
+    return Acceptance(counts[""], tuple(counts[str(i)] for i in range(len(counts) - 1)))
 
 
 def from_bench_serve(raw: dict[str, Any]) -> Acceptance | None:

@@ -66,7 +66,7 @@ def sharpen(
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
-        print(*report.lines(), *[f"wrote {out}"] * report.is_better, sep="\n")
+        print(report.text, *[f"wrote {out}"] * report.is_better, sep="\n")
     if not report.is_better:
         print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
         raise typer.Exit(1)

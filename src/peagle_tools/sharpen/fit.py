@@ -1,4 +1,4 @@
-"""Fit a selector to a trace, and choose its form by drafts that were kept aside."""
+"""Fit a selector to a trace, and choose its checkpoint by drafts that were kept aside."""
 
 from typing import Any
 
@@ -13,15 +13,14 @@ from peagle_tools.sharpen.trace import CandidateTrace, Gain
 BATCH, LEAST_STEPS = 1024, 40  # drafts; steps an epoch, in smaller batches where drafts are few
 LEARNING_RATE = 3e-3
 EPOCHS, CHECKS_AN_EPOCH = 2, 3
-FORMS = ("gated", "table")  # with and without a projection of the drafter's hidden state
 POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / POSITION_DECAY)
 
 
-def new_selector(form: str, trace: CandidateTrace, sizes: tuple[int, int], rank: int) -> CandidateSelector:
-    """Where fitting begins for one of FORMS; ``sizes``: target vocabulary, draft vocabulary."""
+def new_selector(trace: CandidateTrace, vocab_size: int, draft_vocab_size: int, rank: int) -> CandidateSelector:
+    """Where fitting begins."""
     num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
-    tables = torch.randn(sizes[0], rank) / rank**0.5, 0.02 * torch.randn(sizes[1], rank)
-    projection = torch.randn(rank, hidden_size) / hidden_size**0.5 if form == "gated" else None
+    tables = torch.randn(vocab_size, rank) / rank**0.5, 0.02 * torch.randn(draft_vocab_size, rank)
+    projection = torch.randn(rank, hidden_size) / hidden_size**0.5
     return CandidateSelector(*tables, projection, torch.ones(num_k), torch.ones(num_k), trace.ids.shape[2])
 
 
@@ -32,8 +31,7 @@ def tensors_of(selector: CandidateSelector) -> dict[str, Any]:
 def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
     """[N, K, M] of every candidate after the target's token before it."""
     predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), selector.predecessor_codebook)
-    if selector.hidden_projection is not None:
-        predecessors = predecessors * F.linear(batch.hidden.float(), selector.hidden_projection)
+    predecessors = predecessors * F.linear(batch.hidden.float(), selector.hidden_projection)
     pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), selector.successor_codebook))
     position = torch.arange(batch.ids.shape[1]).clamp(max=len(selector.edge_scale) - 1)  # the last: all later ones
     return selector.unary_scale[position, None] * batch.logits + selector.edge_scale[position, None] * pair
@@ -68,29 +66,21 @@ def unchosen(selector: CandidateSelector, num_positions: int) -> CandidateSelect
 
 
 def fit(
-    form: str,
-    learned: CandidateTrace,
-    held: CandidateTrace,
-    vocab_size: int,
-    target_ids: Tensor,
-    rank: int,
-) -> tuple[CandidateSelector, Gain]:
-    """One form's best selector on the development share: one that changes no draft, where nothing drafts longer.
-
-    The other result is its acceptance length there.
+    learned: CandidateTrace, held: CandidateTrace, vocab_size: int, target_ids: Tensor, rank: int
+) -> CandidateSelector:
+    """The best selector on the development share: one that changes no draft, where nothing drafts longer.
 
     Args:
-        form: of FORMS.
         held: the development share.
         vocab_size: of the target.
         target_ids: [draft vocabulary] target id of each draft id.
     """
 
-    def judged(selector: CandidateSelector) -> tuple[CandidateSelector, Gain]:
-        return selector, Gain.of(held.accepted(selector, target_ids), held.prompt)
+    def judged(selector: CandidateSelector) -> tuple[float, CandidateSelector]:
+        return Gain.of(held.accepted(selector, target_ids), held.prompt).length, selector
 
     torch.manual_seed(0)
-    model = new_selector(form, learned, (vocab_size, len(target_ids)), rank)
+    model = new_selector(learned, vocab_size, len(target_ids), rank)
     weights = [tensor.requires_grad_() for tensor in tensors_of(model).values()]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
     draft_ids = torch.full((vocab_size,), -1).index_copy(0, target_ids, torch.arange(len(target_ids)))
@@ -98,7 +88,7 @@ def fit(
     batch_size = min(BATCH, max(1, len(learned.ids) // LEAST_STEPS))
     orders = [rows for _ in range(EPOCHS) for rows in torch.randperm(len(learned.ids)).split(batch_size)]
     every = max(1, len(orders) // (EPOCHS * CHECKS_AN_EPOCH))
-    for step, rows in enumerate(tqdm(orders, f"fit {form}", leave=False, disable=None), start=1):
+    for step, rows in enumerate(tqdm(orders, "fit", leave=False, disable=None), start=1):
         loss_of(model, learned.rows(rows), draft_ids).backward()
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * max(0.05, 1 - step / len(orders))
@@ -106,5 +96,5 @@ def fit(
         optimizer.zero_grad()
         if step % every == 0 or step == len(orders):
             now = as_written(model)
-            best = max(best, judged(now), judged(unchosen(now, 1)), key=lambda fitted: fitted[1].length)
-    return best
+            best = max(best, judged(now), judged(unchosen(now, 1)), key=lambda fitted: fitted[0])
+    return best[1]

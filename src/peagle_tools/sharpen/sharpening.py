@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from peagle_vllm.heads.head import Head, target_ids
 from peagle_vllm.heads.target import Target
 
 HELD_OUT = 64  # prompts at most, and a fifth of few
-LEAST_PROMPTS = 40  # below it less than a group of prompts chooses the form
+LEAST_PROMPTS = 40  # below it less than a group of prompts chooses the checkpoint
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
 ENOUGH = "1,500 in all do well"
 
@@ -48,11 +47,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Sharpened:
-    """What ``sharpen`` measured: on the development share, and served with the held-out prompts."""
+    """What ``sharpen`` measured: AL, served with the held-out prompts."""
 
     num_speculative_tokens: int
     drafts: int  # recorded
-    forms: dict[str, Gain]  # on the development share
     before: Gain
     after: Gain
     difference: Gain  # of the paired groups of prompts; ``length`` is what is gained
@@ -62,14 +60,14 @@ class Sharpened:
         """Whether more is gained than the standard error of the gain."""
         return self.difference.length > self.difference.error
 
-    def lines(self) -> Iterator[str]:
+    @property
+    def text(self) -> str:
         """For people."""
-        yield f"{self.drafts:,} drafts recorded; AL on the development share"
-        for form, gain in self.forms.items():
-            is_best = gain == max(self.forms.values())
-            yield f"  {form:6} {gain.shown}{' (chosen)' * is_best}"
-        yield f"served, K = {self.num_speculative_tokens}, held-out prompts: AL {self.before.shown} before"
-        yield f"  {self.after.shown} after ({self.after.length / self.before.length - 1:+.1%})"
+        gain = f"{self.after.length / self.before.length - 1:+.1%}"
+        lengths = f"AL {self.before.shown} before, {self.after.shown} after ({gain})"
+        return (
+            f"{self.drafts:,} drafts recorded\nserved, K = {self.num_speculative_tokens}, held-out prompts: {lengths}"
+        )
 
 
 def split(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
@@ -97,10 +95,8 @@ def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
         trace = recorded(head, job, folder / "trace")
         learned, held = trace.divided()
         sizes = job.target.vocab_size, torch.from_numpy(target_ids(head)), job.rank
-        fitted = {form: fit.fit(form, learned, held, *sizes) for form in fit.FORMS}
-        forms = {form: gain for form, (_, gain) in fitted.items()}
-        write_sharpened(folder, head, fitted[max(forms, key=lambda form: forms[form])][0])
-        report = Sharpened(job.num_speculative_tokens, len(trace.ids), forms, *served(head, folder, job))
+        write_sharpened(folder, head, fit.fit(learned, held, *sizes))
+        report = Sharpened(job.num_speculative_tokens, len(trace.ids), *served(head, folder, job))
         if not report.is_better:
             raise NoGain
         write_json(folder / SELECTOR_FOLDER / "sharpen.json", asdict(report))

@@ -60,9 +60,8 @@ class CandidateTrace(NamedTuple):
         if selector is None:
             drafts = target_ids[self.ids[:, :, 0].long()]
         else:
-            gates = None
-            if selector.hidden_projection is not None:
-                gates = self.hidden.flatten(0, 1).float() @ selector.hidden_projection.float().T
+            assert selector.hidden_projection is not None
+            gates = self.hidden.flatten(0, 1).float() @ selector.hidden_projection.float().T
             drafts = torch.empty(self.ids.shape[:2], dtype=torch.int64)
             ids, logits = self.ids.flatten(0, 1).long(), self.logits.flatten(0, 1)
             bonus = torch.arange(len(drafts)).repeat_interleave(drafts.shape[1])  # where tokens[:, 0] has a draft's
