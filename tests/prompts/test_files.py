@@ -37,13 +37,10 @@ ROWS = {
     "run-batch": ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(HI)}, ["hi"]),
     "GSM8K": ({"question": "1 + 1?", "answer": "2"}, ["1 + 1?"]),
     "Alpaca": ({"instruction": "add", "input": "1, 1", "output": "2"}, ["add\n\n1, 1"]),
-    "Alpaca without input": ({"instruction": "add", "input": "", "output": "2"}, ["add"]),
     "Nemotron": ({"input": [HI], "output": "hello"}, ["hi"]),
-    "empty messages": ({"prompt": "hi", "messages": [], "tools": []}, ["hi"]),
     "OpenOrca": ({"system_prompt": "be brief", "question": "hi", "response": "hello"}, ["be brief", "hi"]),
     "LLaMA-Factory": ({"conversations": SHARED[:2], "system": "be brief", "tools": "[]"}, ["be brief", "hi"]),
-    "AIMO": ({"problem": "hi", "messages": None}, ["hi"]),
-    "HTML": ({"prompt": "what is <s>old</s> in HTML, or [1, 2]?"}, ["what is <s>old</s> in HTML, or [1, 2]?"]),
+    "AIMO": ({"problem": "hi", "messages": None, "tools": []}, ["hi"]),
     "few shots": ({"prompt": "Q: 1 + 1?\nA: 2\nQ: 2 + 2?\nA:"}, ["Q: 1 + 1?\nA: 2\nQ: 2 + 2?\nA:"]),
 }
 
@@ -106,7 +103,7 @@ def test_turns_that_are_not_asked_are_counted(tmp_path: Path, capsys: pytest.Cap
 CONTROL = "<|im_start|>"
 IN_TEMPLATES = {
     "ChatML": "<|im_start|>user\nhi<|im_end|>\n",
-    "DeepSeek's begin": "<\uff5cbegin\u2581of\u2581sentence\uff5c>hi",
+    "DeepSeek": "<\uff5cbegin\u2581of\u2581sentence\uff5c>hi",
     "Gemma": "<start_of_turn>user\nhi<end_of_turn>\n",
     "Gemma 4": "<|turn>user\nhi<turn|>\n",
     "Mistral": "<s>[INST] hi [/INST]",
@@ -141,7 +138,6 @@ REFUSED = {
         "that is 'image_url'; only text",
     ),
     "image next to text": ({"prompt": "what is this?", "image": "a.png"}, 'has "image"; only text is taken'),
-    "image files": ({"prompt": "what is this?", "image_files": ["a.png"]}, 'has "image_files";'),
     "tool call": (
         chat(HI, {"role": "assistant", "content": None, "tool_calls": [{}]}),
         'has "tool_calls"; only text',

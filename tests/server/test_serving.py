@@ -3,14 +3,34 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
-from tests.support.serving import ROOT, Server
+from tests.support.models import heldout
+from tests.support.serving import ROOT, Server, environment, free_port, running
 
 MODEL = "tiny-llama"
+PROMPTS = heldout()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Started by the serving example."""
+    port = free_port()
+    command = ["bash", "examples/serve.sh", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    # The worker in the engine's process: one import of vLLM less.
+    env = environment() | {"PYTHON": sys.executable, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    with running(command, port, env) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
 
 
 def ask(client: OpenAI, prompt: str, **more: Any) -> Any:
@@ -29,10 +49,10 @@ def streamed_chat(client: OpenAI, prompt: str) -> list[str]:
     return [chunk.choices[0].delta.content or "" for chunk in ask(client, prompt, stream=True) if chunk.choices]
 
 
-def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[str]) -> None:
+def test_metrics_show_the_drafts(server: Server, client: OpenAI) -> None:
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
     before = [server.metric(f"vllm:spec_decode_{name}_total") for name in names]
-    chat(client, prompts[2])
+    chat(client, PROMPTS[2])
     drafts, draft_tokens, accepted, per_position = (
         server.metric(f"vllm:spec_decode_{name}_total") - old for name, old in zip(names, before, strict=True)
     )
@@ -42,9 +62,9 @@ def test_metrics_show_the_drafts(server: Server, client: OpenAI, prompts: list[s
     assert accepted == per_position
 
 
-def test_a_client_that_leaves(server: Server, client: OpenAI, prompts: list[str]) -> None:
-    expected = chat(client, prompts[3])
-    for prompt in prompts[4:8]:
+def test_a_client_that_leaves(server: Server, client: OpenAI) -> None:
+    expected = chat(client, PROMPTS[3])
+    for prompt in PROMPTS[4:8]:
         stream = client.completions.create(
             model=MODEL, prompt=prompt, temperature=0, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
         )
@@ -54,11 +74,11 @@ def test_a_client_that_leaves(server: Server, client: OpenAI, prompts: list[str]
     while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert server.metric("vllm:num_requests_running") == 0, "an abandoned request still runs"
-    assert chat(client, prompts[3]) == expected
+    assert chat(client, PROMPTS[3]) == expected
 
 
-def test_32_clients_at_once(client: OpenAI, prompts: list[str]) -> None:
-    prompts = prompts[:32]
+def test_32_clients_at_once(client: OpenAI) -> None:
+    prompts = PROMPTS[:32]
     alone = [chat(client, prompt) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(lambda prompt: "".join(streamed_chat(client, prompt)), prompts))

@@ -56,7 +56,6 @@ def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
     console.print(f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, greedy")
     show_curve(console, diagnosis.base.curve)
     _show_repeated(console, diagnosis.base.repeated)
-    _show_trials(console, diagnosis.trials)
     if not (cause := diagnosis.cause):
         console.print("no cause: no change raised the acceptance length beyond noise", style="green")
         return
@@ -93,13 +92,3 @@ def _show_repeated(console: Console, counts: Mapping[int, Acceptance]) -> None:
         shares = " ".join(f"{100 * share:.0f}" for share in curve.shares)
         table.add_row(str(last), str(curve.num_drafts), f"{curve.length:.2f}", shares)
     console.print(table, "")
-
-
-def _show_trials(console: Console, trials: list[Trial]) -> None:
-    table = _table("tried")
-    for column in ("AL before", "after", "gain"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for trial in trials:
-        before, after = trial.lengths
-        table.add_row(trial.intervention.change, f"{before:.2f}", f"{after:.2f}", f"{trial.gain:+.0%}")
-    console.print("", table, "", sep="\n")
