@@ -2,10 +2,7 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from peagle_tools.shared.acceptance import Acceptance, Answer, by_repeated, read_engine
-from peagle_tools.shared.errors import ToolError
 
 
 def test_an_engines_counters() -> None:
@@ -37,6 +34,3 @@ def test_drafts_are_counted_by_the_last_tokens_that_occurred_before() -> None:
         2: Acceptance(1, (0, 0)),
         3: Acceptance(1, (0, 0)),
     }
-    for metrics in (None, {"num_spec_tokens": 3, "num_spec_steps": 3}):
-        with pytest.raises(ToolError, match="vLLM gives them with --per-request-spec-decode-metrics detailed"):
-            by_repeated([Answer(range(9), range(9), metrics)])

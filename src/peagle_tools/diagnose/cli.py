@@ -39,8 +39,7 @@ def diagnose(
     read or run.
     """
     from peagle_tools.diagnose import diagnosis_report as report
-    from peagle_tools.diagnose.search import diagnose as search
-    from peagle_tools.diagnose.search import irregularities
+    from peagle_tools.diagnose import search
 
     if url is not None:
         from peagle_tools.shared.acceptance import read_server
@@ -48,10 +47,10 @@ def diagnose(
         with one_line_errors():
             curve = read_server(url)
         if as_json:
-            print(json.dumps(report.curve_of(curve) | {"unusual": irregularities(curve)}, indent=2))
+            print(json.dumps(report.curve_of(curve) | {"unusual": search.irregularities(curve)}, indent=2))
         else:
             report.show_curve(report.console(), curve)
-        raise typer.Exit(1 if irregularities(curve) else 0)
+        raise typer.Exit(1 if search.irregularities(curve) else 0)
     if target is None or head is None:
         fail("--target and --head are needed, or --url of a running server")
     from peagle_tools.diagnose import engine as measuring
@@ -81,11 +80,11 @@ def diagnose(
     pair = Pair(target, source.name, measuring.ARGUMENTS | arguments)
     try:
         with terminal.logs_on_stderr(), pair.engine(k, max(map(len, ids)) + max_tokens) as llm:
-            diagnosis = search(partial(measuring.measure, llm, ids, max_tokens), setup, changes)
+            diagnosis = search.diagnose(partial(measuring.measure, llm, ids, max_tokens), setup, changes)
     except Exception as error:
         fail(str(cannot_run(error)))
     if as_json:
         print(json.dumps(report.as_dict(setup, diagnosis), indent=2))
     else:
         report.show(report.console(), setup, diagnosis)
-    raise typer.Exit(1 if irregularities(diagnosis.base.curve) or diagnosis.cause else 0)
+    raise typer.Exit(1 if search.irregularities(diagnosis.base.curve) or diagnosis.cause else 0)

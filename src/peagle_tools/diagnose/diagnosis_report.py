@@ -11,13 +11,10 @@ from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import USUAL, Diagnosis, Trial, irregularities
 from peagle_tools.shared.acceptance import Acceptance
 
-SCHEMA = 3
-
 
 def as_dict(setup: Setup, diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis, ready for JSON."""
     return {
-        "schema": SCHEMA,
         "setup": asdict(setup),  # what was measured
         **curve_of(diagnosis.base.curve),
         # By how many last tokens had occurred before.

@@ -76,20 +76,17 @@ class Diagnosis:
 
 
 def irregularities(curve: Acceptance) -> list[str]:
-    """What looks wrong, a line each; empty for a usual curve, and for one of too few drafts."""
-    lines: list[str] = []
-    low: list[int] = []
+    """The first position that looks wrong and what it means, a line each; empty for a usual curve or too few drafts."""
     before = curve.num_drafts
     for position, count in enumerate(curve.accepted_per_position, start=1):
         if before < FEW:
             break
-        share = count / before
-        if share < LOW:
+        if (share := count / before) < LOW:
             after = f" of those whose position {position - 1} was" if position > 1 else ""
-            lines.append(f"position {position} is accepted in {share:.0%} of the drafts{after}, usually 62% to 86%")
-            low.append(position)
+            line = f"position {position} is accepted in {share:.0%} of the drafts{after}, usually 62% to 86%"
+            return [line, MEANING[min(position, 3)]]
         before = count
-    return lines + ([MEANING[min(low[0], 3)]] if low else [])
+    return []
 
 
 def diagnose(measure: Callable[[Setup], Measured], setup: Setup, changes: Sequence[Intervention]) -> Diagnosis:

@@ -17,7 +17,6 @@ from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import control_tokens
 
 JSON = (".jsonl", ".ndjson", ".json")
-TEXT = (".txt", "")
 Row = tuple[str, Any]  # where it stands, for a message; text, or what JSON holds
 
 
@@ -77,7 +76,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_text(path: Path) -> str:
-    if path.suffix.lower() not in JSON + TEXT:
+    if path.suffix.lower() not in (*JSON, ".txt", ""):
         fix = "make a .jsonl of it, or name it .txt where each line is a prompt"
         raise ToolError(f"{path} is no prompt file (.jsonl, .ndjson, .json, .txt); {fix}")
     try:

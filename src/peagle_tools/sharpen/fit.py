@@ -1,7 +1,5 @@
 """Fit a selector to a trace, and choose its checkpoint by drafts that were kept aside."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,17 +22,12 @@ def new_selector(trace: CandidateTrace, vocab_size: int, draft_vocab_size: int, 
     return CandidateSelector(*tables, projection, torch.ones(num_k), torch.ones(num_k), trace.ids.shape[2])
 
 
-def tensors_of(selector: CandidateSelector) -> dict[str, Any]:
-    return {name: tensor for name, tensor in selector._asdict().items() if isinstance(tensor, Tensor)}
-
-
 def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
     """[N, K, M] of every candidate after the target's token before it."""
     predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), selector.predecessor_codebook)
     predecessors = predecessors * F.linear(batch.hidden.float(), selector.hidden_projection)
     pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), selector.successor_codebook))
-    position = torch.arange(batch.ids.shape[1]).clamp(max=len(selector.edge_scale) - 1)  # the last: all later ones
-    return selector.unary_scale[position, None] * batch.logits + selector.edge_scale[position, None] * pair
+    return selector.unary_scale[:, None] * batch.logits + selector.edge_scale[:, None] * pair
 
 
 def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) -> Tensor:
@@ -53,9 +46,8 @@ def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) 
 
 def as_written(selector: CandidateSelector) -> CandidateSelector:
     """A copy with its tables rounded to bfloat16."""
-    dtypes = {name: torch.float32 if "scale" in name else torch.bfloat16 for name in selector._fields}
-    copies = {name: tensor.detach().to(dtypes[name], copy=True) for name, tensor in tensors_of(selector).items()}
-    return selector._replace(**copies)
+    *tables, edge_scale, unary_scale = (tensor.detach().clone() for tensor in selector[:5])
+    return CandidateSelector(*(table.bfloat16() for table in tables), edge_scale, unary_scale, selector.num_candidates)
 
 
 def unchosen(selector: CandidateSelector, num_positions: int) -> CandidateSelector:
@@ -81,7 +73,7 @@ def fit(
 
     torch.manual_seed(0)
     model = new_selector(learned, vocab_size, len(target_ids), rank)
-    weights = [tensor.requires_grad_() for tensor in tensors_of(model).values()]
+    weights = [tensor.requires_grad_() for tensor in model[:5]]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
     draft_ids = torch.full((vocab_size,), -1).index_copy(0, target_ids, torch.arange(len(target_ids)))
     best = judged(unchosen(as_written(model), learned.ids.shape[1]))
