@@ -127,15 +127,3 @@ def read_server(url: str) -> Acceptance:
     if len(counts) < 2:
         raise ToolError(f"{url}/metrics has no vllm:spec_decode counters: no speculation, or --disable-log-stats")
     return Acceptance(counts[""], tuple(counts[str(i)] for i in range(len(counts) - 1)))
-
-
-def from_bench_serve(raw: dict[str, Any]) -> Acceptance | None:
-    """Counts of one run of ``vllm bench serve``, from what it wrote; None where nothing was drafted.
-
-    It writes the share of drafts accepted at each position; times the number of drafts, that is a whole number.
-    """
-    if "spec_decode_num_drafts" not in raw:
-        return None
-    drafts = int(raw["spec_decode_num_drafts"])
-    shares = raw["spec_decode_per_position_acceptance_rates"]
-    return Acceptance(drafts, tuple(round(share * drafts) for share in shares))
