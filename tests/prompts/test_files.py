@@ -144,6 +144,7 @@ REFUSED = {
     ),
     "tool": (chat(HI, {"role": "tool", "content": "1"}), "the role 'tool'; write system"),
     "tools": (chat(HI, tools=[{"type": "function"}]), 'has "tools";'),
+    "history": ({"instruction": "and?", "history": [["hi", "hello"]]}, 'has "history"; only text'),
     "no user": (chat(SYSTEM), "has no turn of a user; leave it out"),
     "half a character": ({"prompt": "\ud83d"}, "holds half a character"),
 }

@@ -10,8 +10,8 @@ TURNS = ("messages", "conversations", "conversation", "turns", "prompt", "input"
 TEXTS = ("prompt", "instruction", "question", "problem", "input", "text")  # of a row: a user's text
 SYSTEM = ("system", "system_prompt")  # of a row, next to its turns
 ADDED = ("input", "context")  # what an ``instruction`` is about
-NO_TEXT = re.compile(  # keys of a row or a turn: media and tools
-    r"(image|audio|video)(s|_files|_url)?|multi_modal_data|tools|functions|tool_calls|function_call|tool_call_id"
+NO_TEXT = re.compile(  # keys of a row or a turn: media, tools, turns in no known form
+    r"(image|audio|video)(s|_files|_url)?|multi_modal_data|tools|functions|tool_calls|function_call|tool_call_id|history"
 )
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
