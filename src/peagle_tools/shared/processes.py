@@ -25,11 +25,6 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def bound(command: list[str]) -> list[str]:
-    """``command`` so that it ends when this process does."""
-    return [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
-
-
 def end_with_parent(parent: int) -> None:
     """This process is killed when ``parent``, which started it, ends in whatever way."""
     if sys.platform == "linux":
@@ -47,7 +42,7 @@ def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -
     log.write_bytes(b"")
     with log.open("ab") as out:
         return psutil.Popen(
-            bound(command),
+            [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
             cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
