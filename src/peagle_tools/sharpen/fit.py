@@ -25,6 +25,7 @@ def new_selector(trace: CandidateTrace, vocab_size: int, draft_vocab_size: int, 
 def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
     """[N, K, M] of every candidate after the target's token before it."""
     predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), selector.predecessor_codebook)
+    assert selector.hidden_projection is not None
     predecessors = predecessors * F.linear(batch.hidden.float(), selector.hidden_projection)
     pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), selector.successor_codebook))
     return selector.unary_scale[:, None] * batch.logits + selector.edge_scale[:, None] * pair
@@ -46,8 +47,9 @@ def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) 
 
 def as_written(selector: CandidateSelector) -> CandidateSelector:
     """A copy with its tables rounded to bfloat16."""
-    *tables, edge_scale, unary_scale = (tensor.detach().clone() for tensor in selector[:5])
-    return CandidateSelector(*(table.bfloat16() for table in tables), edge_scale, unary_scale, selector.num_candidates)
+    tensors = {name: tensor.detach() for name, tensor in selector._asdict().items() if isinstance(tensor, Tensor)}
+    dtypes = {name: torch.float32 if "scale" in name else torch.bfloat16 for name in tensors}
+    return selector._replace(**{name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()})
 
 
 def unchosen(selector: CandidateSelector, num_positions: int) -> CandidateSelector:
@@ -73,7 +75,7 @@ def fit(
 
     torch.manual_seed(0)
     model = new_selector(learned, vocab_size, len(target_ids), rank)
-    weights = [tensor.requires_grad_() for tensor in model[:5]]
+    weights = [tensor.requires_grad_() for tensor in model if isinstance(tensor, Tensor)]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
     draft_ids = torch.full((vocab_size,), -1).index_copy(0, target_ids, torch.arange(len(target_ids)))
     best = judged(unchosen(as_written(model), learned.ids.shape[1]))
