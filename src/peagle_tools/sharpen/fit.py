@@ -1,5 +1,7 @@
 """Fit a selector to a trace, and choose its checkpoint by drafts that were kept aside."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,9 +49,11 @@ def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) 
 
 def as_written(selector: CandidateSelector) -> CandidateSelector:
     """A copy with its tables rounded to bfloat16."""
-    tensors = {name: tensor.detach() for name, tensor in selector._asdict().items() if isinstance(tensor, Tensor)}
-    dtypes = {name: torch.float32 if "scale" in name else torch.bfloat16 for name in tensors}
-    return selector._replace(**{name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()})
+    copies: dict[str, Any] = {}
+    for name, tensor in selector._asdict().items():
+        if isinstance(tensor, Tensor):
+            copies[name] = tensor.detach().to(torch.float32 if "scale" in name else torch.bfloat16, copy=True)
+    return selector._replace(**copies)
 
 
 def unchosen(selector: CandidateSelector, num_positions: int) -> CandidateSelector:
