@@ -39,6 +39,7 @@ ON_CPU = {
     # so every start would compile again; Inductor's own cache works.
     "VLLM_USE_AOT_COMPILE": "0",
 }
+COMPILED = "PEAGLE_COMPILED"  # names the file that gets a line of JSON for each Triton kernel of a process
 FILE = "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -83,7 +84,21 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def note_kernels() -> None:
+    """From now on each Triton kernel's name, seconds, and whether it came out of the cache, is in COMPILED's file."""
+    if COMPILED not in os.environ:
+        return
+    from triton import knobs
+
+    def note(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        entry = {"kernel": getattr(src, "name", "?"), "seconds": round(times.total * 1e-6, 2), "cached": cache_hit}
+        add_line(Path(os.environ[COMPILED]), entry)
+
+    knobs.compilation.listener = note
+
+
 if __name__ == "__main__":
+    note_kernels()
     module, name, arguments, out = sys.argv[1:]
     for cell in getattr(importlib.import_module(module), name)(**json.loads(arguments)):
         add_line(Path(out), cell)

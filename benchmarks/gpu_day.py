@@ -10,6 +10,7 @@ every part is done.
 import argparse
 import math
 import os
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -49,6 +50,9 @@ def main() -> int:
         for file in sorted(folder.iterdir()):
             if file.is_file() and not file.name.endswith(".tar.gz"):
                 archive.add(file, f"rung-{args.rung}/{file.name}")
+    if "OUT" in os.environ:  # what comes back from a GPU host
+        for name in (f"page-{args.rung}.txt", f"rung-{args.rung}.tar.gz"):
+            shutil.copy(folder / name, os.environ["OUT"])
     print(f"\n{text}\nin {folder}: page-{args.rung}.txt, rung-{args.rung}.tar.gz")
     return 0 if all(state.get(name, {}).get("state") == "done" for name in chosen) else 1
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import turns
+from benchmarks import arms, turns
 from peagle_tools.train.lines import add_line
 
 
@@ -14,6 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    arms.note_kernels()
     turns.share()
     config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
 

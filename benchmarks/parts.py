@@ -98,7 +98,8 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
     """One try of a part in a process of its own, for at most ``left`` seconds."""
     out, log = folder / f"{part.label}.{tries}", folder / f"{part.label}.{tries}.log"
     command = [sys.executable, "-m", *(word.replace("OUT.", f"{out.resolve()}.") for word in part.command)]
-    env = arms.environment(part.env) | {"VLLM_LOGGING_LEVEL": "INFO", turns.FILE: f"{folder / 'turns'}"}
+    env = {"VLLM_LOGGING_LEVEL": "INFO", turns.FILE: f"{folder / 'turns'}", arms.COMPILED: f"{out.resolve()}.compiled"}
+    env = arms.environment(env | part.env)
     process = processes.start(command, cwd=arms.ROOT, env=env, log=log)
     try:
         code = process.wait(min(part.limit, left))

@@ -9,7 +9,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -161,18 +161,19 @@ class Engine:
             counts[0] += max(0, len(output.token_ids) - 1 - accepted - sum(counts))
         return counts
 
-    def acceptance(self, first: dict[str, list[str]], prompts: int | None = None, **sampling: Any) -> dict[str, Any]:
+    def acceptance(
+        self, first: dict[str, list[str]], prompts: int | None = None, **sampling: Any
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Acceptance on all prompts, or some of each set.
 
         Args:
             first: by set, the answers to first turns that second turns follow; none: this arm's own.
             sampling: of the requests, in place of ``MAX_TOKENS`` and greedy.
 
-        Returns:
-            By set, for each prompt, the ``counts`` of its turns added up, their tokens, and whether one ends in a
-            loop; ``first``: this arm's own answers that second turns followed.
+        Yields:
+            A set, and for each prompt of it the ``counts`` of its turns added up, their tokens, and whether one ends in
+            a loop; ``first``: this arm's own answers that second turns followed.
         """
-        sets = {}
         for name in SETS:
             turns, how = read_set(name, prompts), {"max_tokens": MAX_TOKENS[name], **sampling}
             answers, rounds = first.get(name, []), [self.answer([words[:1] for words in turns], **how)]
@@ -181,13 +182,13 @@ class Engine:
                 pairs = zip(turns, answers or own, strict=True)
                 rounds.append(self.answer([[begin, answer, end] for (begin, end), answer in pairs], **how))
             of_prompts = [*zip(*rounds, strict=True)]
-            sets[name] = {
+            cell = {
                 "counts": [np.sum([self.counts(o) for o in outputs], 0).tolist() for outputs in of_prompts],
                 "tokens": [sum(len(o.token_ids) for o in outputs) for outputs in of_prompts],
                 "loops": [any(ends_in_loop(list(o.token_ids)) for o in outputs) for outputs in of_prompts],
                 "first": own,
             }
-        return sets
+            yield name, cell
 
 
 def in_own_process(task: Callable[..., Any], arm: RealArm, *args: Any, **more: Any) -> Any:
@@ -289,7 +290,7 @@ def acceptance(arm: RealArm, first: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _measured(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
-    return {"drafter": engine.drafter, "sets": engine.acceptance(first)}
+    return {"drafter": engine.drafter, "sets": dict(engine.acceptance(first))}
 
 
 def main() -> None:

@@ -120,11 +120,10 @@ def run_arm(arm: str) -> Iterator[dict[str, Any]]:
 
 def acceptance(engine: Engine, **sampling: Any) -> Iterator[dict[str, Any]]:
     """A cell for each set."""
-    sets = engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling)
-    for name in SETS:
-        counts = np.asarray(sets[name]["counts"])
+    for name, answered in engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling):
+        counts = np.asarray(answered["counts"])
         cell = {"arm": engine.arm.label, "set": name, **sampling, **al_of(counts)}
-        yield cell | {"prompts": len(counts), "tokens": sum(sets[name]["tokens"])}
+        yield cell | {"prompts": len(counts), "tokens": sum(answered["tokens"])}
 
 
 def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:

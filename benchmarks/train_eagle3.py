@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from speculators.train import cli
 from speculators.train.config import TrainConfig
 
+from benchmarks.train_gpu import newest
 from peagle_tools.train import cpu
 from peagle_tools.train.lines import add_line
 from peagle_tools.train.peagle_yaml import Config
@@ -64,11 +65,13 @@ def train_eagle3(config: Config) -> Path:
         "speculator_type": "eagle3",
         "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,
         "max_steps": steps,
-        "checkpoint_freq": 0.05,  # of an epoch
+        "checkpoint_freq": 0.5,  # of an epoch
         "train_data_ratio": (rows - held_out + 0.5) / rows,
         "max_anchors": config.step.tokens,
         "ttt_steps": config.head.depths,
     }
+    if torch.accelerator.is_available():
+        flat["draft_attn_impl"] = "simple_flex_attention"  # the other masks are as large as a step squared
     if weights:
         for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files
             file = config.run / f"{name}.npy"
@@ -84,11 +87,6 @@ def train_eagle3(config: Config) -> Path:
     finally:
         logger.removeHandler(handler)
     return newest(config.run)
-
-
-def newest(run: Path) -> Path:
-    """The folder of a run's newest head."""
-    return max((run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name))
 
 
 def _note_step(file: Path, record: LogRecord) -> None:

@@ -1,12 +1,13 @@
 """``peagle-vllm train`` within a time: parts of ``benchmarks.gpu_day``.
 
-The target writes prompts and answers them until their share of the time is over, hidden states go to memory, and the
-head is trained for as many steps as the rest holds by the speed of its first ones, so that its rate ends at 0. Called
-again, it continues. Without a GPU: tiny models.
+The target writes prompts and answers them, each until its share of the time is over; hidden states go to memory; a head
+is trained for as many steps as its share holds by the speed of the first ones, so that its rate ends at 0. Each part
+continues what an earlier call, or an earlier part, has left in the folder of the run. Without a GPU: tiny models.
 """
 
 import io
 import itertools
+import json
 import lzma
 import os
 import shutil
@@ -21,23 +22,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arms, real_gpu
-from benchmarks.arms import HAS_GPU, SLOWER
+from benchmarks.arms import HAS_GPU
 from benchmarks.real import PROMPTS, SETS, TARGET, Engine
+from peagle_tools.shared.errors import TryAgain
 from peagle_tools.train import serve
 from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.pipeline import STEPS, do
 
-# In seconds: of all, of the target's prompts, of its answers, and what is left for the check behind the training.
-SECONDS, PROMPTS_SECONDS, ANSWERS_SECONDS, CHECK_SECONDS = (
-    (420 * SLOWER, 45, 140, 70 * SLOWER) if HAS_GPU else (600, 300, 300, 600)
-)
-FIRST_STEPS = 30 if HAS_GPU else 2  # whose speed says how many there are
-FEWEST_STEPS, MEASURED = (12, 6) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
+# Shares of the time, in seconds: the target's prompts, its answers, the steps of a head.
+PROMPTS_SECONDS, ANSWERS_SECONDS, STEPS_SECONDS = (25, 70, 150) if HAS_GPU else (300, 300, 0)
+FIRST_STEPS = 60 if HAS_GPU else 2  # of the last third of these the speed says how many there are
+FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
+MOST_TOKENS = 24e6  # of answers that a head sees: 20 million are the goal, and two heads compare on equal data
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
-ANSWERS = arms.ROOT / ".cache/answers.jsonl.xz"
+# Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
+ANSWERS = arms.ROOT / f".cache/{'answers' if HAS_GPU else 'tiny-answers'}.jsonl.xz"
 EAGLE3 = "eagle3"  # folder of that head in a run's
+MEMORY = Path("/dev/shm")  # small in some containers
+HAS_MEMORY = HAS_GPU and shutil.disk_usage(MEMORY).total >= 48 << 30
+# What starts without compiling.
+ENGINE = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if HAS_GPU else {}
 SETTINGS: dict[str, Any] = (
     {
         "target": str(TARGET),
@@ -50,12 +56,7 @@ SETTINGS: dict[str, Any] = (
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
         "step": {"tokens": 16384, "cod": [0.6, 0.15], "chunk_rows": 8192},
-        "engine": {
-            "max_model_len": 2048,
-            "max_num_seqs": 512,
-            "gpu_memory_utilization": 0.5,
-            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # starts without compiling
-        },
+        "engine": {"max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_utilization": 0.5, **ENGINE},
     }
     if HAS_GPU
     else {
@@ -71,10 +72,17 @@ SETTINGS: dict[str, Any] = (
         },
     }
 )
+# Without the fused loss, which tries dozens of compiled kernels first.
 SETTINGS |= {
     "selector": {"rank": 64},
     "optimizer": {"name": "muon", "lr": 1e-3, "steps": FIRST_STEPS},
-    "speculators": {"muon_lr": 0.01, "embed_requires_grad": False, "num_workers": 0, "log_freq": 1},
+    "speculators": {
+        "muon_lr": 0.01,
+        "embed_requires_grad": False,
+        "num_workers": 4 if HAS_MEMORY else 0,
+        "log_freq": 1,
+        "loss_implementation": "eager",
+    },
 }
 
 
@@ -96,69 +104,17 @@ class Stages(dict[str, dict[str, Any]]):
         return self[step]
 
 
-def train(place: str) -> Iterator[dict[str, Any]]:
-    """A P-EAGLE head: a cell for each step, and one for each time that acceptance was measured.
+def answers(place: str) -> Iterator[dict[str, Any]]:
+    """The target's own prompts and its answers, which come back: a cell for each step.
 
     Args:
-        place: a file where logs and answers go, too; the head goes in pieces to the folder $OUT, if there is one.
+        place: a file in whose folder logs, and what comes back, are kept; $OUT, if there is one, gets the latter.
     """
-    began, run, kept = time.monotonic(), run_folder(place), Path(place).parent
+    config, stages = begin(place)
     for module, _ in STEPS.values():
         import_module(f"peagle_tools.train.{module}")  # an alarm in an import would leave it half done
-    config, stages = begin(run)
-    if "answers" not in stages:
-        yield from write_answers(config, stages)
-    yield from prepare(config, stages)
-    yield from learn(config, stages, began, partial(do, "run"))
-    seen = config.step.tokens * stages["answers"]["share"]
-    for row in read_lines(run / "al.jsonl"):
-        if row["K"] == max(config.ks) and row["how"] == "replay":
-            yield {"tokens seen": round(row["step"] * seen), "K": row["K"], "AL, held out": row["al"]}
-    for name in ("log.jsonl", "al.jsonl"):
-        shutil.copy(run / name, kept / name)
-    (kept / ANSWERS.name).write_bytes(lzma.compress((run / "answers.jsonl").read_bytes(), preset=1))
-    keep_head(run / "checkpoints/best", Path(os.environ.get("OUT", kept)) / "head.tar")
     since = time.monotonic()
-    do("check", config)
-    yield stages.keep("check", since)
-
-
-def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
-    """An EAGLE-3 head from the same answers: those of ``train`` here, or what came back of it elsewhere in ANSWERS.
-
-    Args:
-        place: as in ``train``.
-    """
-    began, run, kept = time.monotonic(), run_folder(place), Path(place).parent
-    config, stages = begin(run)
-    if "answers" not in stages:
-        if not ANSWERS.exists():
-            raise SystemExit(f"{ANSWERS}: is not here; train P-EAGLE first, or put what it left there")
-        (run / "answers.jsonl").write_bytes(lzma.decompress(ANSWERS.read_bytes()))
-        yield stages.keep("answers", began, **num_tokens(run))
-    yield from prepare(config, stages)
-    from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
-
-    config = changed(config, folder=str(run / EAGLE3), **library.EAGLE3)
-    config.run.mkdir(exist_ok=True)
-    if not config.data_folder.exists():
-        config.data_folder.symlink_to(run / "data")
-    yield from learn(config, stages, began, library.train_eagle3, "EAGLE-3: ")
-    shutil.copy(config.run / "log.jsonl", kept / "log-eagle3.jsonl")
-    keep_head(library.newest(config.run), Path(os.environ.get("OUT", kept)) / "eagle3.tar")
-
-
-def begin(run: Path) -> tuple[Config, Stages]:
-    """Settings and finished steps of a run."""
-    run.mkdir(parents=True, exist_ok=True)
-    config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
-    return config, Stages(run / "stages.jsonl")
-
-
-def write_answers(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
-    """The target's own prompts and its answers, each until its share of the time is over."""
-    since = time.monotonic()
-    with serve.running(config, config.run / "logs/server.log") as (endpoint, _):
+    with serve.running(config, Path(place).with_name("server.log")) as (endpoint, _):
         yield stages.keep("server", since)
         since, asked = time.monotonic(), changed(config, data={"endpoint": endpoint})
         if not within(PROMPTS_SECONDS, "prompts", asked):
@@ -169,39 +125,132 @@ def write_answers(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
         if not within(ANSWERS_SECONDS, "answers", asked):
             keep_answered(config.run)
             do("answers", asked)
-        facts = num_tokens(config.run)
-        yield stages.keep("answers", since, rate=round(facts["tokens"] / (time.monotonic() - since)), **facts)
+    file = config.run / "answers.jsonl"
+    tokens = sum(sum(row["loss_mask"]) for row in read_lines(file))
+    yield stages.keep("answers", since, rate=round(tokens / (time.monotonic() - since)), tokens=tokens)
+    came_back(place).joinpath("answers.jsonl.xz").write_bytes(lzma.compress(file.read_bytes(), preset=1))
 
 
-def prepare(config: Config, stages: Stages) -> Iterator[dict[str, Any]]:
-    """Token ids and hidden states of the answers."""
-    for step in ("data", "states"):
-        if step not in stages:
-            since = time.monotonic()
-            do(step, config)
-            yield stages.keep(step, since)
+def states(place: str) -> Iterator[dict[str, Any]]:
+    """Token ids and hidden states of the answers, those of ``ANSWERS`` included: a cell for each step."""
+    config, stages = begin(place)
+    if "data" not in stages:
+        since = time.monotonic()
+        gather(config.run / "answers.jsonl")
+        do("data", config)
+        yield stages.keep("data", since, **tokens_of(config))
+    since = time.monotonic()
+    try:
+        do("states", config)
+    except TryAgain as error:
+        print(error, flush=True)
+        do("states", config)
+    finally:
+        keep_logs(config.run, place, "states")
+    yield stages.keep("states", since)
 
 
-def learn(
-    config: Config, stages: Stages, began: float, run: Callable[[Config], Any], name: str = ""
-) -> Iterator[dict[str, Any]]:
-    """Train for as many steps as the time since ``began`` leaves, by the speed of the first ones."""
+def train(place: str) -> Iterator[dict[str, Any]]:
+    """A P-EAGLE head, which comes back: cells of its steps, and one for each time that acceptance was measured."""
+    config, stages = begin(place, after="states")
+    try:
+        yield from learn(config, stages, partial(do, "run"))
+        for row in read_lines(config.run / "al.jsonl"):
+            if row["K"] == max(config.ks) and row["how"] == "replay":
+                seen = round(row["step"] * stages["data"]["a step"])
+                yield {"tokens seen": seen, "K": row["K"], "AL, held out": row["al"]}
+    finally:
+        keep_logs(config.run, place, "head")
+        keep_head(config.run / "checkpoints/best", came_back(place) / "head.tar")
+
+
+def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
+    """An EAGLE-3 head from the same documents, which comes back: cells of its steps."""
+    config, stages = begin(place, after="states")
+    from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
+
+    config = changed(config, folder=str(config.run / EAGLE3), **library.EAGLE3)
+    config.run.mkdir(exist_ok=True)
+    if not config.data_folder.exists():
+        config.data_folder.symlink_to(config.run.parent / "data")
+    try:
+        yield from learn(config, stages, library.train_eagle3, "EAGLE-3: ")
+    finally:
+        keep_logs(config.run, place, EAGLE3)
+        keep_head(newest(config.run), came_back(place) / f"{EAGLE3}.tar")
+
+
+def check(place: str) -> Iterator[dict[str, Any]]:
+    """Whether vLLM accepts what replay does of the P-EAGLE head's drafts."""
+    config, stages = begin(place, after="run")
+    since = time.monotonic()
+    do("check", config)
+    yield stages.keep("check", since)
+
+
+def acceptance(place: str, drafter: str, lookup: int = 0) -> Iterator[dict[str, Any]]:
+    """A trained head on the sets of ``benchmarks.real``: a cell for each.
+
+    Args:
+        drafter: of a label, without K.
+    """
+    begin(place, after="EAGLE-3: run" if drafter == "EAGLE-3" else "run")
+    yield from real_gpu.acceptance(Engine(trained(run_folder(place), drafter, lookup), **ENGINE))
+
+
+def trained(run: Path, drafter: str, lookup: int = 0) -> real_gpu.GpuArm:
+    """The arm of a head in the folder of a run."""
+    is_eagle3 = drafter == "EAGLE-3"
+    head = newest(run / EAGLE3) if is_eagle3 else run / "checkpoints/best"
+    return real_gpu.GpuArm(drafter, str(head), K, stock=is_eagle3, selector=not is_eagle3, lookup=lookup)
+
+
+def newest(run: Path) -> Path:
+    """The folder of the newest head that speculators' trainer has saved in a run."""
+    return max((run / "checkpoints").glob("[0-9]*"), key=lambda folder: int(folder.name), default=run / "none")
+
+
+def run_folder(place: str) -> Path:
+    """In memory on a GPU host that has enough."""
+    folder = (MEMORY if HAS_MEMORY else Path("/tmp")) / "peagle-train"
+    return folder if HAS_GPU else Path(place).with_name("run")
+
+
+def came_back(place: str) -> Path:
+    """The folder for what comes back from a GPU host."""
+    return Path(os.environ.get("OUT", Path(place).parent))
+
+
+def begin(place: str, after: str = "") -> tuple[Config, Stages]:
+    """Settings and finished steps of a run.
+
+    Raises:
+        SystemExit: the step ``after`` is not finished.
+    """
+    run = run_folder(place)
+    run.mkdir(parents=True, exist_ok=True)
+    config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
+    stages = Stages(run / "stages.jsonl")
+    if after and after not in stages:
+        raise SystemExit(f"{run}: the step {after!r} is not finished there; run its part first")
+    return config, stages
+
+
+def learn(config: Config, stages: Stages, run: Callable[[Config], Any], name: str = "") -> Iterator[dict[str, Any]]:
+    """Train for as many steps as their share of the time holds, by the speed of the first ones."""
     if f"{name}first steps" not in stages:
         since = time.monotonic()
         run(config)
-        rate = statistics.median(row["tokens/s"] for row in steps_of(config)[FIRST_STEPS // 2 :])
-        spent = time.monotonic() - since  # it starts once more
-        left = SECONDS - CHECK_SECONDS - (time.monotonic() - began) - spent
-        steps = max(FEWEST_STEPS, int(0.85 * left * rate / config.step.tokens))  # the rest is for measuring
+        rate = statistics.median(row["tokens/s"] for row in steps_of(config)[-max(1, FIRST_STEPS // 3) :])
+        steps = min(STEPS_SECONDS * rate / config.step.tokens, MOST_TOKENS / stages["data"]["a step"])
         shutil.rmtree(config.run / "checkpoints")
         for log in ("log.jsonl", "al.jsonl"):
             (config.run / log).unlink(missing_ok=True)
-        yield stages.keep(f"{name}first steps", since, rate=rate, steps=steps)
+        yield stages.keep(f"{name}first steps", since, rate=rate, steps=max(FEWEST_STEPS, int(steps)))
     steps, since = stages[f"{name}first steps"]["steps"], time.monotonic()
-    often = {"replay": -(-steps // MEASURED), "checkpoint": steps}
-    run(changed(config, optimizer={"steps": steps}, every=often))
+    run(changed(config, optimizer={"steps": steps}, every={"replay": -(-steps // MEASURED), "checkpoint": steps}))
     rows = steps_of(config)
-    facts = {"tokens": round(steps * config.step.tokens * stages["answers"]["share"]), "steps": steps}
+    facts = {"tokens": round(steps * stages["data"]["a step"]), "steps": steps}
     facts |= {"rate": round(statistics.median(row["tokens/s"] for row in rows)), "loss": rows[-1]["loss"]}
     yield stages.keep(f"{name}run", since, **facts, **{"peak GB": rows[-1]["peak_gb"]})
 
@@ -228,14 +277,15 @@ def within(seconds: float, step: str, config: Config) -> bool:
     def ring(*_: Any) -> None:
         raise TimeOverError
 
-    signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         do(step, config)
-    except TimeOverError:
+    except (TimeOverError, TryAgain):
         return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     return True
 
 
@@ -251,41 +301,44 @@ def keep_answered(run: Path) -> None:
     write_lines(run / "prompts.jsonl", [row for row in read_lines(run / "prompts.jsonl") if row["id"] in answered])
 
 
-def num_tokens(run: Path) -> dict[str, Any]:
-    """Of all answers, and what share of their documents that is."""
-    counts = [(len(row["input_ids"]), sum(row["loss_mask"])) for row in read_lines(run / "answers.jsonl")]
-    tokens, learned = (sum(column) for column in zip(*counts, strict=True))
-    return {"tokens": learned, "share": learned / tokens}
+def gather(file: Path) -> None:
+    """Add the rows of ``ANSWERS`` to answers.jsonl.
+
+    Raises:
+        SystemExit: there is no answer.
+    """
+    rows = {row["id"]: row for row in read_lines(file, must_exist=False)}
+    text = lzma.decompress(ANSWERS.read_bytes()).decode() if ANSWERS.exists() else ""
+    rows |= {row["id"]: row for row in map(json.loads, text.splitlines())}
+    if not rows:
+        raise SystemExit(f"{ANSWERS}: is not here, and the target has written no answers; run the part 'answers'")
+    write_lines(file, rows.values())
+
+
+def tokens_of(config: Config) -> dict[str, Any]:
+    """Tokens of the answers that are learned from, and how many of them a step has in the mean."""
+    from datasets import load_from_disk
+    from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
+
+    rows = load_from_disk(str(config.data_folder)).with_format(None)
+    rows = rows.select(range(len(rows) - config.data.held_out))
+    packed = MultipackDistributedBatchSamplerV2(config.step.tokens, rows["seq_len"], 1, 0)
+    tokens = sum(map(sum, rows["loss_mask"]))
+    return {"tokens": tokens, "a step": round(tokens / len(packed))}
+
+
+def keep_logs(run: Path, place: str, name: str) -> None:
+    """Copy the logs of a run to the folder of ``place``, as NAME-LOG."""
+    for log in (*run.glob("stages.jsonl"), *run.glob("*log.jsonl"), *run.glob("al.jsonl"), *run.glob("logs/*.log")):
+        shutil.copy(log, Path(place).with_name(f"{name}-{log.name}"))
 
 
 def keep_head(head: Path, to: Path) -> None:
-    """Write what vLLM reads of a head to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``."""
+    """Write what vLLM reads of a head, if it is there, to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "edge"):
             if (head / name).exists():
                 archive.add(head / name, f"head/{name}")
-    for number, at in enumerate(range(0, whole.tell(), PIECE)):
+    for number, at in enumerate(range(0, whole.tell() if head.exists() else 0, PIECE)):
         Path(f"{to}.{number}").write_bytes(whole.getbuffer()[at : at + PIECE])
-
-
-def run_folder(place: str) -> Path:
-    """In memory on a GPU host."""
-    return Path("/dev/shm/peagle-train") if HAS_GPU else Path(place).with_name("run")
-
-
-def acceptance(place: str, drafter: str, lookup: int = 0) -> Iterator[dict[str, Any]]:
-    """A trained head on the sets of ``benchmarks.real``: a cell for each.
-
-    Args:
-        drafter: of a label, without K.
-    """
-    yield from real_gpu.acceptance(Engine(trained(run_folder(place), drafter, lookup)))
-
-
-def trained(run: Path, drafter: str, lookup: int = 0) -> real_gpu.GpuArm:
-    """The arm of a head of a run."""
-    if is_eagle3 := drafter == "EAGLE-3":
-        from benchmarks.train_eagle3 import newest
-    head = (newest(run / EAGLE3) if is_eagle3 else run / "checkpoints/best").resolve()
-    return real_gpu.GpuArm(drafter, str(head), K, stock=is_eagle3, selector=not is_eagle3, lookup=lookup)

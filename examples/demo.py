@@ -20,7 +20,7 @@ TIMED_PROMPTS, TIMED_TOKENS = 4, 64  # of each set, and of an answer
 
 def measured(engine: Engine, first: dict[str, list[str]], prompts: int) -> tuple[dict[str, Any], dict[str, float]]:
     """Acceptance and tokens/s by set, in the process of the engine."""
-    return engine.acceptance(first, prompts), {name: tokens_per_second(engine, name) for name in SETS}
+    return dict(engine.acceptance(first, prompts)), {name: tokens_per_second(engine, name) for name in SETS}
 
 
 def tokens_per_second(engine: Engine, name: str) -> float:

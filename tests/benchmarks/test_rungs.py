@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import engine, gpu_day, real, real_gpu, rung1, rung2, rung3, rung4, train_gpu
 from benchmarks.arms import FILE, ROOT
-from benchmarks.page import from_log
+from benchmarks.page import from_log, kernels
 from benchmarks.parts import STATE, Part
 from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
@@ -59,43 +59,68 @@ def test_a_rehearsal_of_rung_2(tmp_path: Path) -> None:
 def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     """From prompts to a checked head, of which what vLLM reads comes back; then EAGLE-3, from the same answers."""
     page, archived = rehearse(3, rung3, tmp_path)
-    assert re.search(r"^MISSED: tokens of answers that the head has seen is \d", page, re.M)
+    assert re.search(r"^MISSED: tokens of answers that P-EAGLE has seen is \d", page, re.M)
     steps = ("server", "prompts", "answers", "data", "states", "first steps", "run", "check")
     steps += ("EAGLE-3: first steps", "EAGLE-3: run")
     assert all(len(re.findall(rf"^{step}  +\d+", page, re.M)) == 1 for step in steps)
-    assert {"answers.jsonl.xz", "log.jsonl", "al.jsonl", "head.tar.0", "log-eagle3.jsonl", "eagle3.tar.0"} <= archived
+    logs = {"server.log", "states-states.log", "head-log.jsonl", "head-al.jsonl", "eagle3-log.jsonl"}
+    assert logs | {"answers.jsonl.xz", "head.tar.0", "eagle3.tar.0"} <= archived
     with tarfile.open(tmp_path / "head.tar.0") as head:
         head.extractall(tmp_path, filter="data")
-    best = tmp_path / "run/checkpoints/best"
+    run = tmp_path / "run"
     for name in ("config.json", "model.safetensors", "edge/model.safetensors"):
-        assert (tmp_path / "head" / name).read_bytes() == (best / name).read_bytes()
-    arms = [train_gpu.trained(tmp_path / "run", drafter) for drafter in ("P-EAGLE", "EAGLE-3")]
+        assert (tmp_path / "head" / name).read_bytes() == (run / "checkpoints/best" / name).read_bytes()
+    arms = [train_gpu.trained(run, drafter) for drafter in ("P-EAGLE", "EAGLE-3")]
     assert ["parallel_drafting" in (arm.speculative_config() or {}) for arm in arms] == [True, False]
+    rates = [row["lr"]["AdamW"] for row in read_lines(run / "log.jsonl") if "lr" in row]
+    assert len(rates) == train_gpu.FEWEST_STEPS and rates[-1] < max(rates) / 2
 
 
-def test_training_goes_on(tmp_path: Path) -> None:
+def test_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a second call, with as many steps as the first one found room for."""
-    _, stages = train_gpu.begin(tmp_path)
-    stages.keep("answers", 0, share=0.5)
+    _, stages = train_gpu.begin(str(tmp_path / "x"))
+    stages.keep("data", 0, **{"a step": 50})
     stages.keep("first steps", 0, steps=20)
-    add_line(tmp_path / "log.jsonl", {"tokens/s": 3, "loss": 2, "peak_gb": 1})
-    (config, stages), ran = train_gpu.begin(tmp_path), list[Config]()
-    (cell,) = train_gpu.learn(config, stages, 0, ran.append)
+    (tmp_path / "run/log.jsonl").write_text('{"tokens/s": 3, "loss": 2, "peak_gb": 1}\n')
+    (config, stages), ran = train_gpu.begin(str(tmp_path / "x"), after="data"), list[Config]()
+    (cell,) = train_gpu.learn(config, stages, ran.append)
     assert [config.optimizer.steps for config in ran] == [20]
-    assert cell["step"] == "run" and cell["tokens"] == 20 * config.step.tokens / 2
+    assert cell["step"] == "run" and cell["tokens"] == 20 * 50
 
 
-def test_eagle3_learns_from_the_answers_of_another_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them it says where they should be; with them they are the first step."""
+def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number follows from the speed of the last of the first steps."""
+    config, stages = train_gpu.begin(str(tmp_path / "x"))
+    stages.keep("data", 0, **{"a step": 100})
+
+    def run(_: Config) -> None:
+        (config.run / "checkpoints").mkdir(exist_ok=True)
+        write_lines(config.run / "log.jsonl", [{"tokens/s": speed} for speed in (1, 5 * config.step.tokens)])
+
+    monkeypatch.setattr(train_gpu, "STEPS_SECONDS", 10)
+    for most, steps in ((1e6, 50), (3000, 30), (0, train_gpu.FEWEST_STEPS)):
+        monkeypatch.setattr(train_gpu, "MOST_TOKENS", most)
+        assert next(train_gpu.learn(config, stages, run))["steps"] == steps
+        del stages["first steps"]
+
+
+def test_answers_of_another_lease_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several files of them may be joined; without any, and without answers here, it says where they should be."""
     monkeypatch.setattr(train_gpu, "ANSWERS", tmp_path / "answers.jsonl.xz")
-    with pytest.raises(SystemExit, match=r"answers\.jsonl\.xz: is not here; train P-EAGLE first"):
-        next(train_gpu.train_eagle3(str(tmp_path / "x")))
-    rows = [{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}, {"input_ids": [5], "loss_mask": [0]}]
-    write_lines(tmp_path / "answers.jsonl", rows)
-    train_gpu.ANSWERS.write_bytes(lzma.compress((tmp_path / "answers.jsonl").read_bytes()))
-    cell = next(train_gpu.train_eagle3(str(tmp_path / "x")))
-    assert (cell["step"], cell["tokens"], cell["share"]) == ("answers", 3, 0.6)
-    assert [*read_lines(tmp_path / "run/answers.jsonl")] == rows
+    with pytest.raises(SystemExit, match=r"answers\.jsonl\.xz: is not here.*run the part 'answers'"):
+        next(train_gpu.states(str(tmp_path / "x")))
+    rows = [{"id": name, "input_ids": [1, 2], "loss_mask": [0, 1]} for name in "abc"]
+    pieces = [lzma.compress((json.dumps(row) + "\n").encode()) for row in rows[1:]]
+    train_gpu.ANSWERS.write_bytes(b"".join(pieces))
+    write_lines(tmp_path / "answers.jsonl", rows[:2])
+    train_gpu.gather(tmp_path / "answers.jsonl")
+    assert [*read_lines(tmp_path / "answers.jsonl")] == rows
+
+
+def test_a_part_says_which_step_it_needs(tmp_path: Path) -> None:
+    for part, step in ((train_gpu.train, "states"), (train_gpu.train_eagle3, "states"), (train_gpu.check, "run")):
+        with pytest.raises(SystemExit, match=f"the step '{step}' is not finished there; run its part first"):
+            next(part(str(tmp_path / "x")))
 
 
 def test_a_rehearsal_of_rung_4(tmp_path: Path) -> None:
@@ -206,6 +231,7 @@ print(json.dumps({
     "real": {name: arm.speculative_config() for name, arm in real_gpu.ARMS.items()},
     "stages": real_gpu.START_SECONDS + real_gpu.TIMED_SECONDS,
     "optimizer": to_options(config).optimizer.optimizer,
+    "answers": str(train_gpu.ANSWERS),
     "graphs": [real_gpu.ARMS[name].engine["max_cudagraph_capture_size"] for name in real_gpu.WITH_GRAPHS],
     "long": long,
     "dummy": {name: engine.dummy_pair(arm, [1, 64], folder / name) for name, arm in engine.ARMS.items()},
@@ -299,11 +325,17 @@ def test_what_rung_2_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:
 
 
 def test_what_rung_3_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:
-    """Settings that `train` takes, and parts that fit 600 seconds of a GPU host."""
+    """Settings that `train` takes, and parts that fit two calls of a GPU host; EAGLE-3 drafts without the plugin."""
     groups = on_gpu["groups"]["3"]
-    assert on_gpu["optimizer"] == "muon"
-    assert [[*map(kind, group)] for group in groups] == [["train"], ["acceptance"] * 2, ["train"], ["acceptance"]]
-    assert sum(group[0]["limit"] for group in groups[:2]) <= 600 - gpu_day.RESERVE
+    assert on_gpu["optimizer"] == "muon" and on_gpu["answers"].endswith(".cache/answers.jsonl.xz")
+    assert [[*map(kind, group)] for group in groups] == [
+        *(["answers"], ["states"], ["train"], ["acceptance", "acceptance", "check"]),
+        *(["train"], ["acceptance"]),
+    ]
+    limits = [group[0]["limit"] for group in groups]
+    assert limits[0] + limits[1] + limits[2] / 2 <= 600 - gpu_day.RESERVE  # training begins in the first call
+    env = {part["name"]: part["env"] for part in itertools.chain(*groups)}
+    assert ["PEAGLE_VLLM_DISABLE" in env[f"acceptance {name} K=7"] for name in ("P-EAGLE", "EAGLE-3")] == [False, True]
 
 
 def test_what_rung_4_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:

@@ -102,7 +102,12 @@ def cannot_run(error: Exception) -> ToolError:
 
 
 def measure(
-    pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int, loop: dict[str, int] | None = None
+    pair: Pair,
+    prompts: list[list[int]],
+    num_k: int,
+    max_tokens: int,
+    loop: dict[str, int] | None = None,
+    group_size: int = GROUP,
 ) -> list[Acceptance]:
     """Acceptance of each group of prompts, from vLLM's own counters; ``loop``: the repetition that ends an answer."""
     from vllm import SamplingParams
@@ -111,9 +116,9 @@ def measure(
     until = RepetitionDetectionParams(**loop) if loop else None
     greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until), []
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
-        for at in range(0, len(prompts), GROUP):
+        for at in range(0, len(prompts), group_size):
             before = read_engine(llm)
-            group = [{"prompt_token_ids": ids} for ids in prompts[at : at + GROUP]]
+            group = [{"prompt_token_ids": ids} for ids in prompts[at : at + group_size]]
             llm.generate(group, greedy, use_tqdm=False)
             seen.append(read_engine(llm).since(before))
     return seen

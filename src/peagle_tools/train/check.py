@@ -37,10 +37,8 @@ def check(config: Config) -> str:
     held_out = rows.select(range(len(rows))[-config.data.held_out :])
     prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in held_out]
     pair = engines.Pair(config.target, str(head.resolve()), {"dtype": config.target_dtype, **config.engine})
-    measured = {
-        k: sum_of(engines.in_process(engines.measure, pair, prompts, k, config.data.max_tokens, LOOP))
-        for k in config.ks
-    }
+    how = (config.data.max_tokens, LOOP, len(prompts))  # all prompts at once
+    measured = {k: sum_of(engines.in_process(engines.measure, pair, prompts, k, *how)) for k in config.ks}
     note_al(file, step, "vllm", measured)
     lengths = {k: acceptance.length for k, acceptance in measured.items()}
     both = "; ".join(f"K = {k}: AL {al:.3f} in vLLM, {replayed[k]:.3f} by replay" for k, al in lengths.items())
